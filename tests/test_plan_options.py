@@ -22,7 +22,9 @@ from homenode.plan.layout import (
     ThreadPolicy,
 )
 from homenode.plan.options import PlanOptions, layout_for, request_for
+from homenode.plan.planner import plan
 from homenode.plan.request import CellRequest, EmulatorPolicy
+from homenode.sources import load_host
 from homenode.units import GIB, MIB
 from tests.small_hosts import even_host, pinned_domain
 
@@ -253,3 +255,21 @@ def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:
     assert host_reserve_of(None) == (None, None)
     with pytest.raises(UsageError, match="expected cores=N or memory=SIZE"):
         host_reserve_of("")
+
+
+@pytest.mark.parametrize("node", [None, 1])
+def test_runners_up_of_explicit_cells_lie_where_the_cells_may(node: int | None) -> None:
+    host = load_host("hgx-h100")
+    number = 2 if node is None else 1
+    cells = tuple(
+        CellRequest(8 // number, 16 * GIB // number, None if node is None else NodeIndex(node))
+        for _ in range(number)
+    )
+    options = PlanOptions(layout="pin-numa-pci", gpu_count=2, explicit_cells=cells)
+    made = plan(host, request_for(guest(), options, host))
+    best = [term.value for term in made.cost]
+    assert made.runners_up
+    for one in made.runners_up:
+        assert [term.value for term in one.cost] > best
+        assert node is None or one.nodes == (node,)
+        assert len(one.nodes) == number

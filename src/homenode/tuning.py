@@ -20,6 +20,7 @@ from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
+from homenode.plan.guest import Guest
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
@@ -55,8 +56,21 @@ def tune(
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    request = request_for(guest, options, host)
-    made = plan(host, request)
+    made = plan(host, request_for(guest, options, host))
+    return _on_host(before, source, guest, made, host, notes)
+
+
+def tune_as_planned(
+    original: bytes, source: str, made: Plan, host: Host, *, copy_name: str | None = None
+) -> Tuning:
+    """The same for a plan that was made of this document on this host. Raises as tune does."""
+    before, notes = _given(original, source, copy_name)
+    return _on_host(before, source, guest_of(open_domain(before, source)), made, host, notes)
+
+
+def _on_host(
+    before: bytes, source: str, guest: Guest, made: Plan, host: Host, notes: tuple[str, ...]
+) -> Tuning:
     limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
     refuse_older(
         made,

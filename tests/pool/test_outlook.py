@@ -10,12 +10,14 @@ from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
 from homenode.plan.request import CellRequest, EmulatorPolicy
+from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_plan
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours, share_of
+from homenode.pool.model import passable_gpus
 from homenode.pool.outlook import outlook
 from homenode.pool.state import Planner
-from homenode.topology import Host
+from homenode.topology import Host, PagePool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
 
@@ -58,6 +60,57 @@ def test_hosts_that_are_alike_are_planned_once() -> None:
     assert (len(pool.shapes), found.states) == (1, 1)
     assert asked == alone.asked
     assert len({one.fits for one in found.hosts}) == 1
+
+
+def test_states_that_differ_in_which_of_like_gpus_and_nodes_are_in_use_have_one_form() -> None:
+    host = shipped("hgx-h100")
+    vm = with_vm(host, default_flavours()[0], "vm").domains[0]
+    gpus = [gpu.bdf for gpu in passable_gpus(host)]
+    pool = pool_of(
+        [
+            (f"h{i}", replace(host, domains=(replace(vm, devices=(gpu,)),)))
+            for i, gpu in enumerate(gpus[:4])
+        ]
+    )
+    planner = Planner(pool)
+    states = [planner.state(one) for one in pool.hosts]
+    assert len(set(states)) == 4
+    assert len({planner.canonical(state) for state in states}) == 1
+    assert planner.canonical(planner.canonical(states[0])) == planner.canonical(states[0])
+
+
+@pytest.mark.parametrize("name", ["hgx-h100", "epyc-nps4-gpu-nic", "small-2n8c-2gpu"])
+def test_the_canonical_form_of_a_state_gives_the_cost_that_the_state_itself_gives(
+    name: str,
+) -> None:
+    pool = pool_of([(f"h{i}", filled(shipped(name), i, 5)) for i in range(3)])
+    planner = Planner(pool)
+    for one in pool.hosts:
+        state = planner.state(one)
+        for flavour in default_flavours()[:2]:
+            form, exact = planner.step(state, flavour), planner.exact_step(state, flavour)
+            assert (form is None) == (exact is None)
+            if form is not None and exact is not None:
+                terms = [
+                    [term for term in step.placement.cost if term.name not in INDICES]
+                    for step in (form, exact)
+                ]
+                assert terms[0] == terms[1]
+                assert planner.canonical(form.after) == planner.canonical(exact.after)
+
+
+def test_huge_pages_that_are_reserved_limit_what_fits() -> None:
+    host = shipped("hgx-h100")
+    nodes = tuple(
+        replace(node, page_pools=(PagePool(GIB, 500, 500 if node.index else 200),))
+        for node in host.nodes
+    )
+    host = replace(host, nodes=nodes)
+    flavour = Flavour("huge", 1, 8, 100 * GIB, page_bytes=GIB)
+    found = outlook(pool_of([("a", host)]), [flavour])
+    fit = found.hosts[0].fits[0]
+    assert fit.local + fit.degraded == _one_at_a_time(host, flavour)
+    assert fit.local >= 6
 
 
 def test_free_memory_that_decides_nothing_is_not_asked_for_twice() -> None:

@@ -7,8 +7,10 @@ from itertools import product
 
 import pytest
 
+from homenode.domain.read import read_guest
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
@@ -16,8 +18,10 @@ from homenode.pool.division import PackRequest, Rules
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.pack import ALLOWED, PackedVm, Packing, pack, parse_requests
+from homenode.pool.packing import tuned_documents
 from homenode.pool.sources import load_pool
 from homenode.topology import Host
+from homenode.tuning import tune
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, pus_used, shipped
 
@@ -224,6 +228,29 @@ def test_requests_are_read_with_their_rules_and_refused_by_key() -> None:
     ):  # fmt: skip
         with pytest.raises(InputError):
             parse_requests(broken, "v.toml")
+
+
+def test_vms_of_documents_are_tuned_for_the_hosts_that_they_are_packed_on() -> None:
+    document = (
+        b"<domain type='kvm'><name>one</name><memory unit='GiB'>64</memory><vcpu>12</vcpu><os>"
+        b"<type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>"
+        b"<cpu mode='host-passthrough'/><devices/></domain>"
+    )
+    text = 'format = 1\n[[vm]]\nname = "%s"\ndocument = "a.xml"\ngpus = 1\n'
+    pool = load_pool(["hgx-h100*1"])
+    for name in ("one", "two"):
+        requests = parse_requests(text % name, "v.toml", lambda _: document)
+        found = pack(pool, requests, seconds=5)
+        tuning = tuned_documents(found, pool)[name]
+        guest = read_guest(tuning.document, name)
+        (packed,) = found.vms
+        assert (guest.name, guest.vcpus, guest.memory_bytes) == (name, 12, 64 * GIB)
+        assert {one.source for one in guest.hostdevs} == {d.bdf for d in packed.plan.devices}
+        options = PlanOptions(layout="pin-numa-pci", gpu_count=1)
+        alone = tune(tuning.original, "a.xml", options, pool.host(pool.hosts[0]))
+        assert alone.document == tuning.document
+    with pytest.raises(InputError):
+        parse_requests(text % "one", "v.toml", lambda _: b"<domain/>")
 
 
 @pytest.mark.lab

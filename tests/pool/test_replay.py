@@ -10,7 +10,7 @@ from homenode.errors import InputError, UsageError
 from homenode.pool.flavour import default_flavours
 from homenode.pool.replay.bound import most_accepted, most_allocated
 from homenode.pool.replay.cells import CellPolicy, replay_cells
-from homenode.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
+from homenode.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
 from homenode.pool.replay.simulation import chosen_policies, figure, simulate_hosts
 from homenode.pool.replay.tasks import Cluster, TaskPolicy, arrivals, replay_tasks
 from homenode.pool.replay.trace import (
@@ -181,6 +181,19 @@ def test_hosts_take_arrivals_until_they_are_full_and_again_after_departures() ->
     assert ours.degraded == 0
     assert all(run.refused >= 0 and 0 < run.allocated < 1 for run in runs.values())
     assert ours.refused <= runs[HostPolicy.NOVA].refused
+
+
+def test_a_solver_that_moves_all_vms_refuses_only_what_no_packing_holds() -> None:
+    pool = load_pool(["hgx-h100*1"])
+    flavours = default_flavours()
+    # Two halves of which each has one GPU in use: by moving one VM four GPUs fit together.
+    repacking = Repacking(pool, flavours, Planner(pool))
+    assert repacking.fits((2, 1, 1, 0))
+    assert not repacking.fits((1, 0, 0, 1))
+    assert not repacking.fits((9, 0, 0, 0))
+    load = drawn_load(flavours, (1, 1, 1, 1), 8, load=1.5, count=30, seed=1)
+    run = replay_hosts(pool, flavours, (1, 1, 1, 1), load, HostPolicy.REPACKED)
+    assert 0 < run.refused < run.arrived
 
 
 def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:

@@ -26,6 +26,7 @@ from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.sources import Progress, load_pool
+from homenode.wording import plural
 
 if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
@@ -430,19 +431,31 @@ def pack(
 ) -> None:
     from homenode.pool.pack import pack as pack_vms
     from homenode.pool.pack import parse_requests
-    from homenode.pool.packing import encode_packing, packing_text, write_packing
+    from homenode.pool.packing import (
+        encode_packing,
+        packing_text,
+        tuned_documents,
+        write_packing,
+    )
+
+    def read_document(name: str) -> bytes:
+        return read_file(requests.parent / name, "a domain document")
 
     text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
-    wanted = parse_requests(text, str(requests))
+    wanted = parse_requests(text, str(requests), read_document)
     pool = read_the_pool(sources)
     note_failures(pool)
     packing = pack_vms(pool, wanted, seconds=seconds)
-    write_packing(output, packing)
+    tuned = tuned_documents(packing, pool)
+    write_packing(output, packing, tuned)
+    for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
+        note(text)
     if as_json:
         print_json(encode_packing(packing))
     else:
         console().print(packing_text(packing), highlight=False)
-        note(f"wrote {output}: {len(packing.vms)} plans and packing.json")
+        documents = f", {plural(len(tuned), 'document')}" if tuned else ""
+        note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
     if packing.unplaced:
         raise SystemExit(4)
 

@@ -31,12 +31,21 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestDocument:
+    """A domain document that VMs are tuned from. source: what to call it in messages."""
+
+    source: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class PackRequest:
-    """VMs alike. names: one each."""
+    """VMs alike. names: one each. document: None = plans only."""
 
     flavour: Flavour
     names: tuple[str, ...]
     rules: Rules = Rules()
+    document: RequestDocument | None = None
 
 
 @dataclass(frozen=True, slots=True)

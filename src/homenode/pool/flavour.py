@@ -142,12 +142,7 @@ def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) ->
     )
 
 
-_KEYS = set(
-    """
-    name gpus vcpus memory page_size gpu_model value layout count affinity anti_affinity
-    fault_domains share
-""".split()
-)
+_KEYS = ("name", "gpus", "vcpus", "memory", "page_size", "gpu_model", "value", "layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +189,12 @@ def parse_flavours(text: str, source: str) -> tuple[Flavour, ...]:
     return tuple(flavour_of(table) for table in tables_of(text, source, "flavour", _MOST_FLAVOURS))
 
 
-def tables_of(text: str, source: str, name: str, most: int) -> list[Table]:
-    """The tables [[name]] of a TOML file of format 1, and of keys that are known."""
+def tables_of(
+    text: str, source: str, name: str, most: int, more_keys: tuple[str, ...] = ()
+) -> list[Table]:
+    """The tables [[name]] of a TOML file of format 1. They may have the keys of a flavour, and
+    these."""
+    known = {*_KEYS, *more_keys}
     try:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -221,10 +220,10 @@ def tables_of(text: str, source: str, name: str, most: int) -> list[Table]:
         if not isinstance(values, dict):
             raise InputError(f"{source}: {where}: expected a table")
         table = Table(source, where, values)
-        strange = sorted(set(values) - _KEYS)
+        strange = sorted(set(values) - known)
         if strange:
             raise InputError(
-                f"{source}: {where}: expected some of {', '.join(sorted(_KEYS))}, found "
+                f"{source}: {where}: expected some of {', '.join(sorted(known))}, found "
                 f"{strange[0]!r}"
             )
         own = table.text("name")
@@ -235,14 +234,15 @@ def tables_of(text: str, source: str, name: str, most: int) -> list[Table]:
     return found
 
 
-def flavour_of(table: Table) -> Flavour:
-    """The flavour of one table."""
+def flavour_of(table: Table, guest: Guest | None = None) -> Flavour:
+    """The flavour of one table. guest: of the document that it names; its sizes are the VM's where
+    the table has none."""
     layout = table.text("layout") or DEFAULT_LAYOUT
     if layout not in PRESETS:
         raise table.refusal("layout", f"one of {', '.join(PRESETS)}")
     gpus = table.count("gpus") or 0
     vcpus, memory = table.count("vcpus", 1), table.size("memory")
-    if not gpus and (vcpus is None or not memory):
+    if guest is None and not gpus and (vcpus is None or not memory):
         raise table.refusal("vcpus", "vcpus and memory, since a VM without GPUs has no share")
     name = table.text("name")
     assert name is not None, "tables_of has looked"
@@ -258,4 +258,5 @@ def flavour_of(table: Table) -> Flavour:
         gpu_model=table.text("gpu_model"),
         value=table.count("value"),
         options=PlanOptions(layout=layout),
+        guest=guest,
     )

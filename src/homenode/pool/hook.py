@@ -139,10 +139,11 @@ class Hook:
 
 def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> RunningDomain:
     """A VM of the flavour as the ordinary planner puts it on a host. Raises Unplannable."""
-    real = with_certain_nodes(places.planner.real_host(places.host(host), flavour))
+    one = places.host(host)
+    real = with_certain_nodes(places.planner.real_host(one, flavour))
     request = flavour.request(real)
     request = replace(request, guest=replace(request.guest, name=vm))
-    placement = place(real, request)
+    placement = place(real, request, places.planner.inventory(one.shape), brief=True)
     return domain_of_placement(real, as_placed(request, placement), placement)
 
 

@@ -183,13 +183,18 @@ def stranded(
     left = planner.free_gpus(state)
     if not left or not with_gpus:
         return ()
-    for first in (None, *reversed(with_gpus)):
+    orders = [tuple(with_gpus), *((first, *with_gpus) for first in reversed(with_gpus))]
+    for order in orders:
+        run = planner.run(state, order, only_clean=True)
+        if run is not None and not run.free_gpus:
+            return ()
+    for order in orders:
         at = state
-        for flavour in with_gpus if first is None else (first, *with_gpus):
-            step = planner.step(at, flavour)
+        for flavour in order:
+            step = planner.exact_step(at, flavour)
             while step is not None and planner.is_clean(at, flavour, step):
                 at = step.after
-                step = planner.step(at, flavour)
+                step = planner.exact_step(at, flavour)
         free = planner.free_gpus(at)
         if len(free) < len(left):
             best, left = at, free

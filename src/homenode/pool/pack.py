@@ -6,10 +6,11 @@ the host's memory, goes where it accepts it, or stays out. The solver's bound ho
 on whole cores, so the gap between what was placed and the bound is stated, not hidden.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from homenode.domain.read import read_guest
 from homenode.errors import InputError
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.placement import Placement
@@ -23,12 +24,13 @@ from homenode.plan.stored import domain_of_plan
 from homenode.pool.division import (
     Model,
     PackRequest,
+    RequestDocument,
     Rules,
     division_model,
     forbid_together,
     grouped,
 )
-from homenode.pool.flavour import Table, flavour_of, tables_of
+from homenode.pool.flavour import flavour_of, tables_of
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
 from homenode.pool.solver import solve
@@ -41,12 +43,13 @@ ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
 
 @dataclass(frozen=True, slots=True)
 class PackedVm:
-    """A VM with its host and its plan."""
+    """A VM with its host and its plan. document: what it is tuned from; None = plans only."""
 
     name: str
     host: str
     value: int
     plan: Plan
+    document: RequestDocument | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +74,23 @@ class Packing:
         return 0.0 if self.bound <= 0 else max(0.0, 1 - self.value / self.bound)
 
 
-def parse_requests(text: str, source: str) -> tuple[PackRequest, ...]:
-    """The requests of a TOML file of [[vm]] tables. Raises InputError."""
+def _no_documents(source: str) -> bytes:
+    raise InputError(f"{source}: expected no document, since none can be read here")
+
+
+def parse_requests(
+    text: str, source: str, read_document: Callable[[str], bytes] = _no_documents
+) -> tuple[PackRequest, ...]:
+    """The requests of a TOML file of [[vm]] tables. read_document: the content of a document that
+    a table names. Raises InputError, and what read_document raises."""
     found: list[PackRequest] = []
     names: set[str] = set()
-    for table in tables_of(text, source, "vm", MOST_VMS):
-        flavour = flavour_of(table)
+    rules_of = ("affinity", "anti_affinity", "fault_domains")
+    for table in tables_of(text, source, "vm", MOST_VMS, ("count", "document", *rules_of)):
+        named = table.text("document")
+        document = None if named is None else RequestDocument(named, read_document(named))
+        guest = None if document is None else read_guest(document.content, document.source)
+        flavour = flavour_of(table, guest)
         count = table.count("count", 1) or 1
         own = (
             (flavour.name,)
@@ -88,15 +102,9 @@ def parse_requests(text: str, source: str) -> tuple[PackRequest, ...]:
         names |= set(own)
         if len(names) > MOST_VMS:
             raise InputError(f"{source}: expected at most {MOST_VMS} VMs, found more")
-        rules = Rules(
-            *(_group(table, key) for key in ("affinity", "anti_affinity", "fault_domains"))
-        )
-        found.append(PackRequest(flavour, own, rules))
+        rules = Rules(*map(table.text, rules_of))
+        found.append(PackRequest(flavour, own, rules, document))
     return tuple(found)
-
-
-def _group(table: Table, key: str) -> str | None:
-    return table.text(key)
 
 
 MOST_ROUNDS = 12
@@ -300,7 +308,9 @@ class _Realised:
         request = self.kinds[t][0]
         self.left[t].remove(plan.domain_name)
         self.places.add(name, domain_of_plan(plan))
-        self.vms.append(PackedVm(plan.domain_name, name, request.flavour.worth, plan))
+        self.vms.append(
+            PackedVm(plan.domain_name, name, request.flavour.worth, plan, request.document)
+        )
         for kind in ("affinity", "anti_affinity", "fault_domains"):
             group = getattr(request.rules, kind)
             if group is not None:

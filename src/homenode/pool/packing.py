@@ -1,14 +1,19 @@
 """Packing on disk and in words: a plan for each VM, and what they come to. [I/O]"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.domain.read import read_guest
+from homenode.domain.restore import write_tuned
 from homenode.durable import replace_file
 from homenode.errors import HostError, InputError
 from homenode.formats import encode
 from homenode.plan.stored import encode_plan
+from homenode.pool.model import Pool
 from homenode.pool.pack import Packing
+from homenode.tuning import Tuning, tune_as_planned
 from homenode.wording import plural
 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,200}", re.ASCII)
@@ -62,9 +67,22 @@ def encode_packing(packing: Packing) -> str:
     )
 
 
-def write_packing(folder: Path, packing: Packing) -> None:
-    """NAME.json for each VM, and packing.json. Raises InputError for names that are no file's,
-    HostError where the folder cannot be written."""
+def tuned_documents(packing: Packing, pool: Pool) -> dict[str, Tuning]:
+    """The tuned document of each VM that has one, by name. Raises what tuning raises."""
+    host_of = {host.name: host for host in pool.hosts}
+    found = {}
+    for vm in packing.vms:
+        if vm.document is not None:
+            source, content = vm.document.source, vm.document.content
+            copy = None if read_guest(content, source).name == vm.name else vm.name
+            host = pool.host(host_of[vm.host])
+            found[vm.name] = tune_as_planned(content, source, vm.plan, host, copy_name=copy)
+    return found
+
+
+def write_packing(folder: Path, packing: Packing, tuned: Mapping[str, Tuning]) -> None:
+    """NAME.json for each VM, NAME.xml where it has a document, and packing.json. Raises InputError
+    for names that are no file's, HostError where the folder cannot be written."""
     for vm in packing.vms:
         if not _FILE.fullmatch(vm.name) or vm.name == "packing":
             raise InputError(f"VM {vm.name!r}: expected a name that can be a file's")
@@ -72,6 +90,8 @@ def write_packing(folder: Path, packing: Packing) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for vm in packing.vms:
             replace_file(folder / f"{vm.name}.json", encode_plan(vm.plan).encode(), synced=False)
+        for name, tuning in tuned.items():
+            write_tuned(folder / f"{name}.xml", tuning.original, tuning.document)
         replace_file(folder / "packing.json", encode_packing(packing).encode(), synced=False)
     except OSError as error:
         raise HostError(f"{folder}: expected to write there, found: {error.strerror}") from None

@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
@@ -28,16 +28,21 @@ class LostFits:
 
 @dataclass(frozen=True, slots=True)
 class RankedPlace:
-    """A host that takes the VM. lost: what the choice costs the pool, largest flavour first."""
+    """A host that takes the VM. step: up to parts of the machine that stand for each other. lost:
+    what the choice costs the pool, largest flavour first."""
 
     host: PoolHost
+    flavour: Flavour
     state: HostState
     step: Step
     lost: tuple[LostFits, ...]
+    planner: Planner = field(repr=False, compare=False)
 
     @property
     def placement(self) -> Placement:
-        return self.step.placement
+        """The nodes and GPUs that the planner chooses on this very host."""
+        step = self.planner.exact_step(self.state, self.flavour)
+        return (step or self.step).placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +148,8 @@ class PoolPlaces:
 
         Order: what gives way, then the policy's order of concerns (docs/decisions/0010) up to the
         GPU sets that the host loses; before these, the VMs that the pool can no longer take with
-        full locality, largest flavour first; then the rest, and at last the order of the hosts.
+        full locality, largest flavour first; then, of a VM with GPUs, those left free on the host,
+        fewest first; then the rest, and at last the order of the hosts.
         """
         own = {} if vm is None else dict.fromkeys(self.hosts_of(vm))
         groups: list[tuple[HostState, list[str]]] = [
@@ -162,7 +168,8 @@ class PoolPlaces:
             step = self.planner.step(state, own_flavour)
             if step is None:
                 continue
-            candidate = _Candidate(self, state, step, sorted(names, key=self._order.__getitem__))
+            names.sort(key=self._order.__getitem__)
+            candidate = _Candidate(self, own_flavour, state, step, names)
             first = self._order[candidate.names[0]]
             heapq.heappush(queue, (candidate.key(), first, candidate))
         while queue:
@@ -173,7 +180,12 @@ class PoolPlaces:
                 continue
             for name in candidate.names:
                 yield RankedPlace(
-                    self._hosts[name], candidate.state, candidate.step, candidate.lost()
+                    self._hosts[name],
+                    candidate.flavour,
+                    candidate.state,
+                    candidate.step,
+                    candidate.lost(),
+                    self.planner,
                 )
 
     def refusals(
@@ -210,10 +222,18 @@ class PoolPlaces:
 class _Candidate:
     """A group of hosts of one state; its key grows as far as the comparison needs it."""
 
-    __slots__ = ("_key", "_lost", "_rest", "names", "places", "state", "step")
+    __slots__ = ("_key", "_lost", "_rest", "flavour", "names", "places", "state", "step")
 
-    def __init__(self, places: PoolPlaces, state: HostState, step: Step, names: list[str]) -> None:
-        self.places, self.state, self.step, self.names = places, state, step, names
+    def __init__(
+        self,
+        places: PoolPlaces,
+        flavour: Flavour,
+        state: HostState,
+        step: Step,
+        names: list[str],
+    ) -> None:
+        self.places, self.flavour, self.names = places, flavour, names
+        self.state, self.step = state, step
         self._lost: list[int] = []
         terms = [(term.name, term.value) for term in step.placement.cost]
         at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
@@ -231,7 +251,8 @@ class _Candidate:
         """The next part of the key: what one flavour more loses, and at the end the rest."""
         number = len(self._lost)
         if number == len(self.places.flavours):
-            self._key += self._rest
+            left = self.places.planner.free_gpus(self.step.after) if self.flavour.gpus else ()
+            self._key += [len(left), *self._rest]
             self._lost.append(0)
             return
         flavour = self.places.flavours[number]

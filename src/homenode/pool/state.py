@@ -5,13 +5,14 @@ shape and one HostState get the same answers of the planner, up to which of thes
 Free memory counts in steps of 64 MiB, downwards, since the sizes of equal machines differ by less.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
+from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
@@ -19,11 +20,12 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import allocations, other_domains
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.memory import free_memory, overhead_bytes, reserve_bytes
-from homenode.plan.search.place import place
+from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_placement
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
+from homenode.pool.symmetry import Symmetry, symmetry
 from homenode.topology import LOCAL_DISTANCE, Host, NumaNode, PagePool, RunningDomain
 from homenode.units import MIB
 
@@ -77,6 +79,20 @@ class Step:
     gpus: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """VMs placed one after the other. clean: those with full locality; number: all. free_gpus: how
+    many are left. memory: of each node the bytes that must be free for it, the host's included."""
+
+    clean: int
+    number: int
+    free_gpus: int
+    memory: tuple[int, ...]
+
+
+_RunKey = tuple[HostState, tuple[Flavour, ...], bool]
+
+
 class Planner:
     """The ordinary planner for the hosts of a pool; each state and flavour is asked once.
 
@@ -97,6 +113,11 @@ class Planner:
         self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
         self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
         self._probe: dict[int, GuestRequest] = {}
+        self._inventories: dict[int, Inventory] = {}
+        self._symmetries: dict[int, Symmetry | None] = {}
+        self._canonical: dict[HostState, tuple[HostState, tuple[int, ...]]] = {}
+        self._whole: dict[HostState, HostState] = {}
+        self._runs: dict[_RunKey, Run] = {}
         self.asked = 0
 
     # States
@@ -203,6 +224,53 @@ class Planner:
         )
         return self._known(HostState(state.shape, cores, owned, memory))
 
+    def _with_all_memory(self, state: HostState) -> HostState:
+        found = self._whole.get(state)
+        if found is None:
+            found = self._whole[state] = self._emptied(state, state.cores, state.owned)
+        return found
+
+    def canonical(self, state: HostState) -> HostState:
+        """The form that all states have that are equal to this one but for parts of the machine
+        that stand for each other."""
+        return self._canonical_order(state)[0]
+
+    def _canonical_order(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
+        """The form, and for each of its nodes the node that it is in this state."""
+        found = self._canonical.get(state)
+        if found is None:
+            form, nodes = self._form(state)
+            found = self._canonical[state] = self._known(form), nodes
+        return found
+
+    def _form(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
+        shape = state.shape
+        if shape not in self._symmetries:
+            self._symmetries[shape] = symmetry(
+                self.inventory(shape).devices,
+                passable_gpus(self.pool.shapes[shape]),
+                self.core_classes(shape),
+            )
+        rule = self._symmetries[shape]
+        counts = None if rule is None else rule.counts(state.owned)
+        if rule is None or counts is None:
+            return state, tuple(range(len(state.memory)))
+
+        def order(form: tuple[object, object, tuple[int, ...]]) -> tuple[object, ...]:
+            memory = [state.memory[node] for node in form[2]]
+            sizes = [(size or -1, -1 if free is None else free) for size, free, _ in memory]
+            return form[0], form[1], sizes, [repr(pools) for _, _, pools in memory]
+
+        cores, gpus, nodes = min(rule.forms(state.cores, counts), key=order)
+        memory = tuple([state.memory[node] for node in nodes])
+        return HostState(shape, cores, rule.owned(gpus), memory), nodes
+
+    def inventory(self, shape: int) -> Inventory:
+        """What no VM changes on machines of a shape."""
+        if shape not in self._inventories:
+            self._inventories[shape] = Inventory(with_certain_nodes(self.pool.shapes[shape]))
+        return self._inventories[shape]
+
     def core_classes(self, shape: int) -> tuple[tuple[CpuSet, ...], ...]:
         """Cores that stand for each other, class by class; of each the PUs, ascending."""
         if shape not in self._classes:
@@ -280,7 +348,15 @@ class Planner:
         return self._requests[key]
 
     def step(self, state: HostState, flavour: Flavour) -> Step | None:
-        """One VM more; None where the planner refuses it.
+        """One VM more, up to the parts of the machine that stand for each other; None where the
+        planner refuses it."""
+        request = self.request(state, flavour)
+        if request is None or not names_parts(request):
+            state = self.canonical(state)
+        return self.exact_step(state, flavour)
+
+    def exact_step(self, state: HostState, flavour: Flavour) -> Step | None:
+        """One VM more, on the nodes and GPUs that the planner chooses in this very state.
 
         First the planner is asked as if all memory were free: where it refuses then, or where the
         VM leaves more free memory than the host keeps, memory decides nothing, and machines that
@@ -288,29 +364,23 @@ class Planner:
         """
         key = (state, flavour)
         if key not in self._steps:
-            relaxed = self._emptied(state, cores=state.cores, owned=state.owned)
+            relaxed = self._with_all_memory(state)
             if relaxed == state or any(pools for _, _, pools in state.memory):
                 self._steps[key] = self._asked(state, flavour)
             else:
-                self._steps[key] = self._relaxed(state, flavour, self.step(relaxed, flavour))
+                self._steps[key] = self._relaxed(state, flavour, self.exact_step(relaxed, flavour))
         return self._steps[key]
 
     def _relaxed(self, state: HostState, flavour: Flavour, found: Step | None) -> Step | None:
         if found is None:
             return None
-        request = self.request(state, flavour)
-        assert request is not None, "a VM was placed"
-        overhead = overhead_bytes(request)
         memory = []
-        nodes = self.pool.shapes[state.shape].nodes
-        for node, own, after in zip(nodes, state.memory, found.after.memory, strict=True):
+        for own, (used, kept) in zip(state.memory, self._used(found, flavour), strict=True):
             size, free, pools = own
-            if size is not None and free is not None:
-                in_use = size - (after[1] or 0)
-                kept = reserve_bytes(request, replace(node, memory_bytes=size)) + overhead
-                if in_use and free - in_use < kept:
+            if used and free is not None:
+                if free - used < kept:
                     return self._asked(state, flavour)
-                free -= in_use
+                free -= used
             memory.append((size, free, pools))
         return replace(found, after=self._known(replace(found.after, memory=tuple(memory))))
 
@@ -320,7 +390,7 @@ class Planner:
         if flavour.gpus > len(free - unfit):
             return None
         request = self.request(state, flavour)
-        if request is None:
+        if request is None or _is_short_of_memory(state, request):
             return None
         host = self.host(state)
         hidden = tuple(sorted(free & unfit))
@@ -328,7 +398,9 @@ class Planner:
             host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}))))
         self.asked += 1
         try:
-            placement = place(with_certain_nodes(host), request)
+            placement = place(
+                with_certain_nodes(host), request, self.inventory(state.shape), brief=True
+            )
             request = as_placed(request, placement)
             if not self._can_be_built(state.shape, flavour, host, request, placement):
                 return None
@@ -377,28 +449,88 @@ class Planner:
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """(how many VMs of the flavour still fit with full locality, how many in all), placed one
         after the other."""
-        chain: list[tuple[HostState, Flavour]] = []
-        clean, number = 0, 0
+        run = self.run(state, (flavour,))
+        if run is not None:
+            return run.clean, run.number
+        chain: list[tuple[tuple[HostState, Flavour], bool]] = []
         at = state
-        known: tuple[int, int] | None = None
-        steps: list[bool] = []
-        while True:
-            known = self._counts.get((at, flavour))
-            if known is not None:
-                break
-            chain.append((at, flavour))
+        while (key := (at, flavour)) not in self._counts:
             step = self.step(at, flavour)
             if step is None:
-                known = (0, 0)
-                self._counts[chain.pop()] = known
+                self._counts[key] = (0, 0)
                 break
-            steps.append(self.is_clean(at, flavour, step))
+            chain.append((key, self.is_clean(at, flavour, step)))
             at = step.after
-        clean, number = known
-        for key, is_clean in zip(reversed(chain), reversed(steps), strict=True):
+        clean, number = self._counts[key]
+        for key, is_clean in reversed(chain):
             clean, number = clean + is_clean, number + 1
             self._counts[key] = (clean, number)
         return clean, number
+
+    def run(
+        self, state: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool = False
+    ) -> "Run | None":
+        """VMs of the first flavour until none fits, then of the next, as if the whole memory of
+        each node were free; None where it matters that it is not.
+
+        only_clean: a flavour ends with the first VM of less than full locality.
+        """
+        requests = [self.request(state, flavour) for flavour in flavours]
+        if any(one is not None and names_parts(one) for one in requests):
+            return None
+        if any(pools for _, _, pools in state.memory):
+            return None
+        form, nodes = self._canonical_order(self._with_all_memory(state))
+        run = self._run(form, flavours, only_clean=only_clean)
+        for needed, node in zip(run.memory, nodes, strict=True):
+            free = state.memory[node][1]
+            if needed and free is not None and free < needed:
+                return None
+        return run
+
+    def _run(self, form: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool) -> "Run":
+        chain: list[tuple[_RunKey, Step | None, bool, tuple[int, ...], Flavour]] = []
+        at = form
+        while (key := (at, flavours, only_clean)) not in self._runs:
+            flavour = flavours[0]
+            step = self.exact_step(at, flavour)
+            clean = step is not None and self.is_clean(at, flavour, step)
+            if step is None or (only_clean and not clean):
+                if len(flavours) == 1:
+                    free = len(self.free_gpus(at))
+                    self._runs[key] = Run(0, 0, free, tuple(0 for _ in at.memory))
+                    break
+                chain.append((key, None, False, (), flavour))
+                flavours = flavours[1:]
+            else:
+                at, nodes = self._canonical_order(self._with_all_memory(step.after))
+                chain.append((key, step, clean, nodes, flavour))
+        run = self._runs[key]
+        for key, step, clean, nodes, flavour in reversed(chain):
+            if step is not None:
+                memory = list(run.memory)
+                for needed, node in zip(run.memory, nodes, strict=True):
+                    memory[node] = needed
+                memory = [
+                    max(used + needed, used + kept) if used else needed
+                    for needed, (used, kept) in zip(memory, self._used(step, flavour), strict=True)
+                ]
+                run = Run(run.clean + clean, run.number + 1, run.free_gpus, tuple(memory))
+            self._runs[key] = run
+        return run
+
+    def _used(self, step: Step, flavour: Flavour) -> Iterator[tuple[int, int]]:
+        """Of each node what a VM has of its memory, where all of it was free before, and what the
+        host keeps there next to it."""
+        request = self.request(step.after, flavour)
+        assert request is not None, "a VM was placed"
+        overhead = overhead_bytes(request)
+        nodes = self.pool.shapes[step.after.shape].nodes
+        for node, (size, free, _) in zip(nodes, step.after.memory, strict=True):
+            known = size is not None and free is not None
+            used = (size or 0) - (free or 0) if known else 0
+            kept = reserve_bytes(request, replace(node, memory_bytes=size)) if used else 0
+            yield used, kept + overhead
 
     def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:
@@ -406,6 +538,26 @@ class Planner:
                 self.pool.shapes[shape]
             )
         return self._probe[shape]
+
+
+def names_parts(request: GuestRequest) -> bool:
+    """Whether the request names PUs, nodes or devices, which others cannot stand for."""
+    return bool(
+        request.devices
+        or request.explicit_cells
+        or request.memory_nodes_allowed
+        or request.reserved_pus
+        or request.housekeeping_pus
+        or request.emulator_pus is not None
+    )
+
+
+def _is_short_of_memory(state: HostState, request: GuestRequest) -> bool:
+    """Whether all nodes together have less free memory than the VM, which no fallback cures."""
+    if request.layout.memory is MemoryBinding.AS_IT_WAS or request.page_bytes is not None:
+        return False
+    free = [free for _, free, _ in state.memory if free is not None]
+    return len(free) == len(state.memory) and sum(free) < request.memory_bytes
 
 
 def _holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> RunningDomain:

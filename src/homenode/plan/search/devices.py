@@ -6,6 +6,7 @@ GPUs are chosen together with the nodes (solve.py); here stands what there is to
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from homenode.plan.model import PlanFinding, Rejection, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.distances import members
-from homenode.plan.search.fabric import Fabric, fabric_of, fabric_of_host
+from homenode.plan.search.fabric import Fabric, fabric_of_host
 from homenode.topology import Host
 
 MOST_COMPARED_SETS = 5_000
@@ -154,8 +155,49 @@ def _picks(alike: Sequence[Sequence[int]], count: int) -> Iterable[int]:
             yield mine | others
 
 
-def device_options(host: Host, request: GuestRequest, others: Allocations) -> DeviceOptions:
-    """What there is to choose from.
+@dataclass(frozen=True)
+class DeviceInventory:
+    """What the devices of a host are to the planner, whoever has them: equal for hosts with the
+    same devices, so that a search over many states of one host makes it once.
+
+    link_of: for each GPU with NVLink or xGMI, the lowest function that its links reach, NVSwitches
+    included. sets: GPU sets of two or more, those of a node, switch, link group or partition.
+    """
+
+    host: Host
+
+    @cached_property
+    def gpus(self) -> tuple[PciDevice, ...]:
+        return self.host.devices_of_kind(DeviceKind.GPU)
+
+    @cached_property
+    def fabric(self) -> Fabric | None:
+        return fabric_of_host(self.host)
+
+    @cached_property
+    def link_of(self) -> Mapping[Bdf, Bdf]:
+        return _nvlink_groups(self.host)
+
+    @cached_property
+    def sets(self) -> tuple[frozenset[Bdf], ...]:
+        found = _gpu_sets(self.host, self.gpus, self.link_of, self.fabric)
+        return tuple(sorted(found, key=sorted))
+
+    @cached_property
+    def companions(self) -> Mapping[Bdf, tuple[Bdf, ...]]:
+        """The other functions of each GPU's slot (its audio, USB): they leave the host together."""
+        return {gpu.bdf: tuple(_companions(self.host.device_at, gpu)) for gpu in self.gpus}
+
+    @cached_property
+    def without_node(self) -> frozenset[Bdf]:
+        known = {node.index for node in self.host.nodes}
+        return frozenset(d.bdf for d in self.host.pci_devices if d.node not in known)
+
+
+def device_options(
+    host: Host, request: GuestRequest, others: Allocations, inventory: DeviceInventory
+) -> DeviceOptions:
+    """What there is to choose from. inventory: of the host's devices.
 
     GPUs of unknown node are left out while there are enough others. Raises InputError for a
     function that the host has not; Unplannable for too few free GPUs.
@@ -169,8 +211,9 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
                 f"device {bdf}: expected an endpoint, found a bridge or switch port",
                 hint="bridges are not passed through; name the devices below it",
             )
-    fabric = fabric_of(host, request)
-    every = host.devices_of_kind(DeviceKind.GPU)
+    # Without NVLink the GPUs need be no partition.
+    fabric = None if request.without_nvlink else inventory.fabric
+    every = inventory.gpus
     known = {node.index for node in host.nodes}
     free = _free_gpus(host, request, others)
     named = [by_bdf[bdf] for bdf in request.devices]
@@ -190,7 +233,7 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
             companions,
         )
         for number, gpu in enumerate(unheld)
-        for companions in (tuple(_companions(by_bdf, gpu)) if count else (),)
+        for companions in (inventory.companions[gpu.bdf] if count else (),)
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
@@ -206,13 +249,18 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         if device.node in known and device.node is not None
     )
     has_gpus = bool(count or named_gpus)
-    links = _nvlink_groups(host) if has_gpus else {}
+    links = inventory.link_of if has_gpus else {}
     groups = sorted(set(links.values()))
     link_groups = tuple(
         groups.index(links[gpu.bdf]) if gpu.bdf in links else len(groups) + gpu.number
         for gpu in gpus
     )
-    without_node = frozenset(d.bdf for d in host.pci_devices if d.node not in known)
+    # Sets all of whose GPUs are free.
+    masks = {
+        sum(bit_of[bdf] for bdf in one)
+        for one in (inventory.sets if has_gpus else ())
+        if bit_of.keys() >= one
+    }
     return DeviceOptions(
         tuple(sorted(set(request.devices))),
         sum(bit_of.get(gpu.bdf, 0) for gpu in named_gpus),
@@ -222,9 +270,9 @@ def device_options(host: Host, request: GuestRequest, others: Allocations) -> De
         open_gpus,
         count,
         choices.partitions,
-        _gpu_sets(host, every, links, bit_of) if has_gpus else (),
+        tuple(sorted(masks)),
         link_groups if groups else (),
-        without_node,
+        inventory.without_node,
         choices.findings,
         choices.gaps,
     )
@@ -299,28 +347,16 @@ def _of_one_package(
 
 
 def _gpu_sets(
-    host: Host,
-    gpus: Sequence[PciDevice],
-    links: Mapping[Bdf, Bdf],
-    bit_of: Mapping[Bdf, int],
-) -> tuple[int, ...]:
-    """GPU sets of two or more, distinct, all of whose GPUs are free."""
+    host: Host, gpus: Sequence[PciDevice], links: Mapping[Bdf, Bdf], fabric: Fabric | None
+) -> set[frozenset[Bdf]]:
     groups: dict[tuple[str, object], list[Bdf]] = {}
     for gpu in gpus:
         switch = host.switch_above(gpu.bdf)
         for kind, key in (("node", gpu.node), ("switch", switch), ("link", links.get(gpu.bdf))):
             if key is not None:
                 groups.setdefault((kind, key), []).append(gpu.bdf)
-    sets = [tuple(one) for one in groups.values()]
-    fabric = fabric_of_host(host)
-    if fabric is not None:
-        sets += fabric.all_partitions()
-    masks = {
-        sum(bit_of[bdf] for bdf in one)
-        for one in sets
-        if len(one) > 1 and all(bdf in bit_of for bdf in one)
-    }
-    return tuple(sorted(masks))
+    sets = {frozenset(one) for one in groups.values() if len(one) > 1}
+    return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
 def _pulling(host: Host, devices: Sequence[PciDevice], gpus: Sequence[PciDevice]) -> frozenset[Bdf]:
@@ -339,7 +375,6 @@ def _pulling(host: Host, devices: Sequence[PciDevice], gpus: Sequence[PciDevice]
 
 
 def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
-    """The other functions of the GPU's slot (its audio, USB): they leave the host together."""
     functions = (
         Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
         for number in range(8)
@@ -373,8 +408,6 @@ def _free_gpus(
 
 
 def _nvlink_groups(host: Host) -> dict[Bdf, Bdf]:
-    """For each GPU with NVLink or xGMI, the lowest function that its links reach, NVSwitches
-    included."""
     linked: dict[Bdf, set[Bdf]] = {}
     for link in host.links:
         if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):

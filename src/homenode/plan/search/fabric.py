@@ -12,7 +12,6 @@ from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import PlanFinding
-from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.partitions import (
     Board,
@@ -141,11 +140,6 @@ class Fabric:
             "board",
             fix="choose one of these sets" if allowed else f"take one of {sizes} GPUs",
         )
-
-
-def fabric_of(host: Host, request: GuestRequest) -> Fabric | None:
-    """The host's; None for boards without NVSwitches, and where the VM's GPUs need no NVLink."""
-    return None if request.without_nvlink else fabric_of_host(host)
 
 
 def fabric_of_host(host: Host) -> Fabric | None:

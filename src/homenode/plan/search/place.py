@@ -6,6 +6,7 @@ Ladder (ladder.py), devices (devices.py), supply of each node (supply.py, memory
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
@@ -17,8 +18,8 @@ from homenode.plan.request import GuestRequest, Policy
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.allocations import Allocations, allocations
 from homenode.plan.search.cost import Cost, terms
-from homenode.plan.search.devices import DeviceOptions, device_options
-from homenode.plan.search.distances import distance_matrix
+from homenode.plan.search.devices import DeviceInventory, DeviceOptions, device_options
+from homenode.plan.search.distances import DistanceMatrix, distance_matrix
 from homenode.plan.search.explicit_cells import check_cells
 from homenode.plan.search.findings import device_findings, placement_findings
 from homenode.plan.search.ladder import (
@@ -49,7 +50,7 @@ from homenode.plan.search.rejections import (
     with_hint,
 )
 from homenode.plan.search.solve import Placing, Solution, may_be_nearer, solve, solve_fixed
-from homenode.plan.search.supply import Usable, usable
+from homenode.plan.search.supply import CoreInventory, Usable, usable
 from homenode.plan.search.threads import (
     ThreadPlaces,
 )
@@ -58,8 +59,32 @@ from homenode.topology import LOCAL_DISTANCE, Host
 MOST_REFUSED_NODES = 16
 
 
-def place(host: Host, request: GuestRequest) -> Placement:
-    """The placement of least cost on the first fallback that holds the VM.
+@dataclass(frozen=True)
+class Inventory:
+    """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
+    cores and devices can share it. Each part is worked out when it is first asked for."""
+
+    host: Host
+
+    @cached_property
+    def cores(self) -> CoreInventory:
+        return CoreInventory(self.host)
+
+    @cached_property
+    def devices(self) -> DeviceInventory:
+        return DeviceInventory(self.host)
+
+    @cached_property
+    def distances(self) -> DistanceMatrix:
+        return distance_matrix(self.host)
+
+
+def place(
+    host: Host, request: GuestRequest, inventory: Inventory | None = None, *, brief: bool = False
+) -> Placement:
+    """The placement of least cost on the first fallback that holds the VM. inventory: of a host
+    that differs in memory and VMs at most; None = of this one. brief: without what only explains
+    it: runners-up, rejections, findings, gaps.
 
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
@@ -67,18 +92,17 @@ def place(host: Host, request: GuestRequest) -> Placement:
     layout = request.layout
     check_layout(layout, request.policy)
     others = allocations(host, request)
-    options = device_options(host, request, others)
+    inventory = inventory or Inventory(host)
+    options = device_options(host, request, others, inventory.devices)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.FLAT and layout.memory is MemoryBinding.AS_IT_WAS:
         return _unplaced(host, request, others, options)
-    distances = distance_matrix(host)
+    free = usable(request, others, inventory.cores)
+    with_service = free
+    if others.service_cores:
+        with_service = usable(request, others, inventory.cores, service_cores=True)
     search = PlacementSearch(
-        host,
-        request,
-        others,
-        options,
-        distances,
-        _usable_twice(host, request, others),
+        host, request, others, options, inventory.distances, (free, with_service), brief
     )
     if request.explicit_cells:
         return _explicit(search)
@@ -106,6 +130,8 @@ def place(host: Host, request: GuestRequest) -> Placement:
         refused.add(problem.key())
         if sum(groups[1:]) < rung.groups:
             too_few.add(groups)
+        if brief:
+            continue
         cores = (
             rung.grouping.threads,
             rung.grouping.counts_pus,
@@ -117,15 +143,9 @@ def place(host: Host, request: GuestRequest) -> Placement:
         miss = _Miss(rung, problem, whole_host(host, request, problem, rung))
         misses.append(miss)
         rejections.append(miss.rejection)
+    if brief:
+        raise Unplannable(f"no placement on host {host.name!r}")
     raise _refusal(search, rejections, misses)
-
-
-def _usable_twice(host: Host, request: GuestRequest, others: Allocations) -> tuple[Usable, Usable]:
-    """The usable PUs without and with the cores that serve other emulators."""
-    without = usable(host, request, others)
-    if not others.service_cores:
-        return without, without
-    return without, usable(host, request, others, service_cores=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +249,8 @@ def _explicit(search: PlacementSearch) -> Placement:
             ways.setdefault(tuple(sorted(by_node.items())), nodes)
         solution = solve_fixed(problem, ways)
         if solution is not None:
-            assigned = zip(ways[solution.best.split], groups, strict=True)
-            found = _placement(search, rung, problem, solution, rejections, tuple(assigned))
+            assigned = tuple(zip(ways[solution.best.split], groups, strict=True))
+            found = _placement(search, rung, problem, solution, rejections, assigned, tuple(ways))
             if found is not None:
                 return replace(found, cell_memory_bytes=tuple(cell.memory_bytes for cell in wanted))
         free = search.free_on(rung)
@@ -290,10 +310,12 @@ def _placement(
     solution: Solution,
     rejections: list[Rejection],
     assigned: tuple[tuple[int, int], ...] = (),
+    splits: tuple[Split, ...] = (),
 ) -> Placement | None:
     """The placement of a solution; None where its memory or the host's core is missing after all.
 
-    assigned: (node, groups) of each cell that the user gives, in cell order.
+    assigned: (node, groups) of each cell that the user gives, in cell order. splits: those that
+    the cells allow.
     """
     host, request = search.host, search.request
     best = solution.best
@@ -320,23 +342,11 @@ def _placement(
         if floats
         else qemu_threads(search, problem, best, free, vcpu_pus, pins)
     )
-    if len(best.split) > 1 and len(problem.supplies) <= MOST_REFUSED_NODES:
+    if len(best.split) > 1 and len(problem.supplies) <= MOST_REFUSED_NODES and not search.brief:
         rejections += single_nodes(host, request, problem, rung, free, search.others)
     devices = search.options.chosen(best.gpus)
-    findings = placement_findings(
-        host,
-        request,
-        devices,
-        search.others,
-        given=given,
-        rung=rung,
-        own=own,
-        memory=memory,
-        vcpu_pus=vcpu_pus,
-        isolated=free.isolated,
-    )
     names = (*problem.first, *problem.rest)
-    return Placement(
+    found = Placement(
         nodes=nodes,
         vcpu_pins=() if floats else pins,
         vcpu_nodes=tuple(i for i, cell in enumerate(cells) for _ in cell.pins),
@@ -351,7 +361,24 @@ def _placement(
         cell_memory_bytes=uneven_memory(search, rung, problem, cells),
         cost=terms(best.cost, names),
         optimal=solution.optimal,
-        runners_up=_runners_up(problem, solution, names),
+    )
+    if search.brief:
+        return found
+    findings = placement_findings(
+        host,
+        request,
+        devices,
+        search.others,
+        given=given,
+        rung=rung,
+        own=own,
+        memory=memory,
+        vcpu_pus=vcpu_pus,
+        isolated=free.isolated,
+    )
+    return replace(
+        found,
+        runners_up=_runners_up(problem, solution, names, splits),
         rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
         findings=(*search.options.findings, *findings, *places.findings),
         gaps=(
@@ -396,12 +423,12 @@ def _span(problem: SearchProblem, best: Placing) -> str:
 
 
 def _runners_up(
-    problem: SearchProblem, solution: Solution, names: tuple[str, ...]
+    problem: SearchProblem, solution: Solution, names: tuple[str, ...], splits: tuple[Split, ...]
 ) -> tuple[RunnerUp, ...]:
     """Other sets of nodes, and the best that another set of GPUs would have given."""
     own = terms(solution.best.cost, names)
     found = list(solution.runners_up)
-    other = _other_gpus(problem, solution)
+    other = _other_gpus(problem, solution, splits)
     if other is not None and all(other.cost != one.cost for one in found):
         found.append(other)
     result = []
@@ -419,8 +446,11 @@ def _runners_up(
     return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
 
 
-def _other_gpus(problem: SearchProblem, solution: Solution) -> Placing | None:
-    """The best placing without the first of the chosen GPUs; None where there is no choice."""
+def _other_gpus(
+    problem: SearchProblem, solution: Solution, splits: tuple[Split, ...]
+) -> Placing | None:
+    """The best placing without the first of the chosen GPUs; None where there is no choice. splits:
+    the only ones that may be, () = any."""
     options, gpus = problem.options, solution.best.gpus
     if not gpus:
         return None
@@ -433,7 +463,8 @@ def _other_gpus(problem: SearchProblem, solution: Solution) -> Placing | None:
     elif (options.open & ~without).bit_count() < options.count:
         return None
     fewer = replace(options, open=options.open & ~without, partitions=partitions)
-    found = solve(replace(problem, options=fewer))
+    problem = replace(problem, options=fewer)
+    found = solve_fixed(problem, splits) if splits else solve(problem)
     return None if found is None else found.best
 
 

@@ -260,8 +260,8 @@ class SearchProblem:
 class PlacementSearch:
     """What a search for one VM works with, whatever the fallback: the problem of each fallback.
 
-    free: without and with the cores that serve other emulators. What several fallbacks share is
-    remembered.
+    free: without and with the cores that serve other emulators. brief: nothing is to be explained.
+    What several fallbacks share is remembered.
     """
 
     host: Host
@@ -270,6 +270,7 @@ class PlacementSearch:
     options: DeviceOptions
     distances: DistanceMatrix
     free: tuple[Usable, Usable]
+    brief: bool = False
     _supplies: dict[tuple[int, Grouping], tuple[Supply, ...]] = field(
         default_factory=dict, compare=False, repr=False
     )

@@ -74,51 +74,90 @@ class Usable:
     cores_without_vcpus: int
 
 
+class HostCore(NamedTuple):
+    """A core of the host, whosever it is. pus: bits. whole: its shape while all of them are
+    free. isolated: those of its PUs that are."""
+
+    pus: int
+    node: NodeIndex | None
+    whole: CoreShape
+    isolated: int
+
+
+@dataclass(frozen=True)
+class CoreInventory:
+    """The cores of a host, whoever has them: equal for hosts with the same cores. allowed,
+    isolated: PUs, as bits."""
+
+    host: Host
+
+    @cached_property
+    def allowed(self) -> int:
+        return sum([1 << pu.index for pu in self.host.pus if pu.online and pu.allowed])
+
+    @cached_property
+    def isolated(self) -> int:
+        return sum([1 << pu.index for pu in self.host.pus if pu.isolated or pu.nohz_full])
+
+    @cached_property
+    def cores(self) -> tuple[HostCore, ...]:
+        """Those of the host's nodes of PUs."""
+        known: dict[CoreShape, CoreShape] = {}
+        nodes = {node.index for node in self.host.nodes}
+        found = []
+        for core in self.host.cores:
+            bits = core.pus.bits
+            first = self.host.pu_at[(bits & -bits).bit_length() - 1]
+            if first.node not in nodes:
+                continue
+            llc = UNKNOWN_LLC if first.llc is None else first.llc
+            shape = CoreShape(
+                bits.bit_count(), True, not bits & ~self.isolated, llc, core.id.package, core.kind
+            )
+            shape = known.setdefault(shape, shape)
+            found.append(HostCore(bits, first.node, shape, bits & self.isolated))
+        return tuple(found)
+
+
 def usable(
-    host: Host, request: GuestRequest, others: Allocations, *, service_cores: bool = False
+    request: GuestRequest,
+    others: Allocations,
+    inventory: CoreInventory,
+    *,
+    service_cores: bool = False,
 ) -> Usable:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
     emulator, nor taken by others. Nodes ascending; nodes without PUs are left out.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """
-    allowed = sum([1 << pu.index for pu in host.pus if pu.online and pu.allowed])
-    isolated = sum([1 << pu.index for pu in host.pus if pu.isolated or pu.nohz_full])
+    host, isolated = inventory.host, inventory.isolated
     vcpu_cores = others.vcpu_cores.bits
     barred = request.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
         barred |= others.service_cores.bits
     if request.emulator_pus is not None:
         barred |= request.emulator_pus.bits
-    open_pus = allowed & ~barred
+    open_pus = inventory.allowed & ~barred
     by_node: dict[NodeIndex | None, list[tuple[int, CoreShape]]] = {
         node.index: [] for node in host.nodes
     }
-    known: dict[tuple[object, ...], CoreShape] = {}
-    pu_at = host.pu_at
-    free_of_vcpus = 0
-    for core in host.cores:
-        bits = core.pus.bits
-        if not bits & vcpu_cores:
-            free_of_vcpus += 1
+    known: dict[CoreShape, CoreShape] = {}
+    for bits, node, shape, own_isolated in inventory.cores:
         free = bits & open_pus
-        if not free:
-            continue
-        first = pu_at[(bits & -bits).bit_length() - 1]
-        if first.node not in by_node:
-            continue
-        llc = UNKNOWN_LLC if first.llc is None else first.llc
-        count, package, kind = free.bit_count(), core.id.package, core.kind
-        key = (count, free == bits, not free & ~isolated, llc, package, kind)
-        shape = known.get(key)
-        if shape is None:
-            shape = known[key] = CoreShape(*key)
-        by_node[first.node].append((free, shape))
+        if free == bits:
+            by_node[node].append((free, shape))
+        elif free:
+            partly = shape._replace(
+                pus=free.bit_count(), whole=False, isolated=not free & ~own_isolated
+            )
+            by_node[node].append((free, known.setdefault(partly, partly)))
     nodes = tuple(
         _node_cores(position, node, by_node[node.index])
         for position, node in enumerate(host.nodes)
         if node.pus
     )
+    free_of_vcpus = sum([not core.pus.bits & vcpu_cores for core in host.cores])
     return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 

@@ -8,16 +8,19 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import le
 from typing import Any
 
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
+from homenode.pool.division import PackRequest, division_model
 from homenode.pool.flavour import Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool
 from homenode.pool.optional import optional_module
 from homenode.pool.outlook import stranded
 from homenode.pool.place import PoolPlaces
+from homenode.pool.solver import solve
 from homenode.pool.state import HostState, Planner, Step
 
 
@@ -29,6 +32,8 @@ class HostPolicy(StrEnum):
     FGD = "fgd"  # least growth of the expected fragment
     NOVA = "nova"  # most free memory and cores, as its weighers have it by default
     XAPI = "xapi"  # most free cores, then most free memory
+    MOST_LEFT = "most-left"  # the solver's choice without moves: most VMs of the load still fit
+    REPACKED = "repacked"  # the solver packs all running VMs anew for each arrival, by moving them
     HOMENODE = "homenode"  # the VM's locality, then what the pool loses
 
 
@@ -93,10 +98,12 @@ def replay_hosts(
 ) -> HostReplay:
     """The load, one decision at a time. A VM that no host holds is refused."""
     planner = planner or Planner(pool)
-    places = PoolPlaces(pool, flavours, planner)
     total = sum(len(planner.gpus(host.shape)) for host in pool.hosts)
     if not total:
         raise InputError("pool simulate: expected hosts with GPUs, found none")
+    if policy is HostPolicy.REPACKED:
+        return _repacked(Repacking(pool, flavours, planner), flavours, load, total)
+    places = PoolPlaces(pool, flavours, planner)
     departures: list[tuple[float, str, int]] = []
     used, refused, degraded, crossed = 0, 0, 0, 0
     allocated, lost, now = 0.0, 0.0, 0.0
@@ -146,6 +153,64 @@ def replay_hosts(
         crossed,
         tuple(curve),
     )
+
+
+class Repacking:
+    """Whether so many VMs of each flavour fit together, on the hosts as they are at the start."""
+
+    def __init__(self, pool: Pool, flavours: Sequence[Flavour], planner: Planner) -> None:
+        self._pool, self._flavours, self._planner = pool, flavours, planner
+        self._states = [planner.state(host) for host in pool.hosts]
+        self._gpus = sum(len(planner.free_gpus(state)) for state in self._states)
+        self._fit: set[tuple[int, ...]] = set()
+        self._too_many: set[tuple[int, ...]] = set()
+
+    def fits(self, counts: tuple[int, ...]) -> bool:
+        if sum(n * f.gpus for n, f in zip(counts, self._flavours, strict=True)) > self._gpus:
+            return False
+        if any(all(map(le, counts, known)) for known in self._fit):
+            return True
+        if any(all(map(le, known, counts)) for known in self._too_many):
+            return False
+        kinds = [
+            (PackRequest(flavour, names), names)
+            for flavour, count in zip(self._flavours, counts, strict=True)
+            if (names := tuple(f"{flavour.name}-{number}" for number in range(count)))
+        ]
+        model = division_model(self._planner, self._pool, self._states, kinds)
+        found = solve(model.program, [(v, 1) for v in model.chosen.values()], 5.0)
+        answer = found is not None and found.gain == sum(counts)
+        (self._fit if answer else self._too_many).add(counts)
+        return answer
+
+
+def _repacked(
+    repacking: Repacking, flavours: Sequence[Flavour], load: Sequence[Arrival], total: int
+) -> HostReplay:
+    """Every VM that fits once all that run are packed anew: what moving them at will could save."""
+    departures: list[tuple[float, int]] = []
+    running = [0] * len(flavours)
+    refused, allocated, now = 0, 0.0, 0.0
+    curve: list[tuple[float, float]] = []
+
+    def used() -> int:
+        return sum(n * flavour.gpus for n, flavour in zip(running, flavours, strict=True))
+
+    for vm in load:
+        while departures and departures[0][0] <= vm.at:
+            until, gone = heapq.heappop(departures)
+            allocated, now = allocated + used() * (until - now), until
+            running[gone] -= 1
+        allocated, now = allocated + used() * (vm.at - now), vm.at
+        running[vm.flavour] += 1
+        if repacking.fits(tuple(running)):
+            heapq.heappush(departures, (vm.until, vm.flavour))
+        else:
+            running[vm.flavour] -= 1
+            refused += 1
+        curve.append((now, used() / total))
+    share = allocated / max(1e-9, now) / total
+    return HostReplay(share, 0.0, refused, len(load), 0, 0, tuple(curve))
 
 
 def _stranded(places: PoolPlaces, flavours: Sequence[Flavour], known: dict[HostState, int]) -> int:
@@ -201,6 +266,11 @@ def _key(
     if policy is HostPolicy.FGD:
         before = _fragment(planner, state, flavours, weights)
         return _fragment(planner, step.after, flavours, weights) - before
+    if policy is HostPolicy.MOST_LEFT:
+        return sum(
+            weight * (planner.counts(state, one)[0] - planner.counts(step.after, one)[0])
+            for one, weight in zip(flavours, weights, strict=True)
+        )
     cores, memory = _free_cores(planner, state), _free_memory(state)
     if policy is HostPolicy.NOVA:
         sizes = sum(size or 0 for size, _, _ in state.memory)

@@ -12,8 +12,8 @@ from homenode.pool.flavour import default_flavours
 from homenode.pool.model import Pool
 from homenode.pool.moves import MovePlan, defragment, drain
 from homenode.pool.outlook import outlook
+from homenode.pool.planner import Planner
 from homenode.pool.scheduler import Scheduler
-from homenode.pool.state import Planner
 from homenode.topology import Host
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 

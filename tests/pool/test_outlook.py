@@ -16,7 +16,7 @@ from homenode.plan.stored import domain_of_plan
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours, share_of
 from homenode.pool.model import passable_gpus
 from homenode.pool.outlook import outlook
-from homenode.pool.state import Planner
+from homenode.pool.planner import Planner
 from homenode.topology import Host, PagePool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm

@@ -8,6 +8,7 @@ import pytest
 
 from homenode.errors import InputError, UsageError
 from homenode.pool.flavour import default_flavours
+from homenode.pool.planner import Planner
 from homenode.pool.replay.bound import most_accepted, most_allocated
 from homenode.pool.replay.cells import CellPolicy, replay_cells
 from homenode.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
@@ -26,7 +27,6 @@ from homenode.pool.replay.trace import (
     trace_kind,
 )
 from homenode.pool.sources import load_pool
-from homenode.pool.state import Planner
 from homenode.report.replay_text import simulation_page
 
 pytest.importorskip("numpy")

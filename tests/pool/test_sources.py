@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main
+from homenode.domain.read import read_guest
 from homenode.errors import InputError, UsageError
 from homenode.formats import line
 from homenode.pool.flavour import default_flavours
@@ -136,3 +137,45 @@ def test_hosts_that_were_left_out_end_with_exit_code_1(
 ) -> None:
     assert _run(["show", "small-2n8c-2gpu", "nothere"], monkeypatch, capsys)[0] == 1
     assert _run(["show", "nothere"], monkeypatch, capsys)[0] == 2
+
+
+DOCUMENT = """<domain type='kvm'><name>vm</name><memory unit='GiB'>64</memory><vcpu>12</vcpu><os>
+<type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+<cpu mode='host-passthrough'/><devices/></domain>"""
+
+
+def test_a_document_goes_to_standard_output_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vm.xml").write_text(DOCUMENT)
+    place = ["place", "vm.xml", "--pool", "hgx-h100*2", "--gpus", "1", "--layout", "pin-numa-pci"]
+    code, out = _run([*place, "-o", "-"], monkeypatch, capsys)
+    assert (code, read_guest(out.encode(), "-").vcpus) == (0, 12)
+    assert [path.name for path in tmp_path.iterdir()] == ["vm.xml"]
+    assert _run([*place, "-o", "-", "--json"], monkeypatch, capsys)[0] == 2
+
+
+def test_vms_of_a_document_are_packed_with_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ortools")
+    monkeypatch.chdir(tmp_path)
+    Path("vm.xml").write_text(DOCUMENT)
+    table = '[[vm]]\nname = "%s"\ndocument = "vm.xml"\ngpus = 1\ncount = %d\n'
+    Path("v.toml").write_text("format = 1\n" + table % ("vm", 1) + table % ("w", 2))
+    pack = ["pack", "v.toml", "--pool", "hgx-h100*1", "-o", "packed"]
+    assert _run(pack, monkeypatch, capsys)[0] == 0
+    written = sorted(path.name for path in Path("packed").glob("*.xml"))
+    assert written == ["vm.xml", "w-1.xml", "w-2.xml"]
+    guests = [read_guest(path.read_bytes(), path.name) for path in Path("packed").glob("*.xml")]
+    assert len({one.hostdevs[0].source for one in guests}) == 3
+
+
+def test_a_failure_names_its_source_once(tmp_path: Path) -> None:
+    (tmp_path / "good.toml").write_text("format = 1")
+    (tmp_path / "empty.toml").write_text("")
+    pool = load_pool([str(tmp_path), "hgx-h100"])
+    assert pool.failures
+    for one in pool.failures:
+        assert Path(one.source).name not in one.reason

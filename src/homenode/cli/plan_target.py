@@ -148,7 +148,7 @@ def _write_files(
     if planned.given is None:
         check_can_write(output, force=outputs.force)
     else:
-        planning.check_tuned_output(document, outputs)
+        planning.check_tuned_output(document, outputs.document, force=outputs.force)
     for path, (_, content) in zip(companions, rendering.companions, strict=True):
         write_bytes(path, content, SCRIPT_MODE)
         note(f"wrote {path}")

@@ -109,7 +109,7 @@ def run(
         plan_target.run(content, document, options, sources, outputs)
         return
     original = content
-    check_tuned_output(document, outputs)
+    check_tuned_output(document, outputs.document, force=outputs.force)
     host: Host | None = None
     verdict: Verdict | None = None
     try:
@@ -158,17 +158,17 @@ def _check_outputs(outputs: Outputs) -> None:
     check_can_write(outputs.document, force=True)
 
 
-def check_tuned_output(document: str, outputs: Outputs) -> None:
-    """Raises UsageError where -o is a file that is neither the VM's nor tuned by homenode."""
-    path = outputs.document
-    if path is None or path == STANDARD_OUTPUT or outputs.force or not path.is_file():
+def check_tuned_output(document: str, path: Path | None, *, force: bool | None = None) -> None:
+    """Raises UsageError where -o is a file that is neither the VM's nor tuned by homenode. force:
+    overwrite it; None where no option says so."""
+    if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
         return
     from homenode.domain.restore import is_tuned_output
 
     # Over the document itself the original is kept, and so it is over what was tuned from it.
     is_same = document != "-" and Path(document).exists() and path.samefile(document)
     if not is_same and path.stat().st_size and not is_tuned_output(path):
-        refuse_to_overwrite(path, has_force=True)
+        refuse_to_overwrite(path, has_force=force is not None)
 
 
 def _read(document: str) -> bytes:
@@ -305,21 +305,26 @@ def _write(
     tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs, mode: int
 ) -> None:
     if outputs.document is not None:
-        from homenode.domain.schema import refuse_new_errors
-
-        gap = refuse_new_errors(tuning.original, tuning.document)
-        if gap is not None:
-            note(f"not checked: {gap}")
-    if outputs.document == STANDARD_OUTPUT:
-        print_document(tuning.document)
-    elif outputs.document is not None:
-        from homenode.domain.restore import write_tuned
-
-        saved = write_tuned(outputs.document, original, tuning.document, mode)
-        note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
+        write_document(tuning, original, outputs.document, mode)
     for known in tuning.notes:
         note(known)
     write_plan_files(tuning.plan, host, outputs)
+
+
+def write_document(tuning: Tuning, original: bytes, output: Path, mode: int) -> None:
+    """The tuned document, checked against libvirt's schema where that is installed, with its
+    original next to it; or to standard output."""
+    from homenode.domain.restore import write_tuned
+    from homenode.domain.schema import refuse_new_errors
+
+    gap = refuse_new_errors(tuning.original, tuning.document)
+    if gap is not None:
+        note(f"not checked: {gap}")
+    if output == STANDARD_OUTPUT:
+        print_document(tuning.document)
+        return
+    saved = write_tuned(output, original, tuning.document, mode)
+    note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
 
 
 def write_plan_files(made: "Plan", host: "Host | None", outputs: Outputs) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
+    STANDARD_OUTPUT,
     check_can_write,
     console,
     error_console,
@@ -178,11 +179,15 @@ def place(
     results: tuple[str, ...],
     outputs: PlaceOutputs,
 ) -> None:
+    from homenode.cli.planning import check_tuned_output
     from homenode.domain.read import read_guest
     from homenode.pool.place import PoolPlaces
 
-    if outputs.document is not None and outputs.count == 1:
-        check_can_write(outputs.document)
+    if outputs.document == STANDARD_OUTPUT and (outputs.json or outputs.count > 1):
+        raise UsageError("-: expected one thing for standard output, found several")
+    if outputs.count == 1:
+        check_can_write(outputs.document, force=True)
+        check_tuned_output(document, outputs.document)
     original = (
         sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
         if document == "-"
@@ -222,16 +227,18 @@ def _place_one(
     folder: Path | None,
     number: int,
 ) -> "RankedPlace | None":
+    from homenode.cli.planning import write_document
     from homenode.plan.model import Unplannable
     from homenode.plan.stored import domain_of_plan, encode_plan
     from homenode.report.pool_text import places_text
     from homenode.tuning import tune
 
+    screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name)
     first = list(islice(ranking, 3))
     if not outputs.json and number == 1:
         refused = () if first else places.refusals(by_shape, vm=name)
-        (console() if first else error_console()).print(places_text(first, refused))
+        (screen if first else error_console()).print(places_text(first, refused))
     for one in (*first, *ranking):
         host = places.planner.pool.host(one.host)
         flavour = by_shape[one.host.shape]
@@ -247,10 +254,13 @@ def _place_one(
             from homenode.plan.words.explain import explain
             from homenode.report.plan_text import plan_text
 
-            console().print(plan_text(explain(tuning.plan, host)))
+            screen.print(plan_text(explain(tuning.plan, host)))
         else:
-            console().print(f"  {name}: {one.host.name}", highlight=False)
-        _write_tuned(original, tuning.original, tuning.document, document, outputs, name)
+            screen.print(f"  {name}: {one.host.name}", highlight=False)
+        output = _output_of(outputs, name)
+        if output is not None:
+            given = original if outputs.count == 1 else tuning.original
+            write_document(tuning, given, output, permissions_of(document))
         for known in tuning.notes if number == 1 else ():
             note(known)
         vm = replace(domain_of_plan(tuning.plan), name=name)
@@ -264,27 +274,20 @@ def _place_one(
     return None
 
 
-def _write_tuned(
-    given: bytes, original: bytes, tuned: bytes, document: str, outputs: PlaceOutputs, name: str
-) -> None:
-    if outputs.document is None:
-        return
-    from homenode.domain.restore import write_tuned
+def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
+    """The file for the document of a VM. Raises InputError, HostError."""
     from homenode.errors import HostError
 
     out = outputs.document
-    if outputs.count > 1:
-        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            raise InputError(f"VM {name!r}: expected a name that can be a file's, found another")
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
-        out = out / f"{name}.xml"
-    saved = write_tuned(
-        out, given if outputs.count == 1 else original, tuned, permissions_of(document)
-    )
-    note(f"wrote {saved.output} (original in {saved.original})")
+    if out is None or outputs.count == 1:
+        return out
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise InputError(f"VM {name!r}: expected a name that can be a file's, found another")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
+    return out / f"{name}.xml"
 
 
 def _folder_to_record(sources: Sequence[str]) -> Path:
@@ -429,6 +432,7 @@ def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
 def pack(
     requests: Path, sources: Sequence[str], output: Path, seconds: float, *, as_json: bool
 ) -> None:
+    from homenode.domain.schema import refuse_new_errors
     from homenode.pool.pack import pack as pack_vms
     from homenode.pool.pack import parse_requests
     from homenode.pool.packing import (
@@ -447,9 +451,12 @@ def pack(
     note_failures(pool)
     packing = pack_vms(pool, wanted, seconds=seconds)
     tuned = tuned_documents(packing, pool)
+    gaps = {refuse_new_errors(one.original, one.document) for one in tuned.values()} - {None}
     write_packing(output, packing, tuned)
     for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
         note(text)
+    for gap in sorted(gap for gap in gaps if gap is not None):
+        note(f"not checked: {gap}")
     if as_json:
         print_json(encode_packing(packing))
     else:

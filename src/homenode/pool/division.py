@@ -8,8 +8,9 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, passable_gpus
+from homenode.pool.planner import Planner
 from homenode.pool.solver import IntegerProgram
-from homenode.pool.state import HostState, Planner
+from homenode.pool.state import HostState
 from homenode.units import MIB
 
 

@@ -51,9 +51,9 @@ class Flavour:
     def worth(self) -> int:
         return self.value if self.value is not None else max(1, self.gpus)
 
-    def request(self, host: Host) -> GuestRequest:
-        """The request for one VM on this host. Raises InputError where the host has no GPUs to
-        take a share of, and as request_for does."""
+    def request(self, host: Host, name: str | None = None) -> GuestRequest:
+        """The request for one VM on this host. name: the VM's; None = the flavour's. Raises
+        InputError where the host has no GPUs to take a share of, and as request_for does."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if self.guest is None and (vcpus is None or memory_bytes is None):
             share = share_of(host, self.gpus)
@@ -69,6 +69,8 @@ class Flavour:
         asked = self.guest or _blank_guest(
             self.name, vcpus or 1, memory_bytes or GIB, host.architecture or "x86_64"
         )
+        if name is not None:
+            asked = replace(asked, name=name)
         return request_for(asked, options, host)
 
     def has_model(self, gpu: PciDevice) -> bool:

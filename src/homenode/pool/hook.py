@@ -1,6 +1,6 @@
 """Hook: one request of a scheduler as a line of JSON, and the answer as another."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
@@ -141,8 +141,7 @@ def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> Runni
     """A VM of the flavour as the ordinary planner puts it on a host. Raises Unplannable."""
     one = places.host(host)
     real = with_certain_nodes(places.planner.real_host(one, flavour))
-    request = flavour.request(real)
-    request = replace(request, guest=replace(request.guest, name=vm))
+    request = flavour.request(real, vm)
     placement = place(real, request, places.planner.inventory(one.shape), brief=True)
     return domain_of_placement(real, as_placed(request, placement), placement)
 

@@ -12,7 +12,8 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolFailure, PoolHost
-from homenode.pool.state import HostState, Planner
+from homenode.pool.planner import Planner
+from homenode.pool.state import HostState
 
 _OF_MEMORY = {
     Concession.HOST_MEMORY,

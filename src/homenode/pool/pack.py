@@ -33,8 +33,8 @@ from homenode.pool.division import (
 from homenode.pool.flavour import flavour_of, tables_of
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
+from homenode.pool.planner import Planner
 from homenode.pool.solver import solve
-from homenode.pool.state import Planner
 
 MOST_VMS = 5000
 ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
@@ -112,11 +112,16 @@ MOST_ROUNDS = 12
 
 
 def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) -> Packing:
-    """Place the VMs. Raises UsageError where the solver is not installed.
+    """Place the VMs. Raises UsageError where the solver is not installed, InputError for a VM that
+    the pool has already.
 
     Where the planner refuses what the solver put on a host, that host's VMs are forbidden together
     and divided anew, while there is time; the bound is of the first division.
     """
+    there = {vm.name: host.name for host in pool.hosts for vm in host.domains}
+    for name in (name for request in requests for name in request.names):
+        if name in there:
+            raise InputError(f"VM {name!r}: expected a new one, found it on {there[name]}")
     planner = Planner(pool)
     states = [planner.state(host) for host in pool.hosts]
     groups = grouped(requests)
@@ -283,8 +288,7 @@ class _Realised:
         flavour = self.kinds[t][0].flavour
         host = with_certain_nodes(self.places.planner.real_host(one, flavour))
         try:
-            asked = flavour.request(host)
-            asked = replace(asked, guest=replace(asked.guest, name=vm), emulator_policy=emulator)
+            asked = replace(flavour.request(host, vm), emulator_policy=emulator)
             found: Placement = place(host, asked)
             if not set(found.concessions) <= ALLOWED:
                 return None

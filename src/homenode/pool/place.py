@@ -11,7 +11,8 @@ from homenode.plan.planner import plan
 from homenode.plan.search.cost import INDICES
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
-from homenode.pool.state import HostState, Planner, Step
+from homenode.pool.planner import Planner, Step
+from homenode.pool.state import HostState
 from homenode.topology import RunningDomain
 
 _POOL_TERM = "gpu_sets_lost"

@@ -5,28 +5,20 @@ shape and one HostState get the same answers of the planner, up to which of thes
 Free memory counts in steps of 64 MiB, downwards, since the sizes of equal machines differ by less.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
-from homenode.pci import DeviceKind
-from homenode.plan.layout import MemoryBinding
-from homenode.plan.model import Unplannable
-from homenode.plan.placement import Placement
-from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import allocations, other_domains
 from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.plan.search.memory import free_memory, overhead_bytes, reserve_bytes
-from homenode.plan.search.place import Inventory, place
-from homenode.plan.shape.assemble import assemble
-from homenode.plan.stored import domain_of_placement
+from homenode.plan.search.memory import free_memory
+from homenode.plan.search.place import Inventory
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.symmetry import Symmetry, symmetry
-from homenode.topology import LOCAL_DISTANCE, Host, NumaNode, PagePool, RunningDomain
+from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 from homenode.units import MIB
 
 MEMORY_STEP_BYTES = 64 * MIB
@@ -64,63 +56,23 @@ class HostState:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A VM on a host: where the planner puts it, and the state after.
-
-    nearness: class of device distance, packages, GPUs away from home. given: what gave way.
-    after: the state then. gpus: how many whole GPUs it has.
-    """
-
-    placement: Placement
-    after: HostState
-    nearness: tuple[int, int, int]
-    given: tuple[str, ...]
-    gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """VMs placed one after the other. clean: those with full locality; number: all. free_gpus: how
-    many are left. memory: of each node the bytes that must be free for it, the host's included."""
-
-    clean: int
-    number: int
-    free_gpus: int
-    memory: tuple[int, ...]
-
-
-_RunKey = tuple[HostState, tuple[Flavour, ...], bool]
-
-
-class Planner:
-    """The ordinary planner for the hosts of a pool; each state and flavour is asked once.
-
-    Flavours are distinguished by identity of value: equal flavours share answers.
-    """
+class States:
+    """The states of a pool's hosts, and the hosts that stand for them; each is made once."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self._classes: dict[int, tuple[tuple[CpuSet, ...], ...]] = {}
         self._cores_of_vm: dict[tuple[object, ...], tuple[int, int] | None] = {}
         self._counted: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
-        self._buildable: dict[tuple[int, Flavour], bool] = {}
         self._gpus: dict[int, frozenset[Bdf]] = {}
-        self._steps: dict[tuple[HostState, Flavour], Step | None] = {}
         self._hosts: dict[HostState, Host] = {}
         self._states: dict[HostState, HostState] = {}
         self._empty: dict[HostState, HostState] = {}
-        self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
-        self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
         self._probe: dict[int, GuestRequest] = {}
         self._inventories: dict[int, Inventory] = {}
         self._symmetries: dict[int, Symmetry | None] = {}
         self._canonical: dict[HostState, tuple[HostState, tuple[int, ...]]] = {}
         self._whole: dict[HostState, HostState] = {}
-        self._runs: dict[_RunKey, Run] = {}
-        self.asked = 0
-
-    # States
 
     def state(self, one: PoolHost, without: str | None = None) -> HostState:
         """The state of a machine. without: a VM there that frees its share."""
@@ -152,9 +104,9 @@ class Planner:
         with_vcpus, service, devices = self._masks(shape, host, request)
         memory = tuple(_memory_of(host, request, node) for node in host.nodes)
         cores = self._core_counts(shape, with_vcpus, service)
-        return self._known(HostState(shape, cores, tuple(sorted(devices)), memory))
+        return self.known(HostState(shape, cores, tuple(sorted(devices)), memory))
 
-    def _known(self, state: HostState) -> HostState:
+    def known(self, state: HostState) -> HostState:
         """The state that equals this one and was met first: one object is found soonest."""
         return self._states.setdefault(state, state)
 
@@ -222,9 +174,10 @@ class Planner:
             )
             for size, _, pools in state.memory
         )
-        return self._known(HostState(state.shape, cores, owned, memory))
+        return self.known(HostState(state.shape, cores, owned, memory))
 
-    def _with_all_memory(self, state: HostState) -> HostState:
+    def with_all_memory(self, state: HostState) -> HostState:
+        """The state with the same VMs on the same cores, and all memory free."""
         found = self._whole.get(state)
         if found is None:
             found = self._whole[state] = self._emptied(state, state.cores, state.owned)
@@ -233,14 +186,14 @@ class Planner:
     def canonical(self, state: HostState) -> HostState:
         """The form that all states have that are equal to this one but for parts of the machine
         that stand for each other."""
-        return self._canonical_order(state)[0]
+        return self.canonical_order(state)[0]
 
-    def _canonical_order(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
+    def canonical_order(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
         """The form, and for each of its nodes the node that it is in this state."""
         found = self._canonical.get(state)
         if found is None:
             form, nodes = self._form(state)
-            found = self._canonical[state] = self._known(form), nodes
+            found = self._canonical[state] = self.known(form), nodes
         return found
 
     def _form(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
@@ -310,19 +263,12 @@ class Planner:
                 replace(node, memory_bytes=size, memory_free_bytes=free, page_pools=pools)
                 for node, (size, free, pools) in zip(shape.nodes, state.memory, strict=True)
             )
-            found = replace(shape, name="pool", nodes=nodes, domains=self._others(state))
+            found = replace(shape, name="pool", nodes=nodes, domains=self.others(state))
             self._hosts[state] = found
         return found
 
-    def real_host(self, one: PoolHost, flavour: Flavour) -> Host:
-        """The machine itself, as a VM of the flavour finds it: GPUs of other models are in use."""
-        host = self.pool.host(one)
-        unfit = self.unfit(one.shape, flavour)
-        if not unfit:
-            return host
-        return replace(host, domains=(*host.domains, _holder(tuple(sorted(unfit)), (), 0)))
-
-    def _others(self, state: HostState) -> tuple[RunningDomain, ...]:
+    def others(self, state: HostState) -> tuple[RunningDomain, ...]:
+        """A domain that has what is allocated, where anything is."""
         pins: list[CpuSet] = []
         threads = 0
         for members, (busy, service) in zip(
@@ -333,204 +279,7 @@ class Planner:
                 threads |= core.bits
         if not (pins or threads or state.owned):
             return ()
-        return (_holder(state.owned, pins, threads),)
-
-    # Answers
-
-    def request(self, state: HostState, flavour: Flavour) -> GuestRequest | None:
-        """The flavour on this kind of machine; None where it cannot be asked for there."""
-        key = (state.shape, tuple(size for size, _, _ in state.memory), flavour)
-        if key not in self._requests:
-            try:
-                self._requests[key] = flavour.request(self.host(self.empty(state)))
-            except InputError:
-                self._requests[key] = None
-        return self._requests[key]
-
-    def step(self, state: HostState, flavour: Flavour) -> Step | None:
-        """One VM more, up to the parts of the machine that stand for each other; None where the
-        planner refuses it."""
-        request = self.request(state, flavour)
-        if request is None or not names_parts(request):
-            state = self.canonical(state)
-        return self.exact_step(state, flavour)
-
-    def exact_step(self, state: HostState, flavour: Flavour) -> Step | None:
-        """One VM more, on the nodes and GPUs that the planner chooses in this very state.
-
-        First the planner is asked as if all memory were free: where it refuses then, or where the
-        VM leaves more free memory than the host keeps, memory decides nothing, and machines that
-        differ in free memory share the answer.
-        """
-        key = (state, flavour)
-        if key not in self._steps:
-            relaxed = self._with_all_memory(state)
-            if relaxed == state or any(pools for _, _, pools in state.memory):
-                self._steps[key] = self._asked(state, flavour)
-            else:
-                self._steps[key] = self._relaxed(state, flavour, self.exact_step(relaxed, flavour))
-        return self._steps[key]
-
-    def _relaxed(self, state: HostState, flavour: Flavour, found: Step | None) -> Step | None:
-        if found is None:
-            return None
-        memory = []
-        for own, (used, kept) in zip(state.memory, self._used(found, flavour), strict=True):
-            size, free, pools = own
-            if used and free is not None:
-                if free - used < kept:
-                    return self._asked(state, flavour)
-                free -= used
-            memory.append((size, free, pools))
-        return replace(found, after=self._known(replace(found.after, memory=tuple(memory))))
-
-    def _asked(self, state: HostState, flavour: Flavour) -> Step | None:
-        free = self.free_gpus(state)
-        unfit = self.unfit(state.shape, flavour)
-        if flavour.gpus > len(free - unfit):
-            return None
-        request = self.request(state, flavour)
-        if request is None or _is_short_of_memory(state, request):
-            return None
-        host = self.host(state)
-        hidden = tuple(sorted(free & unfit))
-        if hidden:
-            host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}))))
-        self.asked += 1
-        try:
-            placement = place(
-                with_certain_nodes(host), request, self.inventory(state.shape), brief=True
-            )
-            request = as_placed(request, placement)
-            if not self._can_be_built(state.shape, flavour, host, request, placement):
-                return None
-            after = self._after(state, request, placement)
-        except (Unplannable, InputError):
-            return None
-        return step_of(placement, after, self.gpus(state.shape))
-
-    def _can_be_built(
-        self, shape: int, flavour: Flavour, host: Host, request: GuestRequest, placement: Placement
-    ) -> bool:
-        """Whether a guest of this kind has a PCI tree and an address space; asked once a shape."""
-        key = (shape, flavour)
-        if key not in self._buildable:
-            try:
-                assemble(with_certain_nodes(host), request, placement)
-            except (Unplannable, InputError):
-                self._buildable[key] = False
-            else:
-                self._buildable[key] = True
-        return self._buildable[key]
-
-    def unfit(self, shape: int, flavour: Flavour) -> frozenset[Bdf]:
-        """GPUs of another model than the flavour asks for."""
-        if flavour.gpu_model is None:
-            return frozenset()
-        every = self.pool.shapes[shape].devices_of_kind(DeviceKind.GPU)
-        return frozenset(gpu.bdf for gpu in every if not flavour.has_model(gpu))
-
-    def _after(self, state: HostState, request: GuestRequest, placement: Placement) -> HostState:
-        domain = domain_of_placement(self.host(state), request, placement)
-        host = replace(
-            self.host(state), domains=(*self._others(state), replace(domain, name=OTHERS * 2))
-        )
-        return self.state_of(state.shape, host)
-
-    def is_clean(self, state: HostState, flavour: Flavour, step: Step) -> bool:
-        """Whether the VM is as well placed as on the empty machine, with every GPU at home."""
-        if step.nearness[2] or step.nearness[0] > LOCAL_DISTANCE:
-            return False
-        best = self.step(self.empty(state), flavour)
-        if best is None:
-            return True
-        return step.nearness <= best.nearness and len(step.given) <= len(best.given)
-
-    def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
-        """(how many VMs of the flavour still fit with full locality, how many in all), placed one
-        after the other."""
-        run = self.run(state, (flavour,))
-        if run is not None:
-            return run.clean, run.number
-        chain: list[tuple[tuple[HostState, Flavour], bool]] = []
-        at = state
-        while (key := (at, flavour)) not in self._counts:
-            step = self.step(at, flavour)
-            if step is None:
-                self._counts[key] = (0, 0)
-                break
-            chain.append((key, self.is_clean(at, flavour, step)))
-            at = step.after
-        clean, number = self._counts[key]
-        for key, is_clean in reversed(chain):
-            clean, number = clean + is_clean, number + 1
-            self._counts[key] = (clean, number)
-        return clean, number
-
-    def run(
-        self, state: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool = False
-    ) -> "Run | None":
-        """VMs of the first flavour until none fits, then of the next, as if the whole memory of
-        each node were free; None where it matters that it is not.
-
-        only_clean: a flavour ends with the first VM of less than full locality.
-        """
-        requests = [self.request(state, flavour) for flavour in flavours]
-        if any(one is not None and names_parts(one) for one in requests):
-            return None
-        if any(pools for _, _, pools in state.memory):
-            return None
-        form, nodes = self._canonical_order(self._with_all_memory(state))
-        run = self._run(form, flavours, only_clean=only_clean)
-        for needed, node in zip(run.memory, nodes, strict=True):
-            free = state.memory[node][1]
-            if needed and free is not None and free < needed:
-                return None
-        return run
-
-    def _run(self, form: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool) -> "Run":
-        chain: list[tuple[_RunKey, Step | None, bool, tuple[int, ...], Flavour]] = []
-        at = form
-        while (key := (at, flavours, only_clean)) not in self._runs:
-            flavour = flavours[0]
-            step = self.exact_step(at, flavour)
-            clean = step is not None and self.is_clean(at, flavour, step)
-            if step is None or (only_clean and not clean):
-                if len(flavours) == 1:
-                    free = len(self.free_gpus(at))
-                    self._runs[key] = Run(0, 0, free, tuple(0 for _ in at.memory))
-                    break
-                chain.append((key, None, False, (), flavour))
-                flavours = flavours[1:]
-            else:
-                at, nodes = self._canonical_order(self._with_all_memory(step.after))
-                chain.append((key, step, clean, nodes, flavour))
-        run = self._runs[key]
-        for key, step, clean, nodes, flavour in reversed(chain):
-            if step is not None:
-                memory = list(run.memory)
-                for needed, node in zip(run.memory, nodes, strict=True):
-                    memory[node] = needed
-                memory = [
-                    max(used + needed, used + kept) if used else needed
-                    for needed, (used, kept) in zip(memory, self._used(step, flavour), strict=True)
-                ]
-                run = Run(run.clean + clean, run.number + 1, run.free_gpus, tuple(memory))
-            self._runs[key] = run
-        return run
-
-    def _used(self, step: Step, flavour: Flavour) -> Iterator[tuple[int, int]]:
-        """Of each node what a VM has of its memory, where all of it was free before, and what the
-        host keeps there next to it."""
-        request = self.request(step.after, flavour)
-        assert request is not None, "a VM was placed"
-        overhead = overhead_bytes(request)
-        nodes = self.pool.shapes[step.after.shape].nodes
-        for node, (size, free, _) in zip(nodes, step.after.memory, strict=True):
-            known = size is not None and free is not None
-            used = (size or 0) - (free or 0) if known else 0
-            kept = reserve_bytes(request, replace(node, memory_bytes=size)) if used else 0
-            yield used, kept + overhead
+        return (holder(state.owned, pins, threads),)
 
     def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:
@@ -540,27 +289,7 @@ class Planner:
         return self._probe[shape]
 
 
-def names_parts(request: GuestRequest) -> bool:
-    """Whether the request names PUs, nodes or devices, which others cannot stand for."""
-    return bool(
-        request.devices
-        or request.explicit_cells
-        or request.memory_nodes_allowed
-        or request.reserved_pus
-        or request.housekeeping_pus
-        or request.emulator_pus is not None
-    )
-
-
-def _is_short_of_memory(state: HostState, request: GuestRequest) -> bool:
-    """Whether all nodes together have less free memory than the VM, which no fallback cures."""
-    if request.layout.memory is MemoryBinding.AS_IT_WAS or request.page_bytes is not None:
-        return False
-    free = [free for _, free, _ in state.memory if free is not None]
-    return len(free) == len(state.memory) and sum(free) < request.memory_bytes
-
-
-def _holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> RunningDomain:
+def holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> RunningDomain:
     """A domain that has these devices, cores for vCPUs, and PUs for other threads."""
     return RunningDomain(
         name=OTHERS,
@@ -574,23 +303,6 @@ def _holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> 
         memory_by_node=(),
         page_bytes=None,
         devices=devices,
-    )
-
-
-def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> Step:
-    """The step of a placement."""
-    cost = {term.name: term.value for term in placement.cost}
-
-    def value(name: str) -> int:
-        found = cost.get(name, 0)
-        return found if isinstance(found, int) else 0
-
-    return Step(
-        placement,
-        after,
-        (value("device_class"), value("packages_spanned"), value("gpus_away_from_home")),
-        placement.concessions,
-        len(set(placement.devices) & set(gpus)),
     )
 
 

@@ -20,8 +20,9 @@ from homenode.pool.model import Pool
 from homenode.pool.optional import optional_module
 from homenode.pool.outlook import stranded
 from homenode.pool.place import PoolPlaces
+from homenode.pool.planner import Planner, Step
 from homenode.pool.solver import solve
-from homenode.pool.state import HostState, Planner, Step
+from homenode.pool.state import HostState
 
 
 class HostPolicy(StrEnum):

@@ -10,6 +10,7 @@ from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import PageReservation, Plan, PlannedCell, Rejection, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.topology import Host, RunningDomain
 
@@ -67,7 +68,8 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
         memory_bound=plan.memory_mode is not None and plan.memory_mode is not MemoryMode.PREFERRED,
         memory_by_node=_memory_by_node(plan),
         page_bytes=plan.page_bytes,
-        devices=tuple(sorted(device.bdf for device in plan.devices)),
+        devices=tuple(sorted(device.bdf for device in plan.devices if device.uuid is None)),
+        mediated=tuple(device.uuid for device in plan.devices if device.uuid is not None),
         planned=True,
     )
 
@@ -77,6 +79,7 @@ def domain_of_placement(host: Host, request: GuestRequest, placement: Placement)
     memory = guest_memory(host, request, placement)
     size = request.memory_bytes + request.guest.memory_device_bytes
     bound = bool(placement.memory_nodes)
+    uuids = {bdf: uuid_of_device(host, request, bdf) for bdf in placement.devices}
     pinned = bool(placement.vcpu_pins) or bound
     return RunningDomain(
         name=request.guest.name,
@@ -92,7 +95,8 @@ def domain_of_placement(host: Host, request: GuestRequest, placement: Placement)
             request.guest.memory_device_bytes if pinned else 0,
         ),
         page_bytes=request.page_bytes,
-        devices=placement.devices,
+        devices=tuple(bdf for bdf, uuid in uuids.items() if uuid is None),
+        mediated=tuple(uuid for uuid in uuids.values() if uuid is not None),
         planned=True,
     )
 

@@ -7,7 +7,7 @@ from homenode.plan.layout import Pinning, Siblings
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.pool.flavour import Flavour
-from homenode.pool.model import Pool, passable_gpus
+from homenode.pool.model import Pool
 from homenode.pool.planner import Planner
 from homenode.pool.solver import IntegerProgram
 from homenode.pool.state import HostState
@@ -95,7 +95,7 @@ def division_model(
             asked = planner.request(state, request.flavour)
             if asked is None or _is_too_large(planner, state, request.flavour):
                 continue
-            options = _options(capacity, asked, request.flavour.gpus)
+            options = _options(capacity, asked, request.flavour)
             model.options[t, h] = options
             for o, option in enumerate(options):
                 variable = program.variable(len(names))
@@ -117,8 +117,7 @@ def division_model(
 
 
 def _is_too_large(planner: Planner, state: HostState, flavour: Flavour) -> bool:
-    free = planner.free_gpus(state) - planner.unfit(state.shape, flavour)
-    return flavour.gpus > len(free)
+    return flavour.gpus > len(planner.free_units(state, flavour))
 
 
 def _add_rules(
@@ -177,7 +176,8 @@ class Capacity:
         host = planner.host(state)
         self.nodes = [node for node in host.nodes if node.pus]
         self.host = host
-        self.free_gpus = planner.free_gpus(state)
+        self.planner, self.state = planner, state
+        self._gpus: dict[str, list[int]] = {}
         busy: set[int] = set()
         for vm in host.domains:
             for pin in vm.vcpu_pins:
@@ -189,8 +189,6 @@ class Capacity:
         kept = planner.probe(state.shape).host_reserve.cores
         self.all_cores = max(0, len(free) - max(0, kept - service))
         self.threads = max((len(core.pus) for core in host.cores), default=1)
-        homes = {gpu.bdf: gpu.node for gpu in passable_gpus(host)}
-        self.gpus = [sum(homes[bdf] == node.index for bdf in self.free_gpus) for node in self.nodes]
         self.packages = [node.package for node in self.nodes]
         probe = planner.probe(state.shape)
         self.memory: list[int | None] = []
@@ -206,12 +204,30 @@ class Capacity:
         what, node = key
         if what == "cores":
             return self.all_cores if node is None else self.cores[node]
-        if what == "gpus":
-            return len(self.free_gpus) if node is None else self.gpus[node]
+        if what in self._gpus:
+            return self._gpus[what][-1 if node is None else node]
         if node is not None:
             return self.memory[node]
         known = [size for size in self.memory if size is not None]
         return sum(known) if len(known) == len(self.memory) else None
+
+    def gpus(self, flavour: Flavour | None) -> str:
+        """The key of what there is of the GPUs, or parts, that a flavour may take; None = of all.
+        Their numbers: of each node, and last of all."""
+        kind = "" if flavour is None else f"{flavour.gpu_model} {flavour.options.gpu_profile}"
+        key = f"gpus {kind}"
+        if key not in self._gpus:
+            units = self.planner.free_units(self.state, flavour)
+            homes = [self.host.device_at[gpu].node for gpu in units]
+            self._gpus[key] = [
+                sum(
+                    number
+                    for number, home in zip(units.values(), homes, strict=True)
+                    if home == node.index
+                )
+                for node in self.nodes
+            ] + [sum(units.values())]
+        return key
 
     def needs(
         self, request: GuestRequest, flavour: Flavour, option: Option
@@ -222,14 +238,15 @@ class Capacity:
         whole: list[tuple[tuple[str, int | None], int]] = [
             (("cores", None), cores),
             (("memory", None), memory),
-            (("gpus", None), flavour.gpus),
         ]
+        gpus = (self.gpus(None), self.gpus(flavour)) if flavour.gpus else ()
+        whole += [((key, None), flavour.gpus) for key in gpus]
         count = len(option.nodes)
         for node in option.nodes:
             whole.append((("cores", node), -(-cores // count)))
             whole.append((("memory", node), memory // count))
             if not option.away:
-                whole.append((("gpus", node), flavour.gpus // count))
+                whole += [((key, node), flavour.gpus // count) for key in gpus]
         return whole
 
 
@@ -243,8 +260,9 @@ def groups_of(request: GuestRequest, threads: int) -> int:
     return 0 if layout.pinning is Pinning.NONE else request.vcpus
 
 
-def _options(capacity: Capacity, request: GuestRequest, gpus: int) -> tuple[Option, ...]:
+def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tuple[Option, ...]:
     """One node, the nodes of one package, all nodes, each with its GPUs at home; and anywhere."""
+    gpus, key = flavour.gpus, capacity.gpus(flavour)
     nodes = range(len(capacity.nodes))
     sets: list[tuple[int, ...]] = [(node,) for node in nodes]
     by_package: dict[object, list[int]] = {}
@@ -258,7 +276,7 @@ def _options(capacity: Capacity, request: GuestRequest, gpus: int) -> tuple[Opti
         count = len(one)
         if gpus % count or request.vcpus % count:
             continue
-        if any(capacity.gpus[node] < gpus // count for node in one):
+        if any((capacity.limit((key, node)) or 0) < gpus // count for node in one):
             continue
         crossed = len({capacity.packages[node] for node in one}) - 1
         found.append(Option(one, crossed, 0))

@@ -7,6 +7,7 @@ from typing import Any
 
 from homenode.errors import InputError
 from homenode.pci import PciDevice
+from homenode.plan.gpu_parts import is_divided, parts_at, same_profile
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions, request_for
@@ -29,9 +30,9 @@ class Flavour:
     """A size of VM.
 
     vcpus, memory_bytes: None = the share of a host's cores and memory that belongs to so many of
-    its GPUs, so that it depends on the host. page_bytes: None = ordinary pages. gpu_model: a part
-    of the GPUs' name, in any case; None = any. value: what placing one is worth; None = its GPUs,
-    or 1 without. options: how it is planned, next to these sizes.
+    its GPUs, or parts of GPUs, so that it depends on the host. page_bytes: None = ordinary pages.
+    gpu_model: a part of the GPUs' name, in any case; None = any. value: what placing one is worth;
+    None = its GPUs, or 1 without. options: how it is planned, next to these sizes.
     """
 
     name: str
@@ -56,7 +57,7 @@ class Flavour:
         InputError where the host has no GPUs to take a share of, and as request_for does."""
         vcpus, memory_bytes = self.vcpus, self.memory_bytes
         if self.guest is None and (vcpus is None or memory_bytes is None):
-            share = share_of(host, self.gpus)
+            share = share_of(host, self.gpus, self.options.gpu_profile)
             vcpus = share[0] if vcpus is None else vcpus
             memory_bytes = share[1] if memory_bytes is None else memory_bytes
         options = replace(
@@ -73,29 +74,43 @@ class Flavour:
             asked = replace(asked, name=name)
         return request_for(asked, options, host)
 
-    def has_model(self, gpu: PciDevice) -> bool:
-        """Whether a GPU is of the model asked for."""
-        if self.gpu_model is None:
-            return True
-        return self.gpu_model.casefold() in (gpu.name or "").casefold()
+    def takes(self, gpu: PciDevice, host: Host) -> bool:
+        """Whether a GPU function is of the model and profile asked for."""
+        whole = host.device_at.get(gpu.physical_function or gpu.bdf, gpu)
+        names = ((gpu.name or "") + (whole.name or "")).casefold()
+        if self.gpu_model is not None and self.gpu_model.casefold() not in names:
+            return False
+        return bool(units_of(gpu, host, self.options.gpu_profile))
 
 
-def share_of(host: Host, gpus: int) -> tuple[int, int]:
-    """(vCPUs, bytes) that belong to so many GPUs of a host: of the node with least for each of its
-    GPUs, less a core for each VM's emulator and the host's share. Whole GiB from 1 GiB.
+def units_of(gpu: PciDevice, host: Host, profile: str | None) -> int:
+    """What VMs can get of a GPU function: itself, or so many parts of the profile."""
+    parts = parts_at(host.device_at, gpu.bdf)
+    if profile is not None:
+        return sum(same_profile(part, profile) for part in parts)
+    if gpu.physical_function is None and not is_divided(gpu):
+        return 1
+    return sum(part.profile is None for part in parts)
+
+
+def share_of(host: Host, gpus: int, profile: str | None = None) -> tuple[int, int]:
+    """(vCPUs, bytes) that belong to so many GPUs, or parts of a profile, of a host: of the node
+    with least for each of them, less a core for each VM's emulator and the host's share. Whole GiB
+    from 1 GiB.
 
     Raises InputError for a host without GPUs or too small to share out.
     """
-    every = passable_gpus(host)
+    by_node: dict[object, int] = {}
+    for gpu in passable_gpus(host):
+        if units := units_of(gpu, host, profile):
+            by_node[gpu.node] = by_node.get(gpu.node, 0) + units
+    every = sum(by_node.values())
     if not every:
         raise InputError("the host has no GPUs, so that no share of it belongs to one")
-    by_node: dict[object, int] = {}
-    for gpu in every:
-        by_node[gpu.node] = by_node.get(gpu.node, 0) + 1
     if None in by_node or any(host.node(node) is None for node in by_node):  # type: ignore[arg-type]
         cores = len(host.cores) - 1
         memory = sum(_for_vms(node) for node in host.nodes if node.pus)
-        shares = [(cores // len(every), memory // len(every))]
+        shares = [(cores // every, memory // every)]
     else:
         shares = []
         for node in host.nodes:
@@ -144,7 +159,17 @@ def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) ->
     )
 
 
-_KEYS = ("name", "gpus", "vcpus", "memory", "page_size", "gpu_model", "value", "layout")
+_KEYS = (
+    "name",
+    "gpus",
+    "vcpus",
+    "memory",
+    "page_size",
+    "gpu_model",
+    "gpu_profile",
+    "value",
+    "layout",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +273,9 @@ def flavour_of(table: Table, guest: Guest | None = None) -> Flavour:
         raise table.refusal("vcpus", "vcpus and memory, since a VM without GPUs has no share")
     name = table.text("name")
     assert name is not None, "tables_of has looked"
+    profile = table.text("gpu_profile")
+    if profile is not None and not gpus:
+        raise table.refusal("gpus", "how many parts of the profile")
     page = table.size("page_size")
     if page is not None and (page < 4096 or page.bit_count() != 1):
         raise table.refusal("page_size", "a power of two, such as 2MiB or 1GiB")
@@ -259,6 +287,6 @@ def flavour_of(table: Table, guest: Guest | None = None) -> Flavour:
         page_bytes=page,
         gpu_model=table.text("gpu_model"),
         value=table.count("value"),
-        options=PlanOptions(layout=layout),
+        options=PlanOptions(layout=layout, gpu_profile=profile),
         guest=guest,
     )

@@ -39,6 +39,7 @@ class HookRequest:
     memory: str | None = None
     page_size: str | None = None
     gpu_model: str | None = None
+    gpu_profile: str | None = None
     layout: str = DEFAULT_LAYOUT
     hosts: tuple[str, ...] = ()
 
@@ -122,6 +123,8 @@ class Hook:
             return known
         if request.layout not in PRESETS:
             raise InputError(f"layout: expected one of {', '.join(PRESETS)}")
+        if request.gpu_profile is not None and not request.gpus:
+            raise InputError("gpu_profile: expected gpus as well, the number of parts")
         if not 0 <= request.gpus <= 1024 or not 1 <= (request.vcpus or 1) <= 65536:
             raise InputError("gpus, vcpus: expected counts that a VM can have")
         if not request.gpus and (request.vcpus is None or request.memory is None):
@@ -133,7 +136,7 @@ class Hook:
             None if request.memory is None else parse_bytes(request.memory),
             None if request.page_size is None else parse_bytes(request.page_size),
             request.gpu_model,
-            options=PlanOptions(layout=request.layout),
+            options=PlanOptions(layout=request.layout, gpu_profile=request.gpu_profile),
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.gpu_parts import is_divided, parts_at
 from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 
 
@@ -66,8 +67,14 @@ class Pool:
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
-    """GPU functions that a VM can get: of a GPU that is divided by SR-IOV its parts, not itself."""
-    return tuple(gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if not gpu.sriov_num_vfs)
+    """GPU functions that a VM can get: whole GPUs, and of those that are divided the functions of
+    parts that VFIO can give to a VM."""
+    return tuple(
+        gpu
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+        if (gpu.physical_function is None and not is_divided(gpu))
+        or parts_at(host.device_at, gpu.bdf)
+    )
 
 
 def shape_of(host: Host) -> Host:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
@@ -70,7 +71,7 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
     vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
     groups, stuck = [], []
     # The largest first: small ones find a place beside them, but not the other way round.
-    for vm in sorted(vms, key=lambda one: (-len(one.devices), -len(one.vcpu_pins), one.name)):
+    for vm in sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name)):
         move = _moved(places, vm, host, others)
         if move is None:
             stuck.append(StuckVm(vm.name, host, "no other host takes it on free cores and GPUs"))
@@ -130,7 +131,7 @@ def _tried(
     before = _fits(places, flavour)
     others = {host.name for host in places.pool().hosts} - {name}
     moves: list[Move] = []
-    for vm in sorted(vms, key=lambda one: (-len(one.devices), one.name)):
+    for vm in sorted(vms, key=lambda one: (-_devices(one), one.name)):
         move = _moved(places, vm, name, others)
         if move is None:
             break
@@ -147,22 +148,40 @@ def _tried(
     return None
 
 
+def _devices(vm: RunningDomain) -> int:
+    return len(vm.devices) + len(vm.mediated)
+
+
 def _fits(places: PoolPlaces, flavour: Flavour) -> int:
     return sum(
         places.planner.counts(state, flavour)[0] * len(names) for state, names in places.members()
     )
 
 
-def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour:
-    """The size of a VM that runs: what it would ask for on another host."""
-    gpus = places.planner.gpus(places.host(host).shape) & set(vm.devices)
+def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour | None:
+    """The size of a VM that runs: what it would ask for on another host. None where no flavour is
+    so: one with GPUs, or parts of them, of several profiles."""
+    shape = places.planner.pool.shapes[places.host(host).shape]
+    profile_of: dict[Bdf | str | None, str | None] = {
+        part.uuid or part.bdf: part.profile
+        for gpu in shape.pci_devices
+        for part in gpu.parts
+        if part.is_for_vms
+    }
+    gpus: list[Bdf | str] = [
+        *(places.planner.gpus(places.host(host).shape) & set(vm.devices)),
+        *vm.mediated,
+    ]
+    profiles = {profile_of.get(one) for one in gpus}
+    if len(profiles) > 1:
+        return None
     return Flavour(
         f"like {vm.name}",
         len(gpus),
         max(1, len(vm.vcpu_pins)),
         vm.memory_bytes or 1 << 30,
         vm.page_bytes,
-        options=PlanOptions(layout=DEFAULT_LAYOUT),
+        options=PlanOptions(layout=DEFAULT_LAYOUT, gpu_profile=next(iter(profiles), None)),
     )
 
 
@@ -171,6 +190,8 @@ def _moved(
 ) -> Move | None:
     """Move the VM to the best of the other hosts; None where none takes it."""
     flavour = flavour_of_vm(places, vm, host)
+    if flavour is None:
+        return None
     for one in places.ranked(flavour, among=others):
         try:
             there = placed_vm(places, one.host.name, flavour, vm.name)
@@ -178,5 +199,5 @@ def _moved(
             continue
         places.take_from(host, vm.name)
         places.add(one.host.name, there)
-        return Move(vm.name, host, one.host.name, flavour.gpus, bool(vm.devices))
+        return Move(vm.name, host, one.host.name, flavour.gpus, bool(vm.devices or vm.mediated))
     return None

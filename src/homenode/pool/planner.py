@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.pci import DeviceKind
+from homenode.plan.gpu_parts import parts_at, same_profile
 from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
@@ -17,7 +17,7 @@ from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_placement
 from homenode.pool.flavour import Flavour
-from homenode.pool.model import Pool, PoolHost
+from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.state import OTHERS, HostState, States, holder
 from homenode.topology import LOCAL_DISTANCE, Host
 
@@ -64,6 +64,7 @@ class Planner(States):
         self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
         self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
         self._runs: dict[_RunKey, Run] = {}
+        self._unfit: dict[tuple[int, Flavour], frozenset[Bdf]] = {}
         self.asked = 0
 
     def request(self, state: HostState, flavour: Flavour) -> GuestRequest | None:
@@ -124,7 +125,7 @@ class Planner(States):
         host = self.host(state)
         hidden = tuple(sorted(free & unfit))
         if hidden:
-            host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}))))
+            host = self.host(replace(state, owned=tuple(sorted({*state.owned, *hidden}, key=str))))
         self.asked += 1
         try:
             placement = place(
@@ -153,11 +154,31 @@ class Planner(States):
         return self._buildable[key]
 
     def unfit(self, shape: int, flavour: Flavour) -> frozenset[Bdf]:
-        """GPUs of another model than the flavour asks for."""
-        if flavour.gpu_model is None:
-            return frozenset()
-        every = self.pool.shapes[shape].devices_of_kind(DeviceKind.GPU)
-        return frozenset(gpu.bdf for gpu in every if not flavour.has_model(gpu))
+        """GPUs of another model than the flavour asks for, and those of another profile."""
+        key = (shape, flavour)
+        if key not in self._unfit:
+            host = self.pool.shapes[shape]
+            self._unfit[key] = frozenset(
+                gpu.bdf for gpu in passable_gpus(host) if not flavour.takes(gpu, host)
+            )
+        return self._unfit[key]
+
+    def free_units(self, state: HostState, flavour: Flavour | None) -> dict[Bdf, int]:
+        """Of each free GPU function that the flavour may take (None = any), what VMs can have of it
+        at once: the parts of its profile that are mediated devices, else 1."""
+        host, owned = self.pool.shapes[state.shape], set(state.owned)
+        unfit = frozenset() if flavour is None else self.unfit(state.shape, flavour)
+        profile = None if flavour is None else flavour.options.gpu_profile
+        found = {}
+        for gpu in sorted(self.free_gpus(state) - unfit):
+            parts = [
+                part
+                for part in parts_at(host.device_at, gpu)
+                if part.uuid not in owned and (profile is None or same_profile(part, profile))
+            ]
+            if parts or profile is None:
+                found[gpu] = max(1, len(parts))
+        return found
 
     def _after(self, state: HostState, request: GuestRequest, placement: Placement) -> HostState:
         domain = domain_of_placement(self.host(state), request, placement)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.plan.gpu_parts import functions_of_parts
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import allocations, other_domains
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -29,12 +30,13 @@ OTHERS = "\0"
 @dataclass(frozen=True, slots=True, eq=False)
 class HostState:
     """What is allocated. cores: of each class of cores, how many have vCPUs, and how many have
-    other threads only. owned: functions that VMs have. memory: of each node (bytes, free bytes,
-    page pools). Its hash is kept: states are looked up far more often than made."""
+    other threads only. owned: functions that VMs have, and UUIDs of mediated devices. memory: of
+    each node (bytes, free bytes, page pools). Its hash is kept: states are looked up far more often
+    than made."""
 
     shape: int
     cores: tuple[tuple[int, int], ...]
-    owned: tuple[Bdf, ...]
+    owned: tuple[Bdf | str, ...]
     memory: tuple[tuple[int | None, int | None, tuple[PagePool, ...]], ...]
     _hash: int = field(init=False, repr=False)
 
@@ -65,6 +67,7 @@ class States:
         self._cores_of_vm: dict[tuple[object, ...], tuple[int, int] | None] = {}
         self._counted: dict[tuple[int, int, int], tuple[tuple[int, int], ...]] = {}
         self._gpus: dict[int, frozenset[Bdf]] = {}
+        self._uuids: dict[int, dict[Bdf, frozenset[str]]] = {}
         self._hosts: dict[HostState, Host] = {}
         self._states: dict[HostState, HostState] = {}
         self._empty: dict[HostState, HostState] = {}
@@ -104,7 +107,7 @@ class States:
         with_vcpus, service, devices = self._masks(shape, host, request)
         memory = tuple(_memory_of(host, request, node) for node in host.nodes)
         cores = self._core_counts(shape, with_vcpus, service)
-        return self.known(HostState(shape, cores, tuple(sorted(devices)), memory))
+        return self.known(HostState(shape, cores, tuple(sorted(devices, key=str)), memory))
 
     def known(self, state: HostState) -> HostState:
         """The state that equals this one and was met first: one object is found soonest."""
@@ -112,14 +115,14 @@ class States:
 
     def _masks(
         self, shape: int, host: Host, request: GuestRequest
-    ) -> tuple[int, int, frozenset[Bdf]]:
+    ) -> tuple[int, int, frozenset[Bdf | str]]:
         """PUs of cores with vCPUs and of cores with other threads only, and devices in use.
 
         What each VM has of the host does not depend on the others, unless its vCPUs float over
         several cores: then all are looked at together.
         """
         with_vcpus, threads = 0, 0
-        devices: set[Bdf] = set()
+        devices: set[Bdf | str] = set()
         for vm in other_domains(host, request):
             key = (shape, vm.vcpu_pins, vm.emulator_pus, vm.iothread_pus)
             if key not in self._cores_of_vm:
@@ -132,11 +135,12 @@ class States:
             known = self._cores_of_vm[key]
             if known is None:
                 others = allocations(host, request)
-                owned = frozenset(bdf for bdf, _ in others.devices)
-                return others.vcpu_cores.bits, others.service_cores.bits, owned
+                devices = {bdf for bdf, _ in others.devices}
+                devices |= {uuid for uuid, _ in others.mediated}
+                return others.vcpu_cores.bits, others.service_cores.bits, frozenset(devices)
             with_vcpus |= known[0]
             threads |= known[1]
-            devices.update(vm.devices)
+            devices.update(vm.devices, vm.mediated)
         return with_vcpus, threads & ~with_vcpus, frozenset(devices)
 
     def _core_counts(
@@ -163,7 +167,7 @@ class States:
         return found
 
     def _emptied(
-        self, state: HostState, cores: tuple[tuple[int, int], ...], owned: tuple[Bdf, ...]
+        self, state: HostState, cores: tuple[tuple[int, int], ...], owned: tuple[Bdf | str, ...]
     ) -> HostState:
         """With all memory free."""
         memory = tuple(
@@ -252,7 +256,19 @@ class States:
         return self._gpus[shape]
 
     def free_gpus(self, state: HostState) -> frozenset[Bdf]:
-        return self.gpus(state.shape) - set(state.owned)
+        owned = set(state.owned)
+        free = self.gpus(state.shape) - owned
+        used_up = {gpu for gpu, uuids in self._mediated(state.shape).items() if uuids <= owned}
+        return free - used_up
+
+    def _mediated(self, shape: int) -> dict[Bdf, frozenset[str]]:
+        """UUIDs of the mediated devices of each function that has some."""
+        if shape not in self._uuids:
+            found: dict[Bdf, set[str]] = {}
+            for uuid, gpu in functions_of_parts(self.pool.shapes[shape]).items():
+                found.setdefault(gpu, set()).add(uuid)
+            self._uuids[shape] = {gpu: frozenset(uuids) for gpu, uuids in found.items()}
+        return self._uuids[shape]
 
     def host(self, state: HostState) -> Host:
         """A machine in that state: the first cores of each class are in use."""
@@ -289,7 +305,7 @@ class States:
         return self._probe[shape]
 
 
-def holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> RunningDomain:
+def holder(owned: tuple[Bdf | str, ...], cores: Sequence[CpuSet], threads: int) -> RunningDomain:
     """A domain that has these devices, cores for vCPUs, and PUs for other threads."""
     return RunningDomain(
         name=OTHERS,
@@ -302,7 +318,8 @@ def holder(devices: tuple[Bdf, ...], cores: Sequence[CpuSet], threads: int) -> R
         memory_bound=True,
         memory_by_node=(),
         page_bytes=None,
-        devices=devices,
+        devices=tuple(one for one in owned if isinstance(one, Bdf)),
+        mediated=tuple(one for one in owned if not isinstance(one, Bdf)),
     )
 
 

@@ -13,6 +13,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
+from homenode.plan.gpu_parts import parts_at
 from homenode.plan.search.devices import DeviceInventory
 from homenode.topology import Host
 
@@ -51,7 +52,7 @@ class Symmetry:
     llcs: tuple[tuple[tuple[int, ...], ...], ...]
     orders: tuple[NodeOrder, ...]
 
-    def counts(self, owned: Sequence[Bdf]) -> tuple[int, ...] | None:
+    def counts(self, owned: Sequence[Bdf | str]) -> tuple[int, ...] | None:
         """How many GPUs of each class these functions are; None where they are not whole GPUs."""
         mine = set(owned)
         found = []
@@ -65,14 +66,13 @@ class Symmetry:
 
     def owned(self, counts: Sequence[int]) -> tuple[Bdf, ...]:
         """The functions of the first so many GPUs of each class, ascending."""
-        return tuple(
-            sorted(
-                bdf
-                for one, count in zip(self.gpus, counts, strict=True)
-                for unit in one.units[:count]
-                for bdf in unit
-            )
-        )
+        functions = [
+            bdf
+            for one, count in zip(self.gpus, counts, strict=True)
+            for unit in one.units[:count]
+            for bdf in unit
+        ]
+        return tuple(sorted(functions, key=str))
 
     def forms(
         self, cores: CoreCounts, gpus: Sequence[int]
@@ -155,6 +155,7 @@ def _gpu_classes(
         others = devices.companions[gpu.bdf]
         what = (
             _what_it_is(gpu),
+            tuple((part.kind, part.profile) for part in parts_at(host.device_at, gpu.bdf)),
             tuple(_what_it_is(host.device_at[bdf]) for bdf in others),
             len(host.bridges_above(gpu.bdf)),
         )

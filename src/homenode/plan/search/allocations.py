@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
+from homenode.plan.gpu_parts import free_parts
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host, RunningDomain
 
@@ -56,6 +57,16 @@ def held_uuids(host: Host | None, request: GuestRequest) -> frozenset[str]:
     """Mediated devices that other domains have."""
     others = () if host is None else other_domains(host, request)
     return frozenset(uuid for domain in others for uuid in domain.mediated)
+
+
+def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> str | None:
+    """The mediated device that the VM gets at a function: the one that it names, or the first free
+    one of its profile; None where it gets the function itself."""
+    if function in request.devices or host is None:
+        return dict(request.mediated).get(function)
+    held = held_uuids(host, request)
+    parts = free_parts(host.device_at, function, held, request.gpu_profile)
+    return next((part.uuid for part in parts), None)
 
 
 def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:

@@ -9,13 +9,13 @@ from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.gpu_parts import free_parts, parts_at
+from homenode.plan.gpu_parts import parts_at
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
-from homenode.plan.search.allocations import held_uuids
+from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, llc_runs
 from homenode.plan.shape.consequences import consequences
@@ -165,17 +165,12 @@ def _devices(
         group_of = _groups_stated(before)
     else:
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
-    mediated = dict(request.mediated)
-    held = held_uuids(host, request)
     local = _memory_of_node(request, placement, cells)
     whole = request.memory_bytes + request.guest.memory_device_bytes
     planned: list[PlannedDevice] = []
     for bdf in placement.devices:
         known = by_bdf.get(bdf)
         node = None if known is None else known.node
-        uuid = mediated.get(bdf)
-        if bdf not in request.devices:  # chosen for its profile
-            uuid = next((p.uuid for p in free_parts(by_bdf, bdf, held, request.gpu_profile)), None)
         planned.append(
             PlannedDevice(
                 bdf=bdf,
@@ -186,7 +181,7 @@ def _devices(
                 local_memory_ratio=(
                     None if node is None or local is None else local.get(node, 0) / whole
                 ),
-                uuid=uuid,
+                uuid=uuid_of_device(host, request, bdf),
                 managed=not any(part.profile for part in parts_at(by_bdf, bdf)),
             )
         )

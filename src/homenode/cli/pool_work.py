@@ -145,6 +145,7 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     pool = read_the_pool(sources)
     note_failures(pool)
     hook = Hook(PoolPlaces(pool, sizes), sizes)
+    hook.prepare()
     for line in sys.stdin.buffer:
         if line.strip():
             print_json(hook.answer(line))

@@ -1,6 +1,6 @@
 """Hook: one request of a scheduler as a line of JSON, and the answer as another."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import msgspec
@@ -75,6 +75,12 @@ class Hook:
     def __init__(self, places: PoolPlaces, flavours: tuple[Flavour, ...]) -> None:
         self._places = places
         self._flavours = {flavour.name: flavour for flavour in flavours}
+        self._sizes: dict[Flavour, Flavour] = {}
+
+    def prepare(self) -> None:
+        """Work out where the pool's flavours would go, so that the first requests do not wait."""
+        for flavour in self._flavours.values():
+            next(self._places.ranked(flavour), None)
 
     def answer(self, line: bytes) -> str:
         """The line of JSON that answers a line; never an exception for what a request says."""
@@ -129,7 +135,7 @@ class Hook:
             raise InputError("gpus, vcpus: expected counts that a VM can have")
         if not request.gpus and (request.vcpus is None or request.memory is None):
             raise InputError("vcpus, memory: expected both for a VM without GPUs")
-        return Flavour(
+        flavour = Flavour(
             f"{request.gpus} GPUs",
             request.gpus,
             request.vcpus,
@@ -138,6 +144,9 @@ class Hook:
             request.gpu_model,
             options=PlanOptions(layout=request.layout, gpu_profile=request.gpu_profile),
         )
+        # One object is found sooner than an equal one; a size of the pool has been worked out.
+        alike = (one for one in self._flavours.values() if replace(flavour, name=one.name) == one)
+        return self._sizes.setdefault(flavour, next(alike, flavour))
 
 
 def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> RunningDomain:

@@ -72,6 +72,7 @@ class PoolPlaces:
         self._state: dict[str, HostState] = {}
         self._members: dict[HostState, dict[str, None]] = {}
         self._host_of_vm: dict[str, list[str]] = {}
+        self._candidates: dict[tuple[HostState, Flavour], _Candidate | None] = {}
         for host in pool.hosts:
             self._enter(host)
 
@@ -160,26 +161,24 @@ class PoolPlaces:
             left = [name for name in members if name not in own]
             if left:
                 groups.append((state, left))
-        queue: list[tuple[tuple[object, ...], int, _Candidate]] = []
+        queue: list[tuple[tuple[object, ...], int, list[str], _Candidate]] = []
         for state, members_of in groups:
             names = [name for name in members_of if among is None or name in among]
             own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
             if not names or own_flavour is None:
                 continue
-            step = self.planner.step(state, own_flavour)
-            if step is None:
-                continue
-            names.sort(key=self._order.__getitem__)
-            candidate = _Candidate(self, own_flavour, state, step, names)
-            first = self._order[candidate.names[0]]
-            heapq.heappush(queue, (candidate.key(), first, candidate))
+            candidate = self._candidate(state, own_flavour)
+            if candidate is not None:
+                first = min(map(self._order.__getitem__, names))
+                queue.append((candidate.key, first, names, candidate))
+        heapq.heapify(queue)
         while queue:
-            _, first, candidate = heapq.heappop(queue)
+            _, first, names, candidate = heapq.heappop(queue)
             if not candidate.is_complete:
                 candidate.go_on()
-                heapq.heappush(queue, (candidate.key(), first, candidate))
+                heapq.heappush(queue, (candidate.key, first, names, candidate))
                 continue
-            for name in candidate.names:
+            for name in sorted(names, key=self._order.__getitem__):
                 yield RankedPlace(
                     self._hosts[name],
                     candidate.flavour,
@@ -188,6 +187,14 @@ class PoolPlaces:
                     candidate.lost(),
                     self.planner,
                 )
+
+    def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate | None":
+        """The state as a place for the flavour; None where it refuses it."""
+        key = (state, flavour)
+        if key not in self._candidates:
+            step = self.planner.step(state, flavour)
+            self._candidates[key] = None if step is None else _Candidate(self, flavour, state, step)
+        return self._candidates[key]
 
     def refusals(
         self, flavour: Flavour | Mapping[int, Flavour], *, vm: str | None = None, most: int = 8
@@ -221,28 +228,17 @@ class PoolPlaces:
 
 
 class _Candidate:
-    """A group of hosts of one state; its key grows as far as the comparison needs it."""
+    """Hosts of one state; their key grows as far as the comparison needs it, and stays."""
 
-    __slots__ = ("_key", "_lost", "_rest", "flavour", "names", "places", "state", "step")
+    __slots__ = ("_lost", "_rest", "flavour", "key", "places", "state", "step")
 
-    def __init__(
-        self,
-        places: PoolPlaces,
-        flavour: Flavour,
-        state: HostState,
-        step: Step,
-        names: list[str],
-    ) -> None:
-        self.places, self.flavour, self.names = places, flavour, names
-        self.state, self.step = state, step
+    def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState, step: Step) -> None:
+        self.places, self.flavour, self.state, self.step = places, flavour, state, step
         self._lost: list[int] = []
         terms = [(term.name, term.value) for term in step.placement.cost]
         at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
-        self._key: list[object] = [len(step.given), *(value for _, value in terms[:at])]
+        self.key: tuple[object, ...] = (len(step.given), *(value for _, value in terms[:at]))
         self._rest = [value for name, value in terms[at:] if name not in INDICES]
-
-    def key(self) -> tuple[object, ...]:
-        return tuple(self._key)
 
     @property
     def is_complete(self) -> bool:
@@ -253,7 +249,7 @@ class _Candidate:
         number = len(self._lost)
         if number == len(self.places.flavours):
             left = self.places.planner.free_gpus(self.step.after) if self.flavour.gpus else ()
-            self._key += [len(left), *self._rest]
+            self.key += (len(left), *self._rest)
             self._lost.append(0)
             return
         flavour = self.places.flavours[number]
@@ -261,7 +257,7 @@ class _Candidate:
         before = planner.counts(self.state, flavour)[0]
         lost = max(0, before - planner.counts(self.step.after, flavour)[0]) if before else 0
         self._lost.append(lost)
-        self._key.append(lost)
+        self.key += (lost,)
 
     def lost(self) -> tuple[LostFits, ...]:
         return tuple(

@@ -199,8 +199,12 @@ class Planner(States):
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """(how many VMs of the flavour still fit with full locality, how many in all), placed one
         after the other."""
+        known = self._counts.get((state, flavour))
+        if known is not None:
+            return known
         run = self.run(state, (flavour,))
         if run is not None:
+            self._counts[state, flavour] = run.clean, run.number
             return run.clean, run.number
         chain: list[tuple[tuple[HostState, Flavour], bool]] = []
         at = state

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.auto_layout import refuse_auto
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
@@ -115,6 +114,8 @@ def run(
     try:
         if sources.ranges is not None:
             _refuse_with_ranges(options, sources, outputs)
+            from homenode.auto_layout import refuse_auto
+
             refuse_auto(options)
             tuning = tune_manually(
                 original, document, options, sources.ranges, copy_name=outputs.copy_name

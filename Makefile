@@ -65,7 +65,7 @@ test-lab: $(STAMP)
 
 gpu-check: $(STAMP)
 	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \
-	  $(BIN)/pytest -m gpu tests/test_torch_gpu.py && exit $$code
+	  $(BIN)/pytest -m gpu tests/measure/test_torch_gpu.py && exit $$code
 
 fuzz: $(STAMP)
 	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \

@@ -13,8 +13,8 @@ from homenode.sources import load_host
 from homenode.topology import summarise
 from tests.shared_data import SHARED
 from tests.sysfs_trees import cpu_files
-from tests.test_tools_hwloc_xml import TWO_NODES, _document
-from tests.test_tools_lspci import SMALL
+from tests.tools.test_hwloc_xml import TWO_NODES, _document
+from tests.tools.test_lspci import SMALL
 
 
 def _write_tree(top: Path) -> None:

@@ -17,8 +17,8 @@ from homenode.apply.store import DomainStore
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import InputError
 from homenode.hypervisor.virsh import Virsh
+from tests.apply.test_killed import in_child
 from tests.apply_documents import NAME, ORIGINAL, tuned
-from tests.test_apply_killed import in_child
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 TITLE = b"<title>mine</title>"

@@ -11,9 +11,9 @@ from homenode.doctor.fleet import compare_fleet, majority
 from homenode.findings import Severity
 from homenode.pci import PciLink
 from homenode.topology import Host
+from tests.doctor.test_cli import run
 from tests.doctor_cases import changed
 from tests.doctor_domains import gpus, host
-from tests.test_doctor_cli import run
 
 HGX = "hgx-h100"
 ROOT = Path(__file__).parents[2]

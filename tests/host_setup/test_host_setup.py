@@ -16,7 +16,7 @@ from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
 from homenode.sources import load_host
 from homenode.topology import Host, PagePool
-from tests.test_doctor_cli import run
+from tests.doctor.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 HOST = "hgx-h100"

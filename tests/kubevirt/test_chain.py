@@ -11,9 +11,9 @@ import pytest
 
 from homenode.domain.read import guest_of, open_domain
 from homenode.plan.guest import Guest
+from tests.domain.test_libvirt import libvirt, virsh
+from tests.kubevirt.test_live import NAME, placed, valid
 from tests.kubevirt_documents import IBM_GPUS, document, ibm_document
-from tests.test_domain_libvirt import libvirt, virsh
-from tests.test_kubevirt_live import NAME, placed, valid
 
 __all__ = ["libvirt"]
 ORACLE = Path(__file__).parent / "oracle"

@@ -15,6 +15,7 @@ from homenode.cli.kubevirt import _own_source
 from homenode.errors import UsageError
 from homenode.kubevirt.hook_file import ENTRY, PORTABLE, hook_file
 from homenode.kubevirt.on_define_domain import Answer, answer
+from tests.kubevirt.test_grace import grace_vm
 from tests.kubevirt_documents import (
     IBM,
     IBM_GPUS,
@@ -24,7 +25,6 @@ from tests.kubevirt_documents import (
     shipped,
     vmi,
 )
-from tests.test_kubevirt_grace import grace_vm
 from tests.tree_writer import write_tree
 
 PINS = ((4, 5), (64, 65))

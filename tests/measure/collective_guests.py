@@ -8,9 +8,9 @@ from typing import Any
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.process import Completed
-from tests import test_tools_nccl_tests as nccl
 from tests.bench_machines import FakeMachine
 from tests.nccl.logs import log_of
+from tests.tools import test_nccl_tests as nccl
 
 GPUS = ("0000:11:00.0", "0000:81:00.0")
 PEAK = 20e9

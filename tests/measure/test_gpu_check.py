@@ -15,8 +15,8 @@ from homenode.measure.model import Group
 from homenode.results.model import Run, Sample
 from homenode.results.store import load_runs
 from tests.bench_machines import FakeMachine
+from tests.measure.test_gpu_run import GpuMachine
 from tests.report_runs import full_run
-from tests.test_bench_gpu_run import GpuMachine
 
 GPU = Bdf.parse("0000:11:00.0")
 

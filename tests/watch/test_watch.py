@@ -21,7 +21,7 @@ from homenode.watch.alert import Alert
 from homenode.watch.metrics import metrics
 from homenode.watch.observation import Look, look
 from homenode.watch.state import KIND, WatchState, changes
-from tests.test_doctor_cli import run
+from tests.doctor.test_cli import run
 
 ROOT = Path(__file__).parents[2]
 HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()

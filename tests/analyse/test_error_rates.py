@@ -1,0 +1,188 @@
+"""Quantiles against tables, and how often equal layouts are distinguished by mistake."""
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from homenode.analyse.comparison import Outcome
+from homenode.analyse.correction import holm
+from homenode.analyse.t_distribution import f_upper_p, t_quantile, two_sided_p
+from homenode.results.model import Run
+from tests.analyse.test_compare import GPU, LATENCY, TRIAD, compared, only
+from tests.simulated_runs import simulated_run
+
+
+@pytest.mark.parametrize(
+    ("confidence", "freedom", "quantile"),
+    [
+        (0.95, 1, 12.706205), (0.95, 2, 4.302653), (0.95, 4, 2.776445), (0.99, 4, 4.604095),
+        (0.95, 30, 2.042272), (0.999, 7, 5.407883), (0.95, 1e6, 1.959966), (0.95, 2.5, 3.558),
+    ],
+)  # fmt: skip
+def test_quantiles_of_t_are_those_of_the_tables(
+    confidence: float, freedom: float, quantile: float
+) -> None:
+    found = t_quantile(confidence, freedom)
+    assert found == pytest.approx(quantile, abs=2e-2 if freedom == 2.5 else 2e-6)
+    assert two_sided_p(found, freedom) == pytest.approx(1 - confidence, abs=1e-9)
+
+
+def test_tails_of_f_are_those_of_the_tables() -> None:
+    assert f_upper_p(9.0, 2, 2) == pytest.approx(0.1)
+    assert f_upper_p(9.276628, 3, 3) == pytest.approx(0.05, abs=1e-7)
+    assert f_upper_p(3.326, 5, 10) == pytest.approx(0.05, abs=1e-4)
+    assert two_sided_p(0.0, 3) == 1.0
+
+
+def test_holm_is_monotone_and_never_above_one() -> None:
+    assert holm([]) == ()
+    assert holm([0.5, 0.9]) == (1.0, 1.0)
+    assert holm([0.04, 0.01]) == (0.04, 0.02)
+
+
+def _rate(
+    effect: float, count: int, metric: str = "memory-bandwidth", noise: float = 0.01
+) -> float:
+    rng = random.Random(20261120)
+    found = 0
+    unit, value = {**TRIAD, **LATENCY}[metric]
+    for _ in range(count):
+        first = simulated_run("pin", {metric: (unit, value)}, rng)
+        second = simulated_run("pin-numa", {metric: (unit, value * (1 + effect))}, rng,
+                               between=noise)  # fmt: skip
+        outcome = only(compared(first, second), metric).outcome
+        found += outcome in (Outcome.BETTER, Outcome.WORSE)
+    return found / count
+
+
+def test_equal_layouts_are_told_apart_in_at_most_five_and_a_half_of_a_hundred_comparisons() -> None:
+    assert _rate(0.0, 2000) <= 0.055
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.1])
+def test_equal_layouts_stay_equal_where_one_varies_five_or_ten_times_as_much(noise: float) -> None:
+    assert _rate(0.0, 1000, noise=noise) <= 0.08
+
+
+def test_a_difference_of_five_percent_is_found_nineteen_times_in_twenty() -> None:
+    assert _rate(0.05, 1000) >= 0.95
+    assert _rate(-0.05, 400, "memory-latency") >= 0.95
+
+
+def _rates_of_several(
+    effects: Sequence[float], count: int, noise: Sequence[float] = (0.01,) * 4
+) -> list[float]:
+    """How often any, and each, alternative is given from the first; three boots of ten samples."""
+    layouts = ("default", "pin", "pin-numa", "pin-numa-pci")
+    rng = random.Random(20261121)
+    found = [0] * len(effects)
+    for _ in range(count):
+        runs = [
+            simulated_run(
+                layout, {"memory-bandwidth": ("bytes_per_s", 100e9 * (1 + effect))}, rng,
+                between=between,
+            )
+            for layout, effect, between in zip(layouts, effects, noise, strict=True)
+        ]  # fmt: skip
+        effects_found = compared(*runs).effects
+        stated = [one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects_found]
+        found = [so_far + now for so_far, now in zip(found, [any(stated), *stated], strict=True)]
+    return [hits / count for hits in found]
+
+
+def test_of_four_equal_layouts_hardly_any_is_told_from_the_first() -> None:
+    in_any, *each = _rates_of_several((0, 0, 0, 0), 2000)
+    assert in_any <= 0.065
+    assert max(each) <= 0.04
+
+
+def test_the_one_that_is_five_percent_better_is_found_among_four() -> None:
+    _, better, *equal = _rates_of_several((0, 0.05, 0, 0), 1000)
+    assert better >= 0.95
+    assert max(equal) <= 0.065
+
+
+@pytest.mark.parametrize("varies_more", [0, 1])
+def test_one_of_four_equal_layouts_may_vary_five_times_as_much(varies_more: int) -> None:
+    noise = [0.05 if place == varies_more else 0.01 for place in range(4)]
+    _, *each = _rates_of_several((0, 0, 0, 0), 1000, noise)
+    assert max(each) <= 0.09
+
+
+def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[float, ...]:
+    """How often any, and each, of two primary metrics is distinguished, of two layouts."""
+    rng = random.Random(20261122)
+    metrics = ("h2d-bandwidth", "d2h-bandwidth")
+    stated = {"any": 0, **dict.fromkeys(metrics, 0)}
+    for _ in range(count):
+        runs = [
+            simulated_run(
+                layout,
+                {
+                    metric: ("bytes_per_s", 50e9 * (1 + effect * changed))
+                    for metric, effect in zip(metrics, effects, strict=True)
+                },
+                rng, device=GPU,
+            )
+            for layout, changed in (("pin", 0), ("pin-numa", 1))
+        ]  # fmt: skip
+        found = {
+            one.metric
+            for one in compared(*runs).effects
+            if one.slowest_device and one.outcome in (Outcome.BETTER, Outcome.WORSE)
+        }
+        for metric in found:
+            stated[metric] += 1
+        stated["any"] += bool(found)
+    return tuple(hits / count for hits in stated.values())
+
+
+def test_a_difference_on_one_of_two_primary_metrics_is_found_nineteen_times_in_twenty() -> None:
+    _, changed, equal = _rates_of_two_metrics((0.05, 0.0), 1500)
+    assert changed >= 0.945
+    assert equal <= 0.065
+
+
+def test_equal_layouts_are_told_apart_on_neither_of_two_primary_metrics() -> None:
+    any_of_both, *each = _rates_of_two_metrics((0.0, 0.0), 1500)
+    assert any_of_both <= 0.065
+    assert max(each) <= 0.04
+
+
+def test_an_alternative_that_varies_more_does_not_lend_its_variance_to_the_others() -> None:
+    rng = random.Random(16)
+    quiet = [simulated_run(layout, TRIAD, rng) for layout in ("pin", "pin-numa")]
+    noisy = simulated_run("default", TRIAD, rng, between=0.3)
+    alone = only(compared(*quiet))
+    neighbours = [one for one in compared(*quiet, noisy).effects if one.alternative == "pin-numa"]
+    assert (neighbours[0].low, neighbours[0].high) == (alone.low, alone.high)
+    third = simulated_run("pin-bound", TRIAD, rng)
+    lent = [one for one in compared(*quiet, third).effects if one.alternative == "pin-numa"]
+    assert lent[0].low is not None
+    assert (lent[0].low, lent[0].high) != (alone.low, alone.high)
+
+
+def test_hundreds_of_layouts_are_compared_in_seconds() -> None:
+    rng = random.Random(17)
+    runs = [simulated_run("pin", {**TRIAD, **LATENCY}, rng, samples=3) for _ in range(300)]
+    named = [
+        Run(replace(run.head, arrangement=f"layout {place}"), run.samples)
+        for place, run in enumerate(runs)
+    ]
+    start = time.process_time()
+    assert len(compared(*named).effects) == 2 * 299
+    assert time.process_time() - start < 8
+
+
+@pytest.mark.parametrize("freedom", [0.3, 1, 1.3, 2, 7.7, 1e6])
+def test_quantiles_of_t_invert_its_tails_and_are_quickly_found(freedom: float) -> None:
+    for confidence in (0.5, 0.95, 0.999999):
+        tail = two_sided_p(t_quantile(confidence, freedom), freedom)
+        assert tail == pytest.approx(1 - confidence, rel=1e-9)
+    start = time.process_time()
+    for step in range(1000):
+        t_quantile(0.95, freedom + step / 1e4)
+    assert time.process_time() - start < 5

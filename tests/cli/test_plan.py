@@ -1,0 +1,350 @@
+"""homenode plan, show, restore and capture, as a user runs them."""
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "demo" / "gpu-vm.xml"
+
+
+def homenode(
+    *arguments: str | Path, stdin: bytes | None = None
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "homenode.cli.main", *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
+    out, plan = tmp_path / "vm.xml", tmp_path / "plan.json"
+    out.write_bytes(DOCUMENT.read_bytes())
+    done = homenode(
+        "plan", out, "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa-pci",
+        "-o", out, "--save-plan", plan,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Why there" in done.stdout
+    assert out.read_bytes() != DOCUMENT.read_bytes()
+    assert json.loads(plan.read_text())["format"] == "homenode.plan/1"
+    assert homenode("restore", out).returncode == 0
+    assert out.read_bytes() == DOCUMENT.read_bytes()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o640, 0o640), (None, 0o600)])
+def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
+    tmp_path: Path, mode: int | None, expected: int
+) -> None:
+    """mode: of the input; None = it comes on standard input."""
+    secret = DOCUMENT.read_bytes().replace(
+        b"</devices>", b"<graphics type='vnc' passwd='hunter2'/></devices>"
+    )
+    read, out = tmp_path / "vm.xml", tmp_path / "out.xml"
+    read.write_bytes(secret)
+    read.chmod(mode or 0o644)
+    done = homenode(
+        "plan", "-" if mode is None else read, "--host", "hgx-h100", "--gpus", "8", "--layout",
+        "pin-numa", "-o", out, stdin=secret,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    written = sorted(tmp_path.glob("out.xml*"))
+    assert [path.name for path in written] == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {expected}
+
+
+def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    arguments = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--quiet"]
+    assert homenode("plan", DOCUMENT, *arguments, "--gpus", "8", "-o", out).returncode == 0
+    again = homenode("plan", out, *arguments, "--diff")
+    assert (again.returncode, again.stdout) == (0, ""), again.stdout + again.stderr
+
+
+def test_the_diff_shows_what_changes() -> None:
+    done = homenode(
+        "plan", "-", "--host", "xapi-2n16c2t", "--layout", "pin", "--vcpus", "8",
+        "--memory", "8GiB",
+        "--page-size", "2MiB", "--diff", "--quiet", stdin=DOCUMENT.read_bytes(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "+    <vcpupin vcpu='0'" in done.stdout
+    assert not done.stdout.startswith("\x1b")
+
+
+@pytest.mark.parametrize(
+    ("layout", "emulator", "vcpus", "topology", "cells"),
+    [
+        ("pin", "28,29", 56, None, []),
+        ("pin-numa", "28,29", 56, ("2", "28", "1"), ["0-27", "28-55"]),
+        ("pin-numa-smt", "28,29,92,93", 112, ("2", "28", "2"), ["0-55", "56-111"]),
+    ],
+)
+def test_explicit_pu_lists_give_the_studys_listings(
+    tmp_path: Path,
+    layout: str,
+    emulator: str,
+    vcpus: int,
+    topology: tuple[str, str, str] | None,
+    cells: list[str],
+) -> None:
+    out = tmp_path / "out.xml"
+    vm = tmp_path / "vm.xml"
+    vm.write_text(
+        "<domain type='kvm'>\n  <name>vm</name>\n  <memory unit='KiB'>4194304</memory>\n"
+        "  <vcpu placement='static'>4</vcpu>\n  <os><type arch='x86_64'>hvm</type></os>\n"
+        "  <cpu mode='host-passthrough' check='none' migratable='on'/>\n</domain>\n"
+    )
+    done = homenode(
+        "plan", vm, "--node-pus", "0-27", "--node-pus", "32-59", "--sibling-pus", "64-91",
+        "--sibling-pus", "96-123", "--emulator-pus", emulator, "--memory", "1572864MiB",
+        "--layout", layout, "--quiet", "-o", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    root = etree.parse(out).getroot()
+    cores = [*range(28), *range(32, 60)]
+    pus = [pu for core in cores for pu in ((core, core + 64) if vcpus == 112 else (core,))]
+    expected = [("emulatorpin", {"cpuset": emulator})]
+    expected += [("vcpupin", {"vcpu": str(i), "cpuset": str(pu)}) for i, pu in enumerate(pus)]
+    assert _rows(root, "cputune/*") == expected
+    assert _rows(root, "vcpu") == [("vcpu", {"placement": "static"})]
+    assert root.findtext("vcpu") == str(vcpus)
+    mode = {"mode": "host-passthrough", "check": "none", "migratable": "on"}
+    assert _rows(root, "cpu") == [("cpu", mode)]
+    if topology is None:
+        assert _rows(root, "cpu/*") == _rows(root, "numatune") == []
+        return
+    stated = dict(zip(("sockets", "cores", "threads"), topology, strict=True))
+    assert _rows(root, "cpu/*") == [("topology", stated), ("numa", {})]
+    assert _rows(root, "cpu/numa/*") == [
+        ("cell", {"id": str(i), "cpus": numbers, "memory": "786432", "unit": "MiB"})
+        for i, numbers in enumerate(cells)
+    ]
+    assert _rows(root, "numatune/*") == [
+        ("memory", {"mode": "strict", "nodeset": "0,1"}),
+        ("memnode", {"cellid": "0", "mode": "strict", "nodeset": "0"}),
+        ("memnode", {"cellid": "1", "mode": "strict", "nodeset": "1"}),
+    ]
+
+
+def _rows(root: etree._Element, path: str) -> list[tuple[str, dict[str, str]]]:
+    found = root.findall(path)
+    return [(str(e.tag), {str(k): str(v) for k, v in e.attrib.items()}) for e in found]
+
+
+def test_json_is_a_plan_and_nothing_else() -> None:
+    done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert len(plan["vcpu_pins"]) == 88
+
+
+def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out.xml"
+    done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "-o", out)
+    assert done.returncode == 4
+    assert "88" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_is_json_too() -> None:
+    done = homenode("plan", DOCUMENT, "--host", "xapi-2n16c2t", "--layout", "pin-numa", "--json")
+    assert done.returncode == 4
+    refusal = json.loads(done.stdout)
+    assert refusal["format"] == "homenode.refusal/1"
+    assert refusal["rejections"]
+
+
+def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() -> None:
+    done = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "94"
+    )
+    assert done.returncode == 0
+    assert "4 guest cells" in done.stdout
+    too_many = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin-numa", "--vcpus", "200"
+    )
+    assert too_many.returncode == 4
+    assert "192" in too_many.stderr
+
+
+def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
+    done = homenode(
+        "plan", DOCUMENT, "--host", "xapi-2n16c2t", "--host", "epyc9654-2p-1node",
+        "--layout", "pin", "--save-plan", tmp_path / "p.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("epyc9654-2p-1node") < done.stdout.index("xapi-2n16c2t")
+    assert json.loads((tmp_path / "p.json").read_text())["host_name"] == "epyc9654-2p-1node"
+
+
+def test_auto_prints_the_figures_it_follows() -> None:
+    done = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8", "--layout", "auto",
+        "--objective", "collective",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "layout pin" in done.stdout
+    assert "default (20.2" in done.stdout and "doubt" in done.stdout
+
+
+def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
+    done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8")
+    assert done.returncode == 0, done.stderr
+    assert "collective: pin" in done.stdout
+    sick = homenode("plan", DOCUMENT, "--host", "rtx5090-epyc7702")
+    assert sick.returncode == 1
+    assert "pcie-link-slow" in sick.stderr and "--layout default|pin" in sick.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["nothing.xml", "--layout", "pin"], 2, "expected a domain document"),
+        ([str(DOCUMENT), "--layout", "pin", "--host", "no-such"], 2, "shipped hosts"),
+        ([str(DOCUMENT), "--layout", "pni", "--host", "xapi-2n16c2t"], 2, "did you mean pin?"),
+        ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "1:2"], 2, "1:2"),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "aa:00.0"],
+            2,
+            "0000:aa:00.0",
+        ),
+        ([str(DOCUMENT), "--layout", "pin", "--memory", "7 bananas"], 2, "bananas"),
+        ([str(DOCUMENT), "--layout", "pin", "--sibling-pus", "1"], 2, "--node-pus"),
+        ([str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--gpus", "9"], 4, "9"),
+        ([str(DOCUMENT), "--layout", "pin", "--memory", "64"], 2, "64GiB"),
+        ([str(DOCUMENT), "--layout", "pin", "--memory", "0GiB"], 2, "at least"),
+        ([str(DOCUMENT), "--layout", "pin", "--page-size", "3MiB"], 2, "2MiB or 1GiB"),
+        ([str(DOCUMENT), "--layout", "pin", "--emulator-pus", ""], 2, "at least one PU"),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--emulator-pus", "900"],
+            2,
+            "found 900",
+        ),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--reserve-pus", "0-999"],
+            2,
+            "found 224-999",
+        ),
+        (
+            [str(DOCUMENT), "--layout", "pin", "--host", "hgx-h100", "--device", "16:00.0"],
+            2,
+            "found a bridge",
+        ),
+        ([str(DOCUMENT), "--layout", "pin", "--keep-vcpus"], 2, "an -smt layout"),
+        ([str(DOCUMENT), "--layout", "default", "--emulator-pus", "0"], 2, "pins nothing"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--svg", "x.svg"], 2, "--svg"),
+        ([str(DOCUMENT), "--layout", "pin", "--node-pus", "0-3", "--vcpus", "4"], 2, "--vcpus"),
+        ([str(DOCUMENT), "--layout", "pin", "-o", "/nodir/x.xml"], 3, "expected a folder /nodir"),
+        ([str(DOCUMENT), "--layout", "pin", "--save-plan", "."], 3, "found a folder"),
+    ],
+)
+def test_wrong_input_is_told_apart(arguments: list[str], code: int, expected: str) -> None:
+    done = homenode("plan", *arguments)
+    assert done.returncode == code, done.stderr
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
+    plan = tmp_path / "p.json"
+    homenode("plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin", "--save-plan", plan)
+    drawn = homenode("show", "--host", "hgx-h100", "--plan", plan, "--svg", tmp_path / "a.svg")
+    assert drawn.returncode == 0, drawn.stderr
+    other = homenode("show", "--host", "gh200x4", "--plan", plan, "--svg", tmp_path / "b.svg")
+    assert other.returncode == 2
+    assert "a plan for host hgx-h100" in other.stderr
+    assert not (tmp_path / "b.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (["--plan", "p.json"], 2, "expected --svg"),
+        (["--plan", "nosuch.json", "--svg", "/tmp/x.svg"], 2, "expected a saved plan"),
+        (["--svg", "."], 3, "found a folder"),
+    ],
+)
+def test_show_refuses_what_it_cannot_draw(arguments: list[str], code: int, expected: str) -> None:
+    done = homenode("show", "--host", "xapi-2n16c2t", *arguments)
+    assert done.returncode == code
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_show_prints_the_host_as_json() -> None:
+    done = homenode("show", "--host", "gh200x4", "--json")
+    host = json.loads(done.stdout)
+    assert list(host)[:2] == ["format", "summary"]
+    assert host["summary"]["numa_nodes"] == 36
+
+
+def test_capture_and_show_agree(tmp_path: Path) -> None:
+    archive = tmp_path / "host.tar.gz"
+    assert homenode("capture", "-o", archive).returncode == 0
+    captured = json.loads(homenode("show", "--host", archive, "--json").stdout)
+    live = json.loads(homenode("show", "--json").stdout)
+    assert captured["summary"] == live["summary"]
+
+
+def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    asked = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "4", "--vcpus", "40",
+             "--memory", "512GiB", "-q"]  # fmt: skip
+    assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).returncode == 0
+    again = homenode("plan", DOCUMENT, *asked, "--after", first)
+    assert again.returncode == 2 and "--name" in again.stderr
+    done = homenode(
+        "plan", DOCUMENT, *asked, "--name", "second", "--after", first, "--save-plan", second
+    )
+    assert done.returncode == 0, done.stderr
+    plans = [json.loads(path.read_text()) for path in (first, second)]
+    assert [plan["nodes"] for plan in plans] == [[0], [1]]
+    assert not {d["bdf"] for d in plans[0]["devices"]} & {d["bdf"] for d in plans[1]["devices"]}
+    third = homenode(
+        "plan", DOCUMENT, *asked, "--name", "third", "--after", first, "--after", second
+    )
+    assert third.returncode == 4 and "gpu" in third.stderr.lower()
+    other = homenode(
+        "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--after", first
+    )
+    assert other.returncode == 2 and "a plan for host hgx-h100" in other.stderr
+
+
+def test_explicit_cells_lie_where_they_are_asked_for() -> None:
+    done = homenode(
+        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa", "--json",
+        "--cell", "vcpus=8,memory=32GiB,node=1", "--cell", "vcpus=4,memory=8GiB,node=0",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["cells"]]
+    assert found == [([1], "0-7", 32), ([0], "8-11", 8)]
+
+
+def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
+    out = tmp_path / "vm.xml"
+    done = homenode(
+        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "8",
+        "--vcpus", "104", "--memory", "2040GiB", "-o", out,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert out.exists() and "critical: hgx-h100" in done.stdout
+
+
+def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:
+    hosts = ("--host", "small-2n8c-2gpu", "--host", "x86-1p1n4c4t")
+    done = homenode("plan", DOCUMENT, *hosts, "--vcpus", "900", "--layout", "pin")
+    assert done.returncode == 4
+    assert "best host" not in done.stderr
+    assert "none of the 2 hosts can hold the VM; why " in done.stderr

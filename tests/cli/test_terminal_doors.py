@@ -1,0 +1,198 @@
+"""No letter of what homenode prints steers the terminal, whoever chose it."""
+
+import ast
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+from rich.text import Text
+
+from homenode.cli import terminal
+from homenode.cli.terminal import note, print_diff, print_json, say
+from homenode.report.terminal_text import PrintableConsole, TableOrList
+from homenode.wording import printable_lines
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "homenode"
+HOMENODE = str(Path(sys.executable).with_name("homenode"))
+DOCUMENT = ROOT / "demo" / "gpu-vm.xml"
+STEERING = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202egnp.exe \u2066\u200b\r\x08\x7f \x90q\x9c \u2028"
+"""CSI and OSC in 7 and in 8 bits, overrides of direction, zero width, DCS, line separators."""
+
+ESCAPES = st.text(st.sampled_from([*STEERING, "a", " ", "\n", "\t", "\udcff", "\U0010ffff"]))
+
+
+def steers(text: str) -> list[str]:
+    """Letters that could; a note, a table and a diff have lines and tabs of their own."""
+    return [one for one in text if not one.isprintable() and one not in "\n\t"]
+
+
+@given(ESCAPES)
+def test_every_door_lets_only_plain_letters_out(text: str) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        say(text)
+        note(text)
+        print_diff(text.encode("utf-8", "replace"), b"", text, "after")
+    assert not steers(out.getvalue() + err.getvalue())
+
+
+@given(ESCAPES)
+def test_what_is_drawn_for_people_is_plain_but_for_our_own_colours(text: str) -> None:
+    shown = io.StringIO()
+    console = PrintableConsole(
+        file=shown, force_terminal=True, color_system="truecolor", width=60, highlight=False
+    )
+    table = Table(title=text)
+    table.add_column(text)
+    table.add_row(Text(text, style="bold"))
+    console.print(table, text, Text(text), TableOrList((text, "b"), [(text, text)]), markup=False)
+    bare = PrintableConsole(file=(plain := io.StringIO()), color_system=None, width=60)
+    bare.print(table, text, Text(text), TableOrList((text, "b"), [(text, text)]), markup=False)
+    assert not steers(plain.getvalue())
+    # What is left of the escapes of a coloured one is rich's own.
+    left = shown.getvalue()
+    for style in ("\x1b[1m", "\x1b[0m", "\x1b[3m", "\x1b[1;3m", "\x1b[2m", "\x1b[3;1m"):
+        left = left.replace(style, "")
+    assert not steers(left), left
+
+
+@given(st.recursive(ESCAPES, lambda inner: st.dictionaries(ESCAPES, inner, max_size=3)))
+def test_json_is_plain_letters_and_means_the_same(value: object) -> None:
+    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        print_json(text)
+    assert not steers(out.getvalue())
+    assert json.loads(out.getvalue()) == value
+
+
+def hostile_document(folder: Path) -> Path:
+    """The demo's VM, called after escapes wherever a document may say anything."""
+    named = "".join(one for one in STEERING if one >= " " and one != "\x7f")  # as XML allows
+    text = DOCUMENT.read_text().replace("<name>", f"<name>{named}", 1)
+    text = text.replace("</name>", f"</name><title>{named}</title>", 1)
+    text = text.replace("</devices>", f"<!-- {named} --></devices>", 1)
+    path = folder / f"vm{STEERING.replace('/', '')}.xml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "VM", "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa-pci", "--diff"),
+        ("plan", "VM", "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa", "-o", "OUT"),
+        ("plan", "VM", "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa", "--json"),
+        ("plan", "VM", "--host", "hgx-h100", "--layout", "pin", "--vcpus", "100000"),
+        ("plan", "VM", "--host", "HOSTILE", "--layout", "pin"),
+        ("plan", "VM", "--layout", "HOSTILE", "--host", "hgx-h100"),
+        ("plan", "VM", "--policy", "HOSTILE", "--host", "hgx-h100"),
+        ("plan", "HOSTILE", "--layout", "pin", "--host", "hgx-h100"),
+        ("plan", "VM", "--layout", "pin", "--host", "hgx-h100", "-o", "no/HOSTILE/OUT"),
+        ("verify", "VM", "--host", "hgx-h100"),
+        ("verify", "VM", "--host", "hgx-h100", "--json"),
+        ("doctor", "VM", "--host", "hgx-h100"),
+        ("restore", "HOSTILE.xml"),
+        ("show", "HOSTILE"),
+        ("show", "--HOSTILE"),
+        ("HOSTILE",),
+        ("compare", "HOSTILE", "HOSTILE"),
+        ("recommend", "HOSTILE"),
+        ("import", "HOSTILE"),
+        ("report", "HOSTILE", "-o", "OUT"),
+        ("nccl-topo", "VM", "--host", "hgx-h100"),
+        ("kubevirt", "check", "HOSTILE"),
+        ("slurm", "check", "HOSTILE", "--host", "hgx-h100"),
+        ("slurm", "audit", "HOSTILE"),
+        ("apply", "HOSTILE", "--connect", "test:///HOSTILE"),
+        ("trial", "HOSTILE"),
+        ("trial", "status", "HOSTILE"),
+        ("bench", "HOSTILE"),
+        ("capture", "--ssh", "HOSTILE", "-o", "OUT"),
+        ("expect", "HOSTILE"),
+    ],
+    ids=" ".join,
+)
+def test_no_command_passes_a_documents_or_a_files_escapes_on(
+    tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    document = hostile_document(tmp_path)
+    named = {"VM": str(document), "OUT": str(tmp_path / f"out{STEERING}.html")}
+    argv = [named.get(word, word.replace("HOSTILE", STEERING.replace("/", ""))) for word in words]
+    done = subprocess.run(
+        [HOMENODE, *argv], capture_output=True, check=False, cwd=tmp_path, timeout=300
+    )
+    said = (done.stdout + done.stderr).decode("utf-8", "surrogateescape")
+    assert "Traceback" not in said, said[-2000:]
+    assert not steers(said), [one for one in said.splitlines() if steers(one)][:3]
+    assert done.returncode in (0, 1, 2, 3, 4)
+
+
+def test_on_a_terminal_only_our_own_colours_are_escapes(tmp_path: Path) -> None:
+    document = hostile_document(tmp_path)
+    near, far = pty.openpty()
+    argv = [HOMENODE, "plan", str(document), "--host", "hgx-h100", "--gpus", "8", "--layout",
+            "pin-numa", "--diff"]  # fmt: skip
+    process = subprocess.Popen(argv, stdout=far, stderr=far, env={**os.environ, "TERM": "xterm"})
+    os.close(far)
+    said = b""
+    try:
+        while piece := os.read(near, 65536):
+            said += piece
+    except OSError:  # the other side is closed
+        pass
+    assert process.wait() == 0
+    os.close(near)
+    text = said.decode().replace("\r\n", "\n")
+    for bad in ("\x9b", "\u202e", "\u2066", "\x1b]", "\x1b[2J", "\x1bP", "\x90", "\x07", "\x08"):
+        assert bad not in text
+    assert "?gnp.exe" in text
+
+
+def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
+    virsh = tmp_path / "bin" / "virsh"
+    virsh.parent.mkdir()
+    virsh.write_text(f"#!/bin/sh\nprintf '%s\\n' 'error: {STEERING}' >&2\nexit 1\n")
+    virsh.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{virsh.parent}:{os.environ['PATH']}"}
+    for words in (("apply", "vm7", "--layout", "pin"), ("verify", "--live", "vm7"),
+                  ("trial", "vm7"), ("doctor", "--live", "vm7"), ("restore", "vm7")):  # fmt: skip
+        done = subprocess.run(
+            [HOMENODE, *words], capture_output=True, check=False, env=environment, timeout=300
+        )
+        said = (done.stdout + done.stderr).decode("utf-8", "surrogateescape")
+        assert not steers(said), (words, said)
+
+
+def test_only_the_terminal_prints() -> None:
+    """The hook of KubeVirt, which must start fast, has a door of its own: on_define_domain.tell."""
+    broken = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside = str(path.relative_to(SOURCE))
+        if inside in ("cli/terminal.py", "cli/on_define_domain.py") or "/programs/" in inside:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call | ast.Attribute):
+                continue
+            prints = isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "Console")
+            writes = ast.unparse(node) in ("sys.stdout.write", "sys.stderr.write")
+            if (prints and inside != "report/slurm_study_page.py") or writes:
+                broken.append(f"{inside}:{node.lineno}")
+    assert not broken
+
+
+def test_lines_and_tabs_stay_where_a_text_has_several() -> None:
+    assert printable_lines("a\tb\nc\x1b") == "a\tb\nc?"
+    assert terminal.console().file is not None

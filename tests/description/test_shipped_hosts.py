@@ -1,0 +1,161 @@
+"""Every host that comes with homenode is what its file says, by discovery and by hwloc."""
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lxml import etree
+
+from homenode.description.model import HostDescription
+from homenode.description.render import render
+from homenode.description.shipped import load_shipped, shipped_hosts
+from homenode.discover.host import discover
+from homenode.discover.lspci import host_from_lspci
+from homenode.errors import UsageError
+from homenode.pci import DeviceKind
+from homenode.topology import HostSummary, summarise
+from tests.memory_folder import memory_folder
+from tests.shared_data import SHARED
+from tests.tree_writer import write_tree
+
+FORMAT = Path(__file__).parents[2] / "docs" / "formats" / "host-toml.md"
+HGX_CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
+LSTOPO = shutil.which("lstopo-no-graphics") or shutil.which("lstopo")
+
+EVERY = pytest.mark.parametrize("name", shipped_hosts())
+
+
+@EVERY
+def test_a_shipped_host_is_discovered_as_described(name: str) -> None:
+    description = load_shipped(name)
+    found = discover(render(description))
+    assert replace(found, gaps=()) == description.host
+
+
+@EVERY
+def test_a_shipped_host_has_the_counts_that_its_file_states(name: str) -> None:
+    description = load_shipped(name)
+    summary = summarise(discover(render(description)))
+    stated = dict(description.expect)
+    assert stated.keys() == HostSummary.__dataclass_fields__.keys()
+    assert {key: getattr(summary, key) for key in stated} == stated
+
+
+@EVERY
+def test_a_shipped_host_is_named_as_its_file_and_says_what_it_is(name: str) -> None:
+    description = load_shipped(name)
+    assert description.host.name == name
+    assert description.about
+    assert description.facts, "which facts are published, and which are assumed?"
+
+
+WITH_UNKNOWNS = {
+    "rtx4080-i9-14900k",
+    "x86-1p2n8c16t-no-cache-no-distance",
+    "x86-2p2n8c16t-gpu-node-unknown",
+}
+
+
+@EVERY
+def test_only_hosts_that_leave_something_unknown_have_gaps(name: str) -> None:
+    gaps = discover(render(load_shipped(name))).gaps
+    assert bool(gaps) is (name in WITH_UNKNOWNS), gaps
+
+
+def test_the_format_document_lists_every_shipped_host() -> None:
+    listed = re.findall(r"^\| `([a-z0-9-]+)` \|", FORMAT.read_text(), re.MULTILINE)
+    assert sorted(set(listed) & set(shipped_hosts())) == list(shipped_hosts())
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"(?s)h200-xeon8585.*did you mean h200-xeon8558"):
+        load_shipped("h200-xeon8585")
+
+
+@pytest.mark.skipif(not HGX_CAPTURE.exists(), reason=f"{HGX_CAPTURE} is not there")
+def test_the_hgx_h100_is_where_a_captured_one_has_its_functions() -> None:
+    captured = host_from_lspci(HGX_CAPTURE.read_text(), "capture")
+    for ours in load_shipped("hgx-h100").host.pci_devices:
+        theirs = captured.device(ours.bdf)
+        assert theirs is not None, ours.bdf
+        assert (ours.kind, ours.class_code, ours.node, ours.parent, ours.link) == (
+            theirs.kind,
+            theirs.class_code,
+            theirs.node,
+            theirs.parent,
+            theirs.link,
+        ), ours.bdf
+        if ours.bridge is not None and theirs.bridge is not None:
+            assert ours.bridge.port_type == theirs.bridge.port_type
+        if ours.kind is DeviceKind.GPU:
+            assert ours.bars == theirs.bars
+
+
+def _lstopo(description: HostDescription, folder: Path) -> etree._Element:
+    """hwloc's view of the rendered tree."""
+    assert LSTOPO is not None
+    write_tree(render(description), folder)
+    xml = folder.parent / f"{folder.name}.xml"
+    subprocess.run(
+        [LSTOPO, "--of", "xml", "--disallowed", "--whole-io", str(xml)],
+        check=True,
+        env={
+            **os.environ,
+            "HWLOC_FSROOT": str(folder),
+            "HWLOC_COMPONENTS": "-gl,-x86,linux",
+            # By default hwloc hides the nodes that NVIDIA's driver names.
+            "HWLOC_KEEP_NVIDIA_GPU_NUMA_NODES": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=300,
+    )
+    return etree.parse(str(xml)).getroot()
+
+
+@pytest.mark.hwloc
+@pytest.mark.skipif(LSTOPO is None, reason="lstopo is not installed")
+@EVERY
+def test_hwloc_sees_the_same_host(name: str) -> None:
+    description = load_shipped(name)
+    host = description.host
+    with memory_folder() as folder:
+        seen = _lstopo(description, folder / "tree")
+
+    def indices(kind: str) -> list[int]:
+        return sorted(int(o.get("os_index", "-1")) for o in seen.iter("object")
+                      if o.get("type") == kind)  # fmt: skip
+
+    def sets(kind: str) -> list[int]:
+        return sorted(_bits(o.get("cpuset", "")) for o in seen.iter("object")
+                      if o.get("type") == kind)  # fmt: skip
+
+    assert indices("PU") == [pu.index for pu in host.pus if pu.online]
+    assert sets("Core") == sorted(core.pus.bits for core in host.cores)
+    for level in {llc.level for llc in host.llcs}:
+        assert sets(f"L{level}Cache") == sorted(
+            llc.pus.bits for llc in host.llcs if llc.level == level
+        )
+    # hwloc leaves out nodes without memory.
+    with_memory = [node.index for node in host.nodes if node.memory_bytes]
+    assert [i for i in indices("NUMANode") if i in with_memory] == with_memory
+    buses = {
+        (o.get("pci_busid"), o.get("pci_type", "")[:4])
+        for o in seen.iter("object")
+        if o.get("pci_busid")
+    }
+    # hwloc is usually built for domains of 16 bits.
+    assert buses == {
+        (str(d.bdf), f"{d.class_code >> 8:04x}") for d in host.pci_devices if d.bdf.domain <= 0xFFFF
+    }
+
+
+def _bits(cpuset: str) -> int:
+    bits = 0
+    for group in cpuset.split(","):
+        bits = bits << 32 | int(group or "0", 16)
+    return bits

@@ -1,0 +1,135 @@
+"""Commands that are printed to be copied are words of a shell, whatever a name in them says."""
+
+import ast
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.apply.obstacles import obstacles
+from homenode.domain.restore import restore, write_tuned
+from homenode.errors import InputError
+from homenode.hypervisor.domain_state import DomainState
+from homenode.hypervisor.virsh import Virsh
+from homenode.wording import command_line
+
+SOURCE = Path(__file__).parents[2] / "src" / "homenode"
+UUID = "3f1c6d3e-0000-4000-8000-000000000001"
+HOSTILE = "a b; rm -rf ~ $(id) `id` 'q' \"d\" & | > x #.xml"
+PROGRAMS = (
+    "homenode", "virsh", "cp", "mv", "rm", "cat", "ssh", "fuser", "chmod", "tar", "sbatch", "srun",
+    "qemu-img", "systemctl", "setpci", "lspci", "echo",
+)  # fmt: skip
+_COMMAND = re.compile(rf"(?:^|[ :;(|])(?:{'|'.join(PROGRAMS)})(?: [A-Za-z0-9./:=_+-]+)* ?\Z")
+"""The end of a text behind which the next word of a command follows."""
+
+SAFE = {
+    # numbers, addresses of PCI functions and UUIDs, by their types
+    "entry.device", "port.bdf", "device.bdf", "ports[0]", "worst.device.bdf", "link.lower.bdf",
+    "link.upper.bdf", "plan.device", "others", "near", "wanted", "wanted_bytes", "bdf",
+    "record.uuid", "state.uuid", "uuid", "far[0].irq", "pin.kind",
+    # plain by construction: see domain_state.domain_argument
+    "state.argument", "done.state.argument",
+    "path.device.bdf", "near - ours or near", "1 << (needs.dma_entries - 1).bit_length()",
+    "str(device.bdf).replace(':', '_').replace('.', '_')", "_CONTROL",
+    "file",  # of /sys, of numbers
+    # sentences, and no commands
+    "__version__", "function.numa_node", "theirs", "kind", "command", "connect", "text", "what",
+}  # fmt: skip
+QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
+NOT_PRINTED = {
+    "slurm/hooks.py", "slurm/wrapper.py", "snapshot/collector.py", "kubevirt/measuring_jobs.py",
+    "measure/access/remote.py", "measure/access/serial_console.py",
+    "measure/access/console_frame.py", "measure/bindings/scripts.py",
+}  # fmt: skip
+"""Scripts that homenode runs; they quote for themselves, and have tests of their own."""
+
+
+def _unquoted(text: ast.JoinedStr) -> Iterator[str]:
+    before = ""
+    for part in text.values:
+        if isinstance(part, ast.Constant):
+            before += str(part.value)
+        elif isinstance(part, ast.FormattedValue):
+            shown = ast.unparse(part.value)
+            if _COMMAND.search(before) and not shown.startswith(QUOTED):
+                yield shown
+            before += "x"
+
+
+def test_no_command_is_printed_with_a_word_that_is_not_quoted() -> None:
+    broken = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside = str(path.relative_to(SOURCE))
+        if inside in NOT_PRINTED or "/programs/" in inside:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                broken += [
+                    f"{inside}:{node.lineno}: {one}" for one in _unquoted(node) if one not in SAFE
+                ]
+    assert not broken, "\n".join(broken)
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=1))
+def test_a_command_is_the_words_that_it_was_made_of(words: list[str]) -> None:
+    line = command_line(*words)
+    assert line.isprintable()
+    if all(word.isprintable() for word in words):
+        assert shlex.split(line) == words
+
+
+@pytest.mark.parametrize("word", [HOSTILE, "a\x1b[2J'\\", "\u202e\n\t", "-n", "\udcff", "ü€\x9b"])
+def test_bash_takes_a_printed_word_for_the_name_itself(word: str) -> None:
+    said = subprocess.run(
+        ["bash", "-c", command_line("printf", "%s", word)], capture_output=True, check=True
+    )
+    assert said.stdout == word.encode("utf-8", "surrogateescape")
+
+
+def _words(text: str, first: str) -> list[str]:
+    """The command in a message that begins with this word, as a shell takes it apart."""
+    return shlex.split(text[text.index(f"{first} ") :], comments=False)
+
+
+def test_what_brings_an_original_back_is_quoted(tmp_path: Path) -> None:
+    out = tmp_path / HOSTILE.replace("/", "")
+    saved = write_tuned(out, b"<domain/>", b"<domain></domain>")
+    with pytest.raises(InputError) as raised:
+        write_tuned(out, b"<domain><another/></domain>", b"<domain></domain>")
+    hint = str(raised.value.hint)
+    assert _words(hint, "homenode")[:3] == ["homenode", "restore", f"{saved.output}"]
+    saved.output.write_bytes(b"edited")
+    with pytest.raises(InputError) as raised:
+        restore(out)
+    assert _words(str(raised.value.hint), "cp") == ["cp", f"{saved.original}", f"{saved.output}"]
+
+
+def test_a_connection_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "qemu+ssh://host/system?command=a&b;$(id)"
+    virsh = tmp_path / "virsh"
+    virsh.write_text("#!/bin/sh\necho 'error: failed to get domain' >&2\nexit 1\n")
+    virsh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(InputError) as raised:
+        Virsh(uri).domain("vm7")
+    assert _words(str(raised.value.hint), "virsh")[:3] == ["virsh", "-c", uri]
+
+
+def test_what_stands_against_a_definition_is_quoted() -> None:
+    uri = "qemu:///system?x=;id"
+    document = b"<domain type='kvm'><name>vm7</name><memory>1</memory><vcpu>1</vcpu></domain>"
+    state = DomainState("vm7", UUID, None, "shut off", True, True)
+    found = obstacles(state, document, {HOSTILE: b"<domainsnapshot/>"}, connect=uri)
+    commands = [one.fix for one in found if "virsh" in one.fix]
+    assert len(commands) == 2
+    for fix in commands:
+        assert _words(fix.partition(", or tune")[0], "virsh")[:3] == ["virsh", "-c", uri]
+    assert _words(commands[-1].partition(", or tune")[0], "virsh")[3:] == [
+        "snapshot-delete", UUID, HOSTILE,
+    ]  # fmt: skip

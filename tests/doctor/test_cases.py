@@ -1,0 +1,46 @@
+"""Every finding has a machine that has it and one that nearly has it, and a page that says so."""
+
+from pathlib import Path
+
+import pytest
+
+from homenode.catalogue import catalogue
+from tests.doctor_cases import HOST_CASES
+from tests.doctor_guest_cases import GUEST_CASES
+from tests.doctor_quiet_cases import QUIET_CASES
+from tests.finding_ids import ids_given
+from tests.nccl.cases import NCCL_CASES
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
+VERIFYS_FILES = ("pins", "memory", "devices")
+"""Of verify/document/, whose findings the doctor shows too."""
+
+
+def _ids() -> set[str]:
+    source = ROOT / "src" / "homenode"
+    files = [*(source / "doctor").rglob("*.py")]
+    files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
+    files.append(source / "nccl" / "explanation.py")
+    return {one for file in files for one in ids_given(file)}
+
+
+def test_every_finding_has_its_case() -> None:
+    assert _ids() == set(CASES)
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_has_it_is_found(id: str) -> None:
+    assert id in {finding.id for finding in CASES[id].has.findings()}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_a_machine_that_nearly_has_it_is_not(id: str) -> None:
+    assert id not in {finding.id for finding in CASES[id].nearly.findings()}
+
+
+@pytest.mark.parametrize("id", CASES)
+def test_its_entry_in_the_catalogue_names_both_machines(id: str) -> None:
+    seen = catalogue()[id].parts["Seen in"]
+    assert f"* has it: {CASES[id].has.words}" in seen
+    assert f"* nearly has it: {CASES[id].nearly.words}" in seen

@@ -1,0 +1,97 @@
+"""The doctor on every machine and every document at hand: no crash, no drift from itself."""
+
+from pathlib import Path
+
+import pytest
+
+from homenode.description.shipped import shipped_hosts
+from homenode.doctor.diagnosis import diagnose
+from homenode.doctor.expectation import certify, drift
+from homenode.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.domain.document import Document
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError, InputError
+from homenode.findings import Severity
+from homenode.plan.options import PlanOptions
+from homenode.sources import load_host
+from homenode.tuning import tune
+from homenode.units import GIB
+from tests.doctor_domains import NAME, domain, gpus, host
+from tests.shared_data import needs_shared, shared
+
+DOMAINS = Path(__file__).parents[1] / "domains"
+
+
+def documents() -> list[Document]:
+    found = []
+    for path in sorted(DOMAINS.rglob("*.xml")):
+        try:
+            found.append(open_domain(path.read_bytes(), path.name))
+        except InputError:  # some are odd on purpose
+            continue
+    return found
+
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_any_document_is_diagnosed_on_any_host(name: str) -> None:
+    assert DOCUMENTS
+    for document in DOCUMENTS:
+        for finding in diagnose(host(name), document).findings:
+            assert finding.subject and finding.expected and finding.observed and finding.source
+            if finding.severity in (Severity.CRITICAL, Severity.WARNING):
+                assert finding.cost and finding.fix, finding
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+def test_no_host_drifts_from_its_own_certificate(name: str) -> None:
+    certified = certify(host(name), {"h2d": 24.5e9})
+    read = parse_expectation(render_expectation(certified), "site.toml")
+    assert read == certified
+    assert list(drift(read, host(name), 25e9)) == []
+
+
+@pytest.mark.parametrize("name", shipped_hosts())
+@pytest.mark.parametrize("layout", ["pin-numa-pci", "pin-numa-pci-smt"])
+def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layout: str) -> None:
+    there = host(name)
+    sick = {finding.id for finding in diagnose(there).findings}
+    memory = sum(node.memory_bytes or 0 for node in there.nodes if node.pus) // GIB
+    for count in sorted({0, 1, len(gpus(name, 8))}):
+        for share in (0.1, 0.5, 1.0):
+            xml = domain(
+                max(1, int(len(there.cores) * share)), gpus(name, count),
+                gib=max(1, int(memory * share * 0.8)),
+            )  # fmt: skip
+            try:
+                tuned = tune(xml, NAME, PlanOptions(layout=layout), there)
+            except HomenodeError:  # no such plan there
+                continue
+            # What the plan itself warns of is no surprise.
+            mixes = any(f.id == "mixed-kinds" for f in tuned.plan.findings)
+            known = sick | ({"core-kinds-mixed"} if mixes else set())
+            found = diagnose(there, open_domain(tuned.document, NAME)).findings
+            assert {f.id for f in found if f.severity is not Severity.INFO} <= known, (count, share)
+
+
+SICK = {
+    "AMD-19h-Zen4-2xEpyc-9654.xml": ["node-spans-packages"],
+    # hwloc says nothing of what the ends of links can.
+    "eas-tioga.xml": ["pcie-link-unknown"],
+    "nvidiaDGX2.xml": ["pcie-link-unknown"],
+}
+"""Of the published captures: what is wrong with them, or not known."""
+
+
+@needs_shared
+@pytest.mark.parametrize("folder", ["hwloc", "sysfs", "lspci"])
+def test_published_captures_of_sound_machines_give_no_alarm(folder: str) -> None:
+    for path in sorted(shared("machines").joinpath(folder).iterdir()):
+        try:
+            captured = load_host(str(path))
+        except InputError:  # an archive of several machines
+            continue
+        bad = [f for f in diagnose(captured).findings if f.severity is not Severity.INFO]
+        assert [f.id for f in bad] == SICK.get(path.name, []), path.name

@@ -1,0 +1,142 @@
+"""The libvirt hook and the systemd unit: GPUs only, drops are found, and no VM is stopped."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.doctor.links.rate import LinkRate
+from homenode.doctor.retrain.hook import dropped_links, gpus_of_domain, has_devices, slot_links
+from homenode.doctor.retrain.install import UNIT_NAME, libvirt_hook, systemd_unit
+from homenode.doctor.retrain.journal import LinkRecords
+from homenode.errors import InputError
+from homenode.findings import Severity
+from homenode.pci import PciLink
+from tests.doctor.test_retrain import GPU, SICK, sick
+from tests.doctor.test_retrain_refusals import AUDIO
+from tests.doctor_cases import changed
+from tests.doctor_domains import domain, gpus
+from tests.doctor_domains import host as shipped
+
+SOUND = "rtx4090-epyc7702"
+
+
+def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
+    unit = systemd_unit([GPU, Bdf.parse("10000:01:00.0")], "/opt/home node/bin/homenode")
+    assert "Before=libvirtd.service" in unit and "[Install]" in unit and ".socket" not in unit
+    assert f"ExecStart=-'/opt/home node/bin/homenode' doctor retrain {GPU} --apply" in unit
+    assert "10000:01:00.0" in unit
+    hook = libvirt_hook("/usr/bin/homenode")
+    assert hook.startswith("#!/bin/sh\n") and hook.rstrip().endswith("exit 0")
+    assert "virsh" not in hook and "timeout" in hook
+
+
+def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
+    unit = systemd_unit([GPU], "/usr/bin/homenode", 3)
+    assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
+    assert 'doctor hook "$1" "$2" --target 3 2>&1' in libvirt_hook("/usr/bin/homenode", 3)
+    assert "--target" not in systemd_unit([GPU], "/x") + libvirt_hook("/x")
+
+
+_LIBVIRT = {
+    "libvirtd.socket": "[Unit]\nBefore=libvirtd.service\n[Socket]\nListenStream=/run/l.sock\n",
+    "libvirtd.service": "[Unit]\nRequires=libvirtd.socket\nAfter=libvirtd.socket\n"
+    "[Service]\nExecStart=/bin/true\n",
+}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_no_circle_in_the_unit_beside_libvirts(tmp_path: Path) -> None:
+    """A circle through sockets.target would be broken at boot, by leaving some unit out."""
+    unit = systemd_unit([GPU], "/bin/true")
+    for name, text in (*_LIBVIRT.items(), (UNIT_NAME, unit)):
+        (tmp_path / name).write_text(text)
+        wants = "sockets" if name.endswith("socket") else "multi-user"
+        folder = tmp_path / f"{wants}.target.wants"
+        folder.mkdir(exist_ok=True)
+        (folder / name).symlink_to(tmp_path / name)
+    said = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / UNIT_NAME), "multi-user.target"],
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cycle" not in said.stderr and UNIT_NAME not in said.stderr, said.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (("vm; rm -rf /", "start", "begin", "-"), ["doctor", "hook", "vm; rm -rf /", "start"]),
+        (("vm", "started", "begin", "-"), ["doctor", "hook", "vm", "started"]),
+        (("vm", "prepare", "begin", "-"), None),
+        (("vm", "release", "end", "-"), None),
+        ((), None),
+    ],
+)
+def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
+    tmp_path: Path, words: tuple[str, ...], asked: list[str] | None, fails: bool
+) -> None:
+    program, logger = tmp_path / "home node", tmp_path / "logger"
+    program.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$@\" > '{tmp_path}/asked'\ncat > '{tmp_path}/xml'\n"
+        f"echo said; exit {3 if fails else 0}\n"
+    )
+    logger.write_text(f"#!/bin/sh\ncat > '{tmp_path}/logged'\n")
+    hook = tmp_path / "hook"
+    hook.write_text(libvirt_hook(str(program)))
+    for file in (program, logger, hook):
+        file.chmod(0o755)
+    done = subprocess.run(
+        [str(hook), *words], input="<domain/>", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    if asked is None:
+        assert not (tmp_path / "asked").exists()
+    else:
+        assert (tmp_path / "asked").read_text().splitlines() == asked
+        assert (tmp_path / "xml").read_text() == "<domain/>"
+        assert (tmp_path / "logged").read_text() == "said\n"
+
+
+def test_a_hook_takes_the_domains_gpus_only() -> None:
+    host = sick()
+    audio_first = domain(8, [AUDIO, *gpus(SICK, 2)])
+    assert gpus_of_domain(audio_first, host) == gpus(SICK, 2)
+    assert gpus_of_domain(domain(8), host) == ()
+    assert has_devices(audio_first) and not has_devices(domain(8))
+    with pytest.raises(InputError):
+        gpus_of_domain(b"<network/>", host)
+
+
+def test_a_drop_at_vm_start_is_critical_and_only_for_the_domains_gpus() -> None:
+    host = sick()
+    (finding,) = dropped_links(host, (GPU,), "vm", {})
+    assert (finding.id, finding.severity) == ("pcie-link-dropped", Severity.CRITICAL)
+    assert list(dropped_links(shipped(SOUND), gpus(SOUND, 4), "vm", {})) == []
+
+
+def test_a_link_that_was_narrow_before_the_start_has_not_dropped() -> None:
+    host = sick()
+    before = slot_links(host, (GPU,))
+    assert before == {GPU: LinkRate(5.0, 16)}
+    assert list(dropped_links(host, (GPU,), "vm", before)) == []
+    # Without a record no one knows how wide the slot is: only the speed is judged.
+    narrow = changed(
+        shipped(SOUND), lambda d: d.bdf in gpus(SOUND, 1), link=PciLink(16.0, 8, 16.0, 16)
+    )
+    assert list(dropped_links(narrow, gpus(SOUND, 1), "vm", {})) == []
+    (finding,) = dropped_links(host, (GPU,), "vm", {GPU: LinkRate(16.0, 16)})
+    assert "at start/begin" in finding.expected and "75 %" in (finding.cost or "")
+
+
+def test_links_at_the_start_are_kept_until_started(tmp_path: Path) -> None:
+    records = LinkRecords(str(tmp_path / "links"))
+    links = {Bdf.parse("10000:41:00.0"): LinkRate(32.0, 8), GPU: LinkRate(2.5, 16)}
+    records.save(links)
+    assert records.load(links) == links
+    (tmp_path / "links" / f"{GPU}.json").write_text("[]")
+    assert list(records.load(links)) == [Bdf.parse("10000:41:00.0")]

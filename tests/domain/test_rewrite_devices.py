@@ -1,0 +1,196 @@
+"""Rewriting devices: expander buses, addresses, windows and interrupts."""
+
+import dataclasses
+import re
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.domain.read import read_guest
+from homenode.domain.requirements import refuse_older
+from homenode.domain.rewrite import rewrite
+from homenode.domain.schema import validate
+from homenode.errors import HostError, InputError
+from homenode.plan.guest import GuestAddress
+from homenode.plan.model import Aperture, PortModel
+from homenode.units import GIB
+from tests.domain.test_rewrite import planned, tuned
+from tests.domain_corpus import sample
+from tests.domain_plans import hand_plan
+
+
+def test_devices_hang_on_the_expander_bus_of_their_cell() -> None:
+    after = read_guest(tuned("study", "pin-numa-pci").to_bytes(), "after")
+    model_of = {controller.index: controller for controller in after.controllers}
+    for hostdev in after.hostdevs:
+        assert hostdev.address is not None
+        port = model_of[hostdev.address.bus]
+        assert port.model == PortModel.ROOT_PORT
+        assert port.address is not None
+        expander = model_of[port.address.bus]
+        assert expander.node == int(hostdev.source.bus >= 0x80)
+
+
+def test_controllers_are_written_as_libvirt_prints_them() -> None:
+    after = tuned("study", "pin-numa-pci").text.decode()
+    expected = """
+    <controller type='pci' index='1' model='pcie-expander-bus'>
+      <model name='pxb-pcie'/>
+      <target busNr='64'>
+        <node>0</node>
+      </target>
+      <address type='pci' domain='0x0000' bus='0x00' slot='0x10' function='0x0'/>
+    </controller>"""
+    assert expected in after
+    expected = """
+    <controller type='pci' index='3' model='pcie-root-port'>
+      <model name='pcie-root-port'/>
+      <target chassis='3' port='0x0'/>
+      <address type='pci' domain='0x0000' bus='0x01' slot='0x00' function='0x0'/>
+    </controller>"""
+    assert expected in after
+
+
+def test_chassis_numbers_that_are_taken_are_passed_over() -> None:
+    xml = sample("earlier-layout").replace(b"chassis='3'", b"chassis='5'")
+    after = rewrite(xml, hand_plan(read_guest(xml, "x"), "pin-numa-pci"))
+    found = re.findall(rb"chassis='(\d+)'", after)
+    assert len(found) == len(set(found)) == 3
+
+
+def test_a_gpu_and_its_audio_share_a_slot() -> None:
+    after = tuned("gpu-with-audio-and-nics", "pin-numa-pci")
+    guest = read_guest(after.to_bytes(), "after")
+    by_source = {str(hostdev.source): hostdev.address for hostdev in guest.hostdevs}
+    gpu, audio = by_source["0000:19:00.0"], by_source["0000:19:00.1"]
+    assert gpu is not None
+    assert audio == GuestAddress(0, gpu.bus, gpu.device, 1)
+    assert after.text.count(b"multifunction='on'") == 2  # the GPU, and the first of two root ports
+    assert b"<address type='unassigned'/>" in after.text
+
+
+def test_a_network_interface_that_is_a_host_device_moves_too() -> None:
+    guest = read_guest(tuned("gpu-with-audio-and-nics", "pin-numa-pci").to_bytes(), "after")
+    nic = next(hostdev for hostdev in guest.hostdevs if hostdev.is_interface)
+    assert nic.address is not None
+    assert nic.address.bus > 1
+
+
+def test_a_device_that_the_plan_adds_is_written() -> None:
+    after = tuned("study", "pin-numa-pci", extra_devices=(Bdf.parse("0000:3b:00.0"),))
+    guest = read_guest(after.to_bytes(), "after")
+    assert len(guest.hostdevs) == 3
+    assert guest.hostdevs[-1].source == Bdf.parse("0000:3b:00.0")
+    assert guest.hostdevs[-1].address is not None
+
+
+def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
+    xml, plan = planned("study", "pin-numa-pci")
+    there = tuple(dataclasses.replace(controller, existing=True) for controller in plan.controllers)
+    with pytest.raises(InputError, match="expected PCI controller 1 to be pcie-expander-bus"):
+        rewrite(xml, dataclasses.replace(plan, controllers=there))
+    with pytest.raises(InputError, match="plan again"):
+        rewrite(sample("earlier-layout"), plan)
+
+
+def test_expander_buses_are_refused_on_i440fx() -> None:
+    xml, plan = planned("i440fx", "pin-numa-pci")
+    with pytest.raises(InputError, match=r"expected machine type q35.*found pc-i440fx-7.2"):
+        rewrite(xml, plan)
+
+
+def test_apertures_are_at_least_as_large_as_asked_for() -> None:
+    space = Aperture(2048 * GIB, 46, 262_144, 0, 0)
+    after = tuned("qemu-commandline", "pin", aperture=space).text
+    assert b'<pcihole64 unit="GiB">2048</pcihole64>' in after
+    assert b'<maxphysaddr mode="emulate" bits="46"/>' in after
+    assert b'<q:arg value="opt/ovmf/X-PciMmio64Mb,string=262144"/>' in after
+    assert after.count(b"-fw_cfg") == 1
+    small = Aperture(1 * GIB, 40, 1024, 0, 0)
+    xml, plan = planned("qemu-commandline", "pin", aperture=small)
+    assert b"string=65536" in rewrite(xml, plan)
+
+
+def test_a_firmware_window_declares_qemus_namespace() -> None:
+    after = tuned("study", "pin", aperture=Aperture(None, None, 65_536, 0, 0))
+    assert after.text.startswith(
+        b"<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>"
+    )
+    assert b"<qemu:arg value='name=opt/ovmf/X-PciMmio64Mb,string=65536'/>" in after.text
+    assert validate(after.to_bytes())[0] == ()
+
+
+def test_more_than_255_vcpus_get_interrupt_remapping() -> None:
+    after = tuned("gpu-with-audio-and-nics", "default", iommu_needed=True, vcpus=288).text
+    assert b"<iommu model='intel'>" in after
+    assert b"<driver intremap='on' eim='on' caching_mode='on'/>" in after
+    assert b"<ioapic driver='qemu'/>" in after
+    assert validate(after)[0] == ()
+
+
+def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
+    xml = sample("gpu-with-audio-and-nics").replace(
+        b"<memballoon", b"<iommu model='virtio'/>\n    <memballoon"
+    )
+    plan = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True)
+    assert rewrite(xml, plan) == xml
+    many = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True, vcpus=288)
+    with pytest.raises(InputError, match="does not remap interrupts"):
+        rewrite(xml, many)
+
+
+def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
+    xml = sample("gpu-with-audio-and-nics").replace(
+        b"<memballoon", b"<iommu model='amd'><driver passthrough='on'/></iommu>\n    <memballoon"
+    )
+    guest = read_guest(xml, "x")
+    many = hand_plan(guest, "default", iommu_needed=True, vcpus=288)
+    after = rewrite(xml, many)
+    assert b"<driver passthrough='on' intremap='on' xtsup='on'/>" in after
+    assert b"<ioapic driver='qemu'/>" in after and rewrite(after, many) == after
+    assert guest.iommu_model == "amd"
+    with pytest.raises(HostError, match=r"xtsup=> .*expected libvirt 12\.2\.0"):
+        refuse_older(many, (12, 1, 0), (10, 0, 0), iommu_model="amd")
+    refuse_older(many, (12, 2, 0), (10, 0, 0), iommu_model="amd")
+    refuse_older(many, (12, 1, 0), (10, 0, 0))
+
+
+def test_a_host_device_that_the_plan_gives_up_goes() -> None:
+    xml, plan = planned("study", "pin")
+    after = rewrite(xml, dataclasses.replace(plan, devices=plan.devices[:1]))
+    assert [str(h.source) for h in read_guest(after, "after").hostdevs] == ["0000:19:00.0"]
+
+
+def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
+    xml = sample("study").replace(
+        b"<memballoon",
+        b"<controller type='pci' index='1' model='pcie-expander-bus'>\n"
+        b"      <target busNr='0xfe'/>\n    </controller>\n    "
+        b"<controller type='pci' index='3' model='pcie-root-port'/>\n    <memballoon",
+    )
+    plan = hand_plan(read_guest(sample("study"), "x"), "pin-numa-pci")
+    after = read_guest(rewrite(xml, plan), "after")
+    assert (after.controllers[1].bus_nr, after.controllers[1].node) == (64, 0)
+    assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
+    assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
+    assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)
+
+
+def test_a_slot_that_a_gpu_leaves_to_another_device_gives_a_way_out() -> None:
+    xml = b"""<domain type='kvm'><name>vm</name><memory unit='GiB'>4</memory><vcpu>4</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><devices>
+<controller type='pci' index='0' model='pcie-root'/>
+<controller type='pci' index='5' model='pcie-root-port'>
+<address type='pci' domain='0' bus='0' slot='3' function='0'/></controller>
+<hostdev mode='subsystem' type='pci' managed='yes'>
+<source><address domain='0' bus='0x19' slot='0' function='0'/></source>
+<address type='pci' domain='0' bus='5' slot='0' function='0' multifunction='on'/></hostdev>
+<interface type='network'><source network='default'/>
+<address type='pci' domain='0' bus='5' slot='0' function='1'/></interface>
+</devices></domain>"""
+    plan = hand_plan(read_guest(xml, "vm.xml"), "pin-numa-pci")
+    with pytest.raises(InputError, match="function-without-0") as error:
+        rewrite(xml, plan, "vm.xml")
+    assert error.value.hint is not None and "delete the <address>" in error.value.hint
+    freed = xml.replace(b"<address type='pci' domain='0' bus='5' slot='0' function='1'/>", b"")
+    assert rewrite(freed, plan, "vm.xml")

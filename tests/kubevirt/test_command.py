@@ -1,0 +1,96 @@
+"""homenode kubevirt as a user runs it, apart from the program that it is a part of."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from homenode.cli.kubevirt import app
+from homenode.errors import HostError, InputError, UsageError
+from tests.kubevirt.test_check import GOOD_KUBELET
+from tests.kubevirt.test_check import vmi as checked_vmi
+from tests.kubevirt_documents import document, vmi
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_the_hook_gives_a_document_without_devices_back() -> None:
+    xml = document([])
+    done = run("on-define-domain", "--vmi", vmi(), "--domain", xml)
+    assert (done.exit_code, done.stdout) == (0, xml)
+    assert "nothing to do" in done.stderr
+
+
+@pytest.mark.parametrize("end", [">/dev/full", ">&-"])
+def test_a_document_that_cannot_be_written_is_an_error_in_one_line(end: str) -> None:
+    command = f'exec "$1" -m homenode.cli.on_define_domain --vmi "$2" --domain "$3" {end}'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", sys.executable, vmi(), document([])],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == HostError.exit_code
+    said = done.stderr.splitlines()
+    assert len(said) == 2, said
+    assert "nothing to do" in said[0] and "expected to write the document" in said[1]
+
+
+def test_the_hook_s_policy_is_an_option() -> None:
+    arguments = ("on-define-domain", "--vmi", vmi(), "--domain", "<a")
+    assert run(*arguments).exit_code == 2
+    assert run(*arguments).stdout == ""
+    passed = run(*arguments, "--on-error", "passthrough")
+    assert (passed.exit_code, passed.stdout) == (0, "<a")
+
+
+def test_the_check_reads_files_and_exits_by_what_it_finds(tmp_path: Path) -> None:
+    vm, kubelet = tmp_path / "vm.json", tmp_path / "kubelet.json"
+    vm.write_text(checked_vmi())
+    kubelet.write_text(json.dumps({"kubeletconfig": GOOD_KUBELET}))
+    assert run("check", vm, "--kubelet", kubelet).exit_code == 0
+    done = run("check", vm, "--kubelet", kubelet, "--host", "gh200x4", "--json")
+    assert done.exit_code == 1
+    answer = json.loads(done.stdout)
+    assert answer["format"] == "homenode.findings/1"
+    assert "numa-nodes-many" in {finding["id"] for finding in answer["findings"]}
+
+
+def test_the_check_says_what_it_cannot_read(tmp_path: Path) -> None:
+    absent = run("check", tmp_path / "none.json")
+    assert isinstance(absent.exception, InputError)
+    other = tmp_path / "vm.yaml"
+    other.write_text("kind: Pod\n")
+    refused = run("check", other)
+    assert isinstance(refused.exception, InputError)
+    assert "found 'Pod'" in str(refused.exception)
+
+
+def test_manifests_are_written_once_and_never_over_what_is_there(tmp_path: Path) -> None:
+    folder = tmp_path / "sidecar"
+    assert run("manifest", "-o", folder, "--vm", "big").exit_code == 0
+    assert len(list(folder.iterdir())) == 10
+    lock = (folder / "requirements.lock").read_text()
+    assert lock.count("--hash=sha256:") > lock.count("==") > 10
+    assert "name: big" in (folder / "vm.yaml").read_text()
+    (folder / "vm.yaml").write_text("mine\n")
+    again = run("manifest", "-o", folder)
+    assert isinstance(again.exception, UsageError)
+    assert (folder / "vm.yaml").read_text() == "mine\n"
+
+
+def test_every_option_of_every_command_is_documented() -> None:
+    text = (ROOT / "docs/commands/kubevirt.md").read_text(encoding="utf-8")
+    group = typer.main.get_command(app)
+    commands = group.commands  # type: ignore[attr-defined]
+    assert set(commands) == {"on-define-domain", "check", "fit", "manifest", "receive"}
+    for command in commands.values():
+        for parameter in command.params:
+            for option in parameter.opts if parameter.param_type_name == "option" else ():
+                assert f"`{option}" in text or f", {option} " in text, option

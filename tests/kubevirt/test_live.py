@@ -1,0 +1,160 @@
+"""A real libvirtd takes what the hook gives, and a booted guest sees its GPUs where they are."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.read import guest_of, open_domain
+from homenode.domain.schema import validate
+from homenode.errors import HomenodeError
+from homenode.kubevirt.placing import place_devices
+from homenode.plan.request import PciGranularity
+from homenode.plan.shape.pcie_document import expander_above
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.verify.domain_facts import domain_facts
+from homenode.verify.guest.expectation import expectation_of_document
+from homenode.verify.guest.view import view_of_stand_in
+from tests.domain.test_libvirt import libvirt, virsh
+from tests.kubevirt_documents import (
+    IBM,
+    IBM_GPUS,
+    defined_again,
+    document,
+    ibm_document,
+    shipped,
+)
+
+NAME = f"homenode-test-kubevirt-{os.getpid()}"
+PINS = ((4, 5), (64, 65))
+"""A small VM on both nodes of IBM's host."""
+
+__all__ = ["libvirt"]
+
+
+def valid(xml: str) -> str:
+    """KubeVirt gives a <source>'s address a type, which libvirt takes but its schema does not."""
+    return xml.replace('<source><address type="pci" ', "<source><address ")
+
+
+def placed(xml: str) -> bytes:
+    return place_devices(xml.encode(), shipped(IBM)).document
+
+
+def test_the_installed_schema_takes_what_the_hook_gives() -> None:
+    for xml in (ibm_document(), document(IBM_GPUS[:3], pins=PINS)):
+        errors, gap = validate(placed(valid(xml)))
+        if gap is not None:
+            pytest.skip(str(gap))
+        assert not errors
+        assert validate(placed(xml)) == validate(xml.encode()), "no new error"
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("vm", ["ibm", "small"])
+def test_libvirt_defines_what_the_hook_gives_and_the_hook_keeps_what_it_prints(
+    libvirt: None, tmp_path: Path, vm: str
+) -> None:
+    given = {"kind": "qemu", "name": NAME}
+    xml = ibm_document(**given) if vm == "ibm" else document(IBM_GPUS, pins=PINS, **given)  # type: ignore[arg-type]
+    path = tmp_path / "placed.xml"
+    path.write_bytes(placed(valid(xml)))
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert printed.count("<model name='pxb-pcie'/>") == 2
+    assert placed(printed) == printed.encode()
+
+
+@pytest.mark.libvirt
+def test_the_live_document_of_a_vm_that_libvirt_placed_is_transformed_too(
+    libvirt: None, tmp_path: Path
+) -> None:
+    path = tmp_path / "plain.xml"
+    path.write_text(valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME)))
+    assert virsh("define", "--validate", str(path)).returncode == 0
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    assert "pxb-pcie" not in printed
+    moved = place_devices(printed.encode(), shipped(IBM))
+    assert moved.notes[-1] == "placed 8 PCI functions: 4 on cell 0, 4 on cell 1"
+    path.write_bytes(moved.document)
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+
+
+@pytest.mark.libvirt
+def test_kubevirts_second_definition_has_the_places_of_the_first(
+    libvirt: None, tmp_path: Path
+) -> None:
+    """It has what libvirt printed of the first, without <target>; libvirt's own ports with it."""
+    nic = '<interface type="user"><model type="virtio-non-transitional"/></interface>'
+    before = valid(document(IBM_GPUS, pins=PINS, kind="qemu", name=NAME, controllers=nic))
+    path = tmp_path / "placed.xml"
+    printed: list[str] = []
+    for _ in range(2):
+        xml = defined_again(before, printed[-1]) if printed else before
+        path.write_bytes(placed(xml))
+        defined = virsh("define", "--validate", str(path))
+        assert defined.returncode == 0, defined.stderr
+        printed.append(virsh("dumpxml", "--inactive", NAME).stdout)
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    first, second = (guest_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
+    assert second.controllers == first.controllers
+    assert second.hostdevs == first.hostdevs
+    assert sorted(c.node for c in second.controllers if c.node is not None) == [0, 1]
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("granularity", PciGranularity)
+def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
+    libvirt: None, tmp_path: Path, granularity: PciGranularity
+) -> None:
+    """As KubeVirt has it: empty root ports for hot-plug, and devices that libvirt is to place."""
+    loose = "".join(f'<controller type="pci" index="{i}" model="pcie-root-port"/>' for i in (1, 2))
+    loose += (
+        '<disk type="file" device="disk"><source file="/none"/><target dev="vda" bus="virtio"/>'
+        '</disk><interface type="user"><model type="virtio-non-transitional"/></interface>'
+    )
+    text = document(IBM_GPUS[1:6], pins=PINS, kind="qemu", name=NAME, controllers=loose)
+    written = place_devices(valid(text).encode(), shipped(IBM), granularity=granularity).document
+    path = tmp_path / "placed.xml"
+    path.write_bytes(written)
+    defined = virsh("define", "--validate", str(path))
+    assert defined.returncode == 0, defined.stderr
+    printed = virsh("dumpxml", "--inactive", NAME).stdout
+    assert virsh("undefine", "--nvram", NAME).returncode == 0
+    ours, theirs = (guest_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
+    places = {hostdev.source: hostdev.address for hostdev in ours.hostdevs}
+    assert {hostdev.source: hostdev.address for hostdev in theirs.hostdevs} == places
+    controllers = {controller.index: controller for controller in theirs.controllers}
+    ports = {controller.address for controller in theirs.controllers}
+    others = set(theirs.addresses) - set(places.values()) - ports
+    assert others
+    assert not [at for at in others if expander_above(controllers, at.bus) is not None]
+
+
+@pytest.mark.qemu
+def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
+    """The article's tree and devices; 4 vCPUs for its 200, which say nothing of where GPUs are."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    opened = open_domain(placed(document(IBM_GPUS, pins=PINS)), "vm.xml")
+    facts = domain_facts(opened)
+    booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
+    assert booted.guest is not None, booted.findings
+    seen = view_of_stand_in(expectation_of_document(facts), booted.stand_in, booted.guest)
+    node_of_gpu = {
+        line.subject.removeprefix("device 0000:"): line.observed.partition(",")[0]
+        for line in seen.checks
+        if line.subject.startswith("device ")
+    }
+    assert node_of_gpu == {bdf: f"numa_node {int(i >= 4)}" for i, bdf in enumerate(IBM_GPUS)}

@@ -1,0 +1,237 @@
+"""Manifests: whole, of known fields, and read back by others as they were meant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.errors import UsageError
+from homenode.kubevirt.cluster import Cluster
+from homenode.kubevirt.demand import demand_of
+from homenode.kubevirt.fit import check_fit
+from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
+from homenode.kubevirt.manifests import (
+    GATES,
+    claim_template,
+    gate_patch,
+    hook_annotation,
+    hook_configmap,
+    hyperconverged_patch,
+    manifests,
+    next_steps,
+    permitted_devices,
+    virtual_machine,
+)
+from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
+from homenode.kubevirt.vmi import read_vmi
+from homenode.pods.kubelet import read_kubelet
+from homenode.sources import load_host
+
+OPTIONS = ManifestOptions(image="r.example/h:1", node="node-7")
+HOOK = "#!/usr/bin/python3 -IS\nprint('hook')\n"
+
+FIELDS_OF_VM = {
+    "": {"apiVersion", "kind", "metadata", "spec"},
+    "spec": {"runStrategy", "template"},
+    "spec.template": {"metadata", "spec"},
+    "spec.template.spec": {"domain", "networks", "terminationGracePeriodSeconds", "volumes"},
+    "spec.template.spec.domain": {"machine", "cpu", "memory", "devices"},
+    "spec.template.spec.domain.machine": {"type"},
+    "spec.template.spec.domain.cpu": {
+        "cores", "sockets", "maxSockets", "threads", "model", "dedicatedCpuPlacement",
+        "isolateEmulatorThread", "numa",
+    },
+    "spec.template.spec.domain.cpu.numa": {"guestMappingPassthrough"},
+    "spec.template.spec.domain.memory": {"guest", "hugepages"},
+    "spec.template.spec.domain.memory.hugepages": {"pageSize"},
+    "spec.template.spec.domain.devices": {"gpus", "disks", "interfaces"},
+    "spec.template.spec.domain.devices.gpus": {"name", "deviceName"},
+    "spec.template.spec.domain.devices.disks": {"name", "disk"},
+    "spec.template.spec.domain.devices.disks.disk": {"bus"},
+    "spec.template.spec.domain.devices.interfaces": {"name", "masquerade"},
+    "spec.template.spec.networks": {"name", "pod"},
+    "spec.template.spec.volumes": {"name", "persistentVolumeClaim"},
+    "spec.template.spec.volumes.persistentVolumeClaim": {"claimName"},
+}  # fmt: skip
+"""Fields of kubevirt.io/v1 that we use, as spelled in KubeVirt's own example of every field
+(staging/src/kubevirt.io/api/apitesting/testdata/HEAD/kubevirt.io.v1.VirtualMachine.json, 01cc9157).
+"""
+
+
+def paths(value: Any, path: str = "") -> dict[str, set[str]]:
+    """Names used at each path; lists do not count."""
+    found: dict[str, set[str]] = {}
+    if isinstance(value, list):
+        for item in value:
+            for where, names in paths(item, path).items():
+                found.setdefault(where, set()).update(names)
+    elif isinstance(value, dict) and not path.endswith("metadata"):
+        if value:
+            found[path] = set(value)
+        for name, inner in value.items():
+            for where, names in paths(inner, f"{path}.{name}".lstrip(".")).items():
+                found.setdefault(where, set()).update(names)
+    return found
+
+
+def test_the_vm_uses_only_fields_that_kubevirt_has() -> None:
+    assert paths(virtual_machine(OPTIONS)) == FIELDS_OF_VM
+
+
+@pytest.mark.parametrize("version", HookVersion)
+def test_the_annotation_is_the_hook_s_list_for_every_version(version: HookVersion) -> None:
+    options = ManifestOptions(image="r.example/h:1", hook_version=version)
+    (sidecar,) = json.loads(hook_annotation(options))
+    assert sidecar == {
+        "args": ["--version", str(version)],
+        "image": "r.example/h:1",
+        "imagePullPolicy": "IfNotPresent",
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "vcpus", "topology"), [(8, 96, (2, 48)), (4, 96, (1, 96)), (8, 95, (1, 95))]
+)
+def test_a_vm_of_two_packages_has_two_sockets_and_no_room_for_more(
+    gpus: int, vcpus: int, topology: tuple[int, int]
+) -> None:
+    vm = virtual_machine(ManifestOptions(gpus=gpus, vcpus=vcpus))
+    cpu = vm["spec"]["template"]["spec"]["domain"]["cpu"]
+    assert (cpu["sockets"], cpu["cores"]) == topology
+    assert cpu["maxSockets"] == cpu["sockets"]
+
+
+def test_the_check_has_nothing_to_say_of_the_vm() -> None:
+    vmi = read_vmi(json.dumps(virtual_machine(OPTIONS)), "vm.yaml")
+    assert demand_of(vmi).gpus == 8
+    assert check_fit(vmi, None, None, Cluster(frozenset(GATES))).findings == ()
+
+
+def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
+    kubelet = read_kubelet(
+        json.dumps(
+            {
+                "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3,128-131",
+                "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+                "topologyManagerPolicy": "restricted", "memoryManagerPolicy": "Static",
+                "topologyManagerScope": "pod",
+            }
+        ),
+        "kubelet",
+    )  # fmt: skip
+    vmi = read_vmi(json.dumps(virtual_machine(ManifestOptions(vcpus=200))), "vm.yaml")
+    found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), Cluster(frozenset(GATES))).findings
+    assert [f.id for f in found] == ["huge-pages-unknown"]
+
+
+def test_the_gates_are_added_to_those_that_there_are() -> None:
+    assert {patch["value"] for patch in gate_patch()} == set(GATES)
+    assert all(patch["op"] == "add" and patch["path"].endswith("/-") for patch in gate_patch())
+    annotations = hyperconverged_patch()["metadata"]["annotations"]
+    assert json.loads(annotations["kubevirt.kubevirt.io/jsonpatch"]) == gate_patch()
+
+
+def test_the_sidecars_image_is_kubevirts_with_the_hook_in_it() -> None:
+    files = manifests(OPTIONS, HOOK)
+    lines = [line for line in files["Containerfile"].splitlines() if not line.startswith("#")]
+    assert [line.split()[0] for line in lines] == ["ARG", "FROM", "COPY", "USER"]
+    assert lines[1] == "FROM quay.io/kubevirt/sidecar-shim:${KUBEVIRT}"
+    assert lines[2] == "COPY --chmod=0755 onDefineDomain /usr/bin/onDefineDomain"
+    assert files["onDefineDomain"] == HOOK
+
+
+def test_the_jobs_image_installs_by_hash_what_it_runs_with() -> None:
+    lines = manifests(OPTIONS, HOOK)["bench.Containerfile"].splitlines()
+    assert any(line.startswith("RUN pip install") and "--require-hashes" in line for line in lines)
+    assert any("pip install" in line and "--no-deps --no-index" in line for line in lines)
+    assert not any(line.startswith("USER root") for line in lines)
+    # ssh for the guest's job, and what the suite and a capture ask on a node.
+    assert any("openssh-client numactl pciutils" in line for line in lines)
+
+
+def test_a_configmap_holds_the_hook_and_the_vm_names_it() -> None:
+    options = ManifestOptions(configmap=True, namespace="gpu", vm="big")
+    files = manifests(options, HOOK)
+    assert "Containerfile" not in files and "onDefineDomain" not in files
+    (sidecar,) = json.loads(hook_annotation(options))
+    configmap = hook_configmap(options, HOOK)
+    assert sidecar == {
+        "args": ["--version", "v1alpha3"],
+        "configMap": {
+            "name": configmap["metadata"]["name"],
+            "key": next(iter(configmap["data"])),
+            "hookPath": "/usr/bin/onDefineDomain",
+        },
+    }
+    assert configmap["metadata"]["namespace"] == "gpu"
+    assert "image" not in hook_annotation(options)
+
+
+def test_the_steps_name_the_prerequisites_and_the_hooks_log() -> None:
+    steps = "\n".join(next_steps(OPTIONS))
+    for word in ("kubevirt-gates.json", "GPU operator", "permittedHostDevices", "kubectl logs"):
+        assert word in steps
+
+
+@pytest.mark.parametrize("options", [{"gpus": 0}, {"vcpus": -1}, {"memory_gib": 1 << 40}])
+def test_counts_that_no_vm_has_are_a_usage_error(options: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="expected 1 to"):
+        manifests(ManifestOptions(**options), HOOK)  # type: ignore[arg-type]
+
+
+def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not here")
+    kubernetes_validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not here"
+    )
+    odd = ManifestOptions(image="1.5", vm="on", namespace="1e3", gpu="0x10", node="null")
+    for options in (OPTIONS, odd):
+        files = manifests(options, HOOK)
+        claim = results_claim(options)
+        expected = {
+            "vm.yaml": [virtual_machine(options)],
+            "bench-guest.yaml": [claim, guest_job(options)],
+            "bench-node.yaml": [claim, node_job(options)],
+            "hyperconverged-gates.yaml": [hyperconverged_patch()],
+            "permitted-devices.yaml": [permitted_devices(options)],
+        }
+        for name, documents in expected.items():
+            assert list(yaml.safe_load_all(files[name])) == documents
+    for document in (results_claim(OPTIONS), guest_job(OPTIONS), node_job(OPTIONS)):
+        version = kubernetes_validate.latest_version()
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_every_file_is_named_in_the_documentation() -> None:
+    page = Path(__file__).parents[2] / "docs" / "commands" / "kubevirt.md"
+    text = page.read_text(encoding="utf-8")
+    names = manifests(OPTIONS, HOOK).keys() | manifests(ManifestOptions(configmap=True), HOOK)
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_claims_ask_for_gpus_and_nics_of_one_pcie_root_each() -> None:
+    options = ManifestOptions(
+        claims=ClaimScope.PCIE_ROOT, nic_class="rdma.example", gpus=2, vm="big"
+    )
+    devices = claim_template(options)["spec"]["spec"]["devices"]
+    assert [request["name"] for request in devices["requests"]] == ["gpu0", "nic0", "gpu1", "nic1"]
+    assert devices["constraints"] == [
+        {"requests": ["gpu0", "nic0"], "matchAttribute": "resource.kubernetes.io/pcieRoot"},
+        {"requests": ["gpu1", "nic1"], "matchAttribute": "resource.kubernetes.io/pcieRoot"},
+    ]
+    spec = virtual_machine(options)["spec"]["template"]["spec"]
+    assert spec["resourceClaims"][0]["resourceClaimTemplateName"] == "big-devices"
+    requests = {d["requestName"] for d in spec["domain"]["devices"]["gpus"]}
+    assert requests == {"gpu0", "gpu1"}
+    assert "GPUsWithDRA" in manifests(options, HOOK)["kubevirt-gates.json"]
+    assert "claims.yaml" in manifests(options, HOOK)
+
+
+def test_claims_by_node_have_one_constraint_for_all() -> None:
+    alone = claim_template(ManifestOptions(claims=ClaimScope.NUMA_NODE, gpus=1))
+    assert "constraints" not in alone["spec"]["spec"]["devices"]
+    four = claim_template(ManifestOptions(claims=ClaimScope.NUMA_NODE, gpus=4))
+    (constraint,) = four["spec"]["spec"]["devices"]["constraints"]
+    assert constraint["requests"] == [f"gpu{i}" for i in range(4)]
+    assert constraint["matchAttribute"] == "resource.kubernetes.io/numaNode"

@@ -1,0 +1,149 @@
+"""Manifests against KubeVirt's published schema, and jobs against the shell that runs them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from homenode.cli.main import app
+from homenode.errors import UsageError
+from homenode.kubevirt.manifest_options import ManifestOptions
+from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
+from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
+from homenode.results.lines import run_text
+from tests.report_runs import full_run
+
+SCHEMA = Path(__file__).parents[1] / "kubevirt_v1.schema.json"
+STAND_IN = """#!/bin/sh
+echo "$@" >> "$LOG"
+test "$1 $2" = "kubevirt receive" && exec "$HOMENODE" "$@"
+test "$1" = bench && test "$3" = --results || exit 2
+mkdir -p "$4/nvidia-h100/$2" && sed "s/RUN/$2/" "$RUN" > "$4/nvidia-h100/$2/results.jsonl"
+exit "$CODE"
+"""
+SSH = """#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+test "$2" = cloud@gpu-vm || exit 9
+cd "$GUEST_HOME" && exec sh -c "$3"
+"""
+
+
+def errors(kind: str, document: Mapping[str, Any]) -> list[str]:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not here")
+    schema = json.loads(SCHEMA.read_text()) | {"$ref": f"#/$defs/{kind}"}
+    found = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [f"{error.json_path}: {error.message}" for error in found]
+
+
+@pytest.mark.parametrize(
+    "options", [ManifestOptions(), ManifestOptions(gpus=1, vm="on", node="n.x")]
+)
+def test_the_vm_is_what_kubevirt_s_schema_says_a_vm_is(options: ManifestOptions) -> None:
+    assert errors("V1VirtualMachine", virtual_machine(options)) == []
+
+
+def test_the_schema_finds_misspelt_fields_wrong_types_and_missing_ones() -> None:
+    vm = virtual_machine(ManifestOptions())
+    domain = vm["spec"]["template"]["spec"]["domain"]
+    domain["cpu"]["numa"]["guestmappingPassthrough"] = {}
+    domain["cpu"]["cores"] = "96"
+    del domain["devices"]["gpus"][0]["name"]
+    found = errors("V1VirtualMachine", vm)
+    assert len(found) == 3
+    assert any("guestmappingPassthrough" in error for error in found)
+
+
+def test_the_gates_patch_makes_a_kubevirt_cr_that_the_schema_takes() -> None:
+    gates = ["Root"]
+    cr = {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "KubeVirt",
+        "metadata": {"name": "kubevirt"},
+        "spec": {"configuration": {"developerConfiguration": {"featureGates": gates}}},
+    }
+    for step in gate_patch():
+        at: Any = cr
+        *path, last = step["path"].split("/")[1:]
+        for name in path:
+            at = at[name]
+        assert (step["op"], last, at is gates) == ("add", "-", True)
+        at.append(step["value"])
+    assert gates == ["Root", *GATES]
+    assert errors("V1KubeVirt", cr) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"vm": "a'; rm -rf ~; '"},
+        {"vm": "GPU"},
+        {"namespace": "a b"},
+        {"image": "r/h\nRUN curl"},
+        {"kubevirt": "v1\nUSER root"},
+        {"guest": "-oProxyCommand=x@h"},
+        {"guest": "gpu-vm"},
+        {"node": "n/7"},
+        {"gpu": "a: b"},
+    ],
+)
+def test_names_that_are_more_than_names_are_refused_by_option(options: dict[str, str]) -> None:
+    (option,) = options
+    with pytest.raises(UsageError, match=f"--{option}: expected"):
+        manifests(ManifestOptions(**options), "hook\n")  # type: ignore[arg-type]
+
+
+def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProcess[str]:
+    """A job's script with stand-ins for homenode and ssh; its volume is tmp_path/results."""
+    programs, guest = tmp_path / "bin", tmp_path / "guest"
+    for folder in (programs, guest, tmp_path / "results"):
+        folder.mkdir(exist_ok=True)
+    for name, text in (("homenode", STAND_IN), ("ssh", SSH)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    run = full_run("pin", 1, system="nvidia-h100", name="RUN")
+    (tmp_path / "run.jsonl").write_text(run_text(run))
+    environment = {
+        "RUN": f"{tmp_path}/run.jsonl", "HOMENODE": str(Path(sys.executable).with_name("homenode")),
+        "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"),
+        "CODE": str(code), "GUEST": "cloud@gpu-vm", "NAME": "gpu-vm", "GUEST_HOME": str(guest),
+    }  # fmt: skip
+    return subprocess.run(
+        ["sh", "-c", script.replace("/results", f"{tmp_path}/results")],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 0), (3, 3)])
+def test_a_job_collects_its_run_whatever_was_found_and_fails_where_nothing_was_measured(
+    script: str, code: int, ends: int, tmp_path: Path
+) -> None:
+    done = run_job(script, tmp_path, code)
+    assert done.returncode == ends, done.stderr
+    (run,) = (tmp_path / "results").glob("*/*/results.jsonl")
+    assert run.parent.parent.name == "nvidia-h100"
+    assert run.parent.name.startswith("gpu-vm-20")
+
+
+@pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])
+def test_homenode_takes_the_arguments_that_a_job_gives_it(script: str, tmp_path: Path) -> None:
+    run_job(script, tmp_path, 0)
+    arguments = (tmp_path / "log").read_text().splitlines()[0].split()
+    done = CliRunner().invoke(app, [*arguments, "--help"])
+    assert done.exit_code == 0
+    known = {name for p in _bench_options() for name in p}
+    assert all(word in known for word in arguments if word.startswith("--"))
+
+
+def _bench_options() -> list[list[str]]:
+    import typer.main
+
+    command = typer.main.get_command(app)
+    bench = command.get_command(None, "bench")  # type: ignore[attr-defined]
+    return [parameter.opts for parameter in bench.commands["bench"].params]

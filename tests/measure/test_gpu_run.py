@@ -1,0 +1,147 @@
+"""Whole runs on described GPU machines: tools replayed, PyTorch really started on a stand-in."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from homenode.measure import runner
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.model import Depth, Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, BenchOutcome
+from homenode.process import Completed, ToolTimeoutError
+from homenode.results.vantage import Vantage
+from tests.bench_machines import FakeMachine
+from tests.measure.test_step_figures import nvbandwidth_text
+from tests.tools import test_nccl_tests as nccl
+from tests.tools.test_torch_report import LOG
+from tests.torch_programs import STAND_IN
+
+GPUS = ("0000:11:00.0", "0000:81:00.0")
+
+
+@dataclass
+class GpuMachine(FakeMachine):
+    """A GPU on each of two nodes. fails: programs that fail; hangs: those that never end."""
+
+    host: str = "small-2n8c-2gpu"
+    programs: frozenset[str] = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
+    fails: frozenset[str] = frozenset()
+    hangs: frozenset[str] = frozenset()
+    has_torch: bool = True
+    environments: list[Mapping[str, str]] = field(default_factory=list)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        words = tuple(argv)
+        if words[0] in ("cat", "true"):
+            return super().run(argv, timeout_s, input, environment=environment)
+        self.calls.append(words)
+        self.environments.append(environment or {})
+        program = next(word for word in words if word != "numactl" and not word.startswith("--"))
+        is_watched = words[1:3] == ("-", "nvbandwidth")
+        program = "nvbandwidth" if is_watched else program
+        if "find_spec" in " ".join(words):
+            return Completed(words, 0, f"{self.has_torch}\n", "")
+        if program in self.hangs:
+            raise ToolTimeoutError(f"{program}: no end after {timeout_s:g} s")
+        if program in self.fails:
+            return Completed(words, 1, "", "CUDA error")
+        if program == "nvbandwidth":
+            names = tuple(word for word in words if word.startswith(("host_", "device_", "all_")))
+            watched = "\n# homenode watched: 0:90 5:60 1:2\n" if is_watched else ""
+            return Completed(words, 0, nvbandwidth_text(names) + watched, "")
+        if program == "all_reduce_perf":
+            is_log = dict(environment or {}).get("NCCL_DEBUG") == "INFO"
+            return Completed(words, 0, LOG if is_log else nccl.TEXT, "")
+        settings = json.dumps({"addresses": GPUS})
+        return LocalMachine().run(
+            (sys.executable, *words[1:]), timeout_s, input,
+            environment={"PYTHONPATH": str(STAND_IN), "STAND_IN": settings, **(environment or {})},
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+
+
+def run(machine: GpuMachine, root: Path, *groups: Group, largest: int = 65536) -> BenchOutcome:
+    options = SuiteOptions(groups, Depth.QUICK, largest)
+    orders = BenchOptions("x", options, repeats=1, vantage=Vantage.HOST)
+    return runner.run_bench(machine, orders, root, lambda progress: None)
+
+
+def series(outcome: BenchOutcome) -> set[tuple[str, str | None, int | None]]:
+    assert outcome.run is not None
+    return {(one.metric, one.variant, one.node) for one in outcome.run.samples}
+
+
+def test_pytorch_takes_over_where_the_tool_fails_and_both_are_recorded(tmp_path: Path) -> None:
+    machine = GpuMachine(fails=frozenset({"nvbandwidth"}))
+    outcome = run(machine, tmp_path, Group.GPU_COPY)
+    assert outcome.run is not None
+    assert {str(one.device) for one in outcome.run.samples} == set(GPUS)
+    assert {one.metric for one in outcome.run.samples} == {"d2d-bandwidth"}
+    assert any("CUDA error" in str(gap) for gap in outcome.gaps)
+    conditions = {condition.name for condition in outcome.run.head.conditions}
+    assert "tool PyTorch" in conditions
+
+
+def test_the_matrix_has_a_row_for_each_node_and_one_as_the_tool_binds(tmp_path: Path) -> None:
+    outcome = run(GpuMachine(), tmp_path, Group.GPU_BANDWIDTH)
+    nodes = {node for metric, variant, node in series(outcome) if metric == "h2d-bandwidth"}
+    assert nodes == {None, 0, 1}
+    assert outcome.run is not None
+    conditions = {one.name: one.value for one in outcome.run.head.conditions}
+    assert conditions["copying thread"] == "nodes 0-1"
+
+
+def test_collectives_run_under_each_binding_and_say_what_was_chosen(tmp_path: Path) -> None:
+    machine = GpuMachine()
+    outcome = run(machine, tmp_path, Group.NCCL)
+    assert outcome.run is not None
+    peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
+    assert None in peaks
+    assert "P2P off" in peaks
+    assert len(peaks) >= 4
+    conditions = {one.name: one.value for one in outcome.run.head.conditions}
+    assert conditions["collective algorithm"].startswith("RING LL 8 B")
+    assert any(env.get("NCCL_P2P_DISABLE") == "1" for env in machine.environments)
+
+
+def test_peer_access_that_hangs_is_stopped_and_said(tmp_path: Path) -> None:
+    machine = GpuMachine(hangs=frozenset({"nvbandwidth"}), has_torch=False)
+    outcome = run(machine, tmp_path, Group.GPU_PEER)
+    assert outcome.run is None or not outcome.run.samples
+    assert any("NCCL_P2P_DISABLE=1" in str(gap) for gap in outcome.gaps)
+
+
+def test_products_are_a_control_around_the_round(tmp_path: Path) -> None:
+    outcome = run(GpuMachine(), tmp_path, Group.MATMUL)
+    assert outcome.run is not None
+    assert {one.variant for one in outcome.run.samples} == {"fp32", "tf32", "bf16", "fp16"}
+    assert not any(finding.id == "bench-control-moved" for finding in outcome.findings)
+
+
+def test_tools_that_tell_the_machines_own_addresses_leave_no_doubt(tmp_path: Path) -> None:
+    outcome = run(GpuMachine(fails=frozenset({"nvbandwidth"})), tmp_path, Group.GPU_COPY)
+    assert not any(gap.subject == "GPU addresses" for gap in outcome.gaps)
+
+
+def test_gpus_on_two_nodes_have_ranks_of_their_own_for_each_binding(tmp_path: Path) -> None:
+    outcome = run(GpuMachine(), tmp_path, Group.NCCL, largest=1024)
+    assert outcome.run is not None
+    peaks = {one.variant for one in outcome.run.samples if one.metric == "allreduce-busbw-peak"}
+    assert "a process for each GPU" in peaks
+    # The stand-in's GPUs are not in this machine's /sys: their node is unknown, and so is said.
+    assert any("has no node here" in str(gap) for gap in outcome.gaps)

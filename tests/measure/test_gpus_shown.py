@@ -1,0 +1,191 @@
+"""Which GPUs a driver gives to us, and what is measured where those are not all."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError, UsageError
+from homenode.measure import runner
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.figures import amd as amd_figures
+from homenode.measure.gpu.suite import ShownGpus, parse_shown
+from homenode.measure.model import TORCH, BenchTest, Depth, Group, Reader, Suite, SuiteOptions
+from homenode.measure.orders import BenchOptions
+from homenode.measure.program_text import program_text
+from homenode.measure.step_reading import figures_of_step
+from homenode.measure.suite import suite_for
+from homenode.process import Completed
+from homenode.results.vantage import Vantage
+from homenode.tools import rocm_bandwidth_test
+from tests.measure import test_gpu_run as gpu_run
+from tests.measure.test_gpu_suite import NVIDIA, TWO, by_id, host_with
+from tests.measure.test_step_figures import nvbandwidth_text
+from tests.mutations import survives
+from tests.small_hosts import DeviceSpec
+from tests.tools import test_rocm_bandwidth_test as rocm
+from tests.tools import test_transferbench as transferbench
+
+HOST = host_with(*TWO)
+FIRST, SECOND = Bdf.parse("0000:19:00.0"), Bdf.parse("0000:9b:00.0")
+
+DRIVER = """
+#include <stdio.h>
+int cuInit(unsigned flags) { return FAILS; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number + 40; return 0; }
+int cuDeviceGetPCIBusId(char *text, int length, int device) {
+    snprintf(text, length, "0001:%02X:00.0", device == 40 ? 0x9B : 0x19);
+    return 0;
+}
+"""
+
+
+def suite(shown: ShownGpus | None, *groups: Group, installed: frozenset[str] = NVIDIA) -> Suite:
+    return suite_for(host_with(*TWO), installed | {TORCH}, SuiteOptions(groups), shown)
+
+
+def test_collectives_and_copies_are_of_the_gpus_that_a_job_has() -> None:
+    three = host_with(*TWO, DeviceSpec("0000:9c:00.0", node=1, root=1))
+    made = suite_for(three, NVIDIA, SuiteOptions(), ShownGpus((FIRST, SECOND)))
+    tests = by_id(made)
+    argv = tests["nccl"].argv
+    assert argv[argv.index("-g") + 1] == "2"
+    assert any("0000:9c:00.0: not shown" in gap.reason for gap in made.left_out)
+    asked = by_id(suite_for(three, NVIDIA, SuiteOptions(), None))["nccl"].argv
+    assert asked[asked.index("-g") + 1] == "3"
+
+
+def test_one_gpu_of_a_job_has_no_peers() -> None:
+    made = suite(ShownGpus((SECOND,)))
+    assert not [test for test in made.tests if test.group in (Group.NCCL, Group.GPU_PEER)]
+    assert {gap.reason for gap in made.left_out if gap.subject == Group.NCCL} == {
+        "one GPU alone; 1 more of this machine's are not shown to this process"
+    }
+
+
+def test_a_driver_that_gives_none_is_told_in_its_own_words() -> None:
+    with pytest.raises(UsageError) as refused:
+        suite(ShownGpus((), "cuInit says no GPU"), Group.GPU_BANDWIDTH)
+    assert "cuInit says no GPU" in str(refused.value)
+
+
+def test_a_driver_of_other_gpus_changes_nothing() -> None:
+    strange = ShownGpus((Bdf.parse("0000:01:00.0"),))
+    assert "gpu-peer" in by_id(suite(strange))
+
+
+def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
+    (test, *_) = suite(ShownGpus((SECOND, FIRST)), Group.GPU_BANDWIDTH).tests
+    document = json.loads(nvbandwidth_text())
+    del document["nvbandwidth"]["GPU Device list"]  # as v0.10
+    text = json.dumps(document, indent="\t")
+    found = figures_of_step(test, text, HOST).samples
+    assert [one.device for one in found][:2] == [SECOND, FIRST]
+
+
+def test_figures_of_transferbench_have_addresses_where_the_driver_told() -> None:
+    test = BenchTest("x", Group.GPU_PEER, ("x",), 1, 1, reads=Reader.TRANSFER_BENCH)
+    found = figures_of_step(replace(test, gpus=(SECOND, FIRST)), transferbench.OUTPUT, HOST)
+    assert {(one.device, one.peer) for one in found.samples} == {(FIRST, SECOND), (SECOND, FIRST)}
+    assert not any(gap.subject == "GPU addresses" for gap in found.gaps)
+    fewer = figures_of_step(replace(test, gpus=(SECOND,)), transferbench.OUTPUT, HOST)
+    assert {one.device for one in fewer.samples} == {None}
+
+
+def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_told() -> None:
+    far = Bdf.parse("0002:0d:00.0")
+    found = amd_figures.of_rocm(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
+    assert {one.device for one in found.samples} == {far}
+    same_bus = (far, Bdf.parse("0003:0d:00.0"))
+    unsure = amd_figures.of_rocm(rocm_bandwidth_test.parse(rocm.MATRICES), same_bus)
+    assert {one.device for one in unsure.samples} == {Bdf.parse("0000:0d:00.0")}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "homenode.gpus/1"),
+        ('{"format": "homenode.gpus/2", "addresses": [], "reason": null}', "homenode.gpus/1"),
+        ('{"format": "homenode.gpus/1", "addresses": 7, "reason": null}', "a list"),
+        ('{"format": "homenode.gpus/1", "addresses": ["x"], "reason": null}', "domain:bus"),
+    ],
+)
+def test_what_is_no_answer_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ParseError, match=says):
+        parse_shown(text)
+
+
+def test_slices_of_one_gpu_count_once() -> None:
+    line = json.dumps({"format": "homenode.gpus/1", "addresses": [str(FIRST)] * 2, "reason": None})
+    assert parse_shown(f"a warning\n{line}\n") == ShownGpus((FIRST,))
+
+
+def test_damaged_answers_are_read_or_refused() -> None:
+    line = json.dumps({"format": "homenode.gpus/1", "addresses": [str(FIRST)], "reason": "x"})
+    assert survives(parse_shown, line, 500) > 0
+
+
+@pytest.fixture(params=[0, 802])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler, to make a driver that distinguishes two GPUs")
+    source = tmp_path / "driver.c"
+    source.write_text(DRIVER.replace("FAILS", str(request.param)))
+    made = tmp_path / "libcuda.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
+    return tmp_path, request.param
+
+
+def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
+    folder, code = driver
+    ended = LocalMachine().run(
+        (sys.executable, "-", "cuda"), 60, program_text("gpus_shown"),
+        environment={"LD_LIBRARY_PATH": str(folder)},
+    )  # fmt: skip
+    expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
+    none = ShownGpus((), "cuInit says error 802")
+    assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
+
+
+def test_without_a_driver_nobody_is_asked() -> None:
+    ended = LocalMachine().run(
+        (sys.executable, "-", "hip"), 60, program_text("gpus_shown"),
+        environment={"LD_LIBRARY_PATH": ""},
+    )  # fmt: skip
+    assert parse_shown(ended.stdout_or_raise()) is None
+
+
+@dataclass
+class JobMachine(gpu_run.GpuMachine):
+    """A job that was given the second of two GPUs."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        timeout_s: float,
+        input: str | None = None,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> Completed:
+        if tuple(argv[1:]) == ("-", "cuda"):
+            assert dict(environment or {})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+            document = {"format": "homenode.gpus/1", "addresses": [gpu_run.GPUS[1]], "reason": None}
+            return Completed(tuple(argv), 0, json.dumps(document) + "\n", "")
+        return super().run(argv, timeout_s, input, environment=environment)
+
+
+def test_a_run_asks_before_it_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+    orders = BenchOptions("x", SuiteOptions((), Depth.QUICK), repeats=1, vantage=Vantage.HOST)
+    ready, _ = runner.look_over(JobMachine(), orders)
+    assert not [test for test in ready.record.tests if test.group is Group.NCCL]
+    (own,) = (test for test in ready.record.tests if test.id == "gpu-bandwidth")
+    assert own.gpus == (Bdf.parse(gpu_run.GPUS[1]),)

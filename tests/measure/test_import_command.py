@@ -1,0 +1,273 @@
+"""The import command: which folders and files it takes, and what it writes."""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from homenode.cli.import_results import import_results
+from homenode.errors import HomenodeError
+from homenode.measure.imported.files import find_folders
+from homenode.measure.imported.runs import ImportOptions, imported_runs
+from homenode.results.store import FILE, load_runs, read_run
+from homenode.tools import study_programs
+from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
+from tests.mutations import MUTATIONS, mutations, survives
+from tests.shared_data import needs_shared, shared
+from tests.tools import test_cuda_bandwidth_test as cuda
+from tests.tools import test_intel_mlc as mlc
+from tests.tools import test_likwid_bench as likwid
+from tests.tools import test_nccl_tests as nccl
+from tests.tools import test_nvbandwidth as nvbandwidth
+from tests.tools import test_openssl_speed as openssl
+from tests.tools import test_rocm_bandwidth_test as rocm
+from tests.tools import test_stream as stream
+from tests.tools import test_sysbench as sysbench
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("default", "vcpu_pin_numa"):
+        here = tmp_path / "in" / "h200" / name
+        here.mkdir(parents=True)
+        for file, text in STUDY.items():
+            (here / file).write_text(text)
+    return tmp_path / "in"
+
+
+def _run(*arguments: object) -> tuple[int, str]:
+    app = Typer()
+    app.command("import")(import_results)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, HomenodeError):
+        return result.exception.exit_code, str(result.exception)
+    return result.exit_code, result.output
+
+
+def test_the_command_writes_runs_that_are_read_back(tree: Path, tmp_path: Path) -> None:
+    code, said = _run(tree, "-o", tmp_path / "out", "--host-kind", "2x Xeon 8558, 7x H200")
+    assert code == 0, said
+    runs = load_runs(tmp_path / "out").runs
+    assert [(run.head.system, run.head.name) for run in runs] == [
+        ("h200", "default"), ("h200", "vcpu_pin_numa"),
+    ]  # fmt: skip
+    assert runs[0].head.host_kind == "2x Xeon 8558, 7x H200"
+    assert "2 nodes" in runs[0].head.unusable[0]
+
+
+def test_nothing_is_written_where_a_run_is_there_already(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert _run(tree, "-o", out)[0] == 0
+    shutil.rmtree(out / "h200" / "default")
+    code, said = _run(tree, "-o", out)
+    assert (code, "expected no run of this name" in said) == (3, True)
+    assert not (out / "h200" / "default").exists()
+
+
+def test_a_dry_run_writes_nothing(tree: Path, tmp_path: Path) -> None:
+    code, said = _run(tree, "-o", tmp_path / "out", "--dry-run")
+    assert (code, "h200/default" in said) == (0, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_of_others_are_not_trusted(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(stream.OUTPUT)
+    (tree / "link.txt").symlink_to(tmp_path / "secret")
+    (tree / "folder").symlink_to(tmp_path)
+    (tree / "binary").write_bytes(b"\0\1")
+    (tree / "h200" / "strange\nname.txt").write_text("nothing")
+    found = find_folders(tree)
+    assert [one.path for one in found.folders] == [
+        "in/h200",
+        "in/h200/default",
+        "in/h200/vcpu_pin_numa",
+    ]
+    assert {gap.reason for gap in found.skipped} == {"not a plain file", "binary"}
+    code, said = _run(tree, "-o", tmp_path / "out")
+    assert (code, "not the output of a tool" in said) == (0, True)
+
+
+def test_a_file_with_lines_without_end_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text(stream.OUTPUT + "x" * 20_000)
+    assert "a line of more than" in find_folders(tmp_path).skipped[0].reason
+
+
+@pytest.mark.parametrize("unit", [" ", "1.1 ", "1.1s ", "1.1k ", "a: ", "=", "node 0 "])
+def test_no_line_costs_more_than_its_length(unit: str) -> None:
+    started = time.process_time()
+    texts = (sysbench.CPU, stream.OUTPUT, nvbandwidth.TEXT, nccl.TEXT, mlc.OUTPUT, likwid.OUTPUT)
+    for text in (*texts, openssl.BULK, openssl.RSA_3_0, rocm.MATRICES, cuda.OUTPUT):
+        hostile = f"{text}rsa {unit * (16_000 // len(unit))}!\n"
+        imported_runs([folder({"log.txt": hostile})], ImportOptions())
+    # Linear ones take some milliseconds; squares of 16,000 took seconds each.
+    assert time.process_time() - started < 3
+
+
+def test_runs_of_homenodes_are_not_imported_again(tree: Path, tmp_path: Path) -> None:
+    _run(tree, "-o", tmp_path / "out")
+    code, said = _run(tmp_path / "out")
+    assert (code, "found none" in said) == (2, True)
+
+
+def test_one_file_can_be_named(tmp_path: Path) -> None:
+    (tmp_path / "mlc.txt").write_text(mlc.OUTPUT)
+    assert _run(tmp_path / "mlc.txt", "-o", tmp_path / "out")[0] == 0
+    assert read_run(tmp_path / "out" / "cpu-only" / "mlc" / FILE).samples
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("nowhere",), "found nothing"),
+        ((".", "--layout", "a=b"), "expected NAME=PRESET"),
+        ((".", "--layout", "pin"), "expected NAME=PRESET"),
+    ],
+)
+def test_bad_usage_says_what_was_expected(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, said = _run(*arguments)
+    assert (code, says in said) == (2, True)
+
+
+def test_two_folders_with_files_of_one_name_are_two_runs() -> None:
+    runs = imported_runs(
+        [folder({"mlc.txt": mlc.OUTPUT}, "a"), folder({"mlc.txt": mlc.OUTPUT}, "b")],
+        ImportOptions(),
+    )
+    assert [one.run.head.name for one in runs] == ["a-mlc", "b-mlc"]
+
+
+@needs_shared
+def test_the_published_outputs_are_imported(tmp_path: Path) -> None:
+    code, said = _run(shared("samples"), "-o", tmp_path / "out")
+    assert code == 0, said
+    runs = load_runs(tmp_path / "out")
+    assert len(runs.runs) == 14
+    assert not runs.skipped
+    assert not [s for run in runs.runs for s in run.samples if s.value <= 0]
+
+
+def test_no_damaged_study_folder_or_log_stops_an_import() -> None:
+    for name, text in STUDY.items():
+        for damaged in mutations(text, MUTATIONS // 10):
+            imported_runs([folder({**STUDY, name: damaged})], ImportOptions())
+    for damaged in mutations(pinned(1), MUTATIONS):
+        imported_runs([folder({"log.txt": damaged})], ImportOptions())
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (study_programs.parse_chase, CHASE),
+        (study_programs.parse_copies, COPIES),
+        (study_programs.parse_matmul, "100 matmuls: 2.115s (21.1ms each)\n"),
+    ],
+)
+def test_damaged_output_is_read_or_refused_and_nothing_else(
+    parse: Callable[[str], object], text: str
+) -> None:
+    assert survives(parse, text, MUTATIONS) > 0
+
+
+TABLE = """
+Running host_to_device_memcpy_ce.
+Thread of device 0 running on CPU: 199, NUMA node: 1
+Thread of device 1 running on CPU: 1, NUMA node: 0
+memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)
+           0         1
+ 0     {0}     15.46
+
+"""
+
+
+def logs(tmp_path: Path, *names: str) -> list[str]:
+    paths = []
+    for number, name in enumerate(names):
+        path = tmp_path / "logs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TABLE.format(12.5 + number))
+        paths.append(str(path))
+    return paths
+
+
+def layouts_of(results: Path) -> dict[str, str]:
+    runs = load_runs(results).runs
+    return {run.head.name: run.head.switches.name for run in runs}
+
+
+def test_files_of_one_name_below_two_layouts_are_two_layouts(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "pin/x.log", "pin/y.log", "pin-numa/x.log", "pin-numa/y.log")
+    assert _run(*paths, "-o", str(tmp_path / "results"))[0] == 0
+    expected = {
+        "pin-x": "pin", "pin-y": "pin", "pin-numa-x": "pin-numa", "pin-numa-y": "pin-numa",
+    }  # fmt: skip
+    assert layouts_of(tmp_path / "results") == expected
+
+
+def test_files_of_one_name_below_two_folders_are_two_runs(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "before/run1", "after/run1")
+    assert _run(*paths, "-o", str(tmp_path / "a"))[0] == 0
+    assert set(layouts_of(tmp_path / "a")) == {"before-run1", "after-run1"}
+    assert _run(str(tmp_path / "logs"), "-o", str(tmp_path / "b"))[0] == 0
+    assert set(layouts_of(tmp_path / "b")) == {"before-run1", "after-run1"}
+
+
+def test_a_pattern_names_the_layout_of_several_runs_and_a_name_goes_before_it(
+    tmp_path: Path,
+) -> None:
+    paths = logs(tmp_path, "before/run1", "before/run2", "after/run1", "after/run2")
+    layouts = ("--layout", "before*=default", "--layout", "after*=pin")
+    single = ("--layout", "after-run2=pin-numa")
+    assert _run(*paths, *layouts, *single, "-o", str(tmp_path / "results"))[0] == 0
+    assert layouts_of(tmp_path / "results") == {
+        "before-run1": "default", "before-run2": "default", "after-run1": "pin",
+        "after-run2": "pin-numa",
+    }  # fmt: skip
+
+
+def test_a_pattern_of_no_run_or_of_another_layout_is_refused(tmp_path: Path) -> None:
+    paths = logs(tmp_path, "before/run1", "after/run1")
+    for layouts in (("x*=pin",), ("before*=pin", "*run1=default")):
+        words = [word for layout in layouts for word in ("--layout", layout)]
+        code, said = _run(*paths, *words, "-o", str(tmp_path / "results"))
+        assert code == 2
+        assert "--layout" in said
+
+
+def test_a_table_alone_is_read_with_the_nodes_that_its_threads_ran_on(tmp_path: Path) -> None:
+    (path,) = logs(tmp_path, "kubevirt.log")
+    assert _run(path, "-o", str(tmp_path / "results"))[0] == 0
+    (found,) = load_runs(tmp_path / "results").runs
+    assert [(one.metric, one.value, one.index, one.node) for one in found.samples] == [
+        ("h2d-bandwidth", 12.5e9, 0, 1), ("h2d-bandwidth", 15.46e9, 1, 0),
+    ]  # fmt: skip
+
+
+def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "twice.txt"
+    path.write_text("The first:\n" + TABLE.format(12.61) + "and again:\n" + TABLE.format(15.6))
+    assert _run(str(path), "-o", str(tmp_path / "results"))[0] == 0
+    (found,) = load_runs(tmp_path / "results").runs
+    values = sorted((one.node, one.value) for one in found.samples if one.index == 0)
+    assert values == [(1, 12.61e9), (1, 15.6e9)]
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("vcpu_pin_60c", "pin"), ("vcpu_pin-1", "pin"), ("vcpu_pin_numa_smt_run2", "pin-numa-smt"),
+        ("vcpu_pin_numa_56-3", "pin-numa"), ("vcpu_pin_old", "unknown"), ("60c", "unknown"),
+    ],
+)  # fmt: skip
+def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
+    name: str, layout: str
+) -> None:
+    (one,) = imported_runs([folder(STUDY, name)], ImportOptions())
+    assert one.run.head.switches.name == layout
+    assert one.run.head.name == name

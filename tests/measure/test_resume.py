@@ -1,0 +1,190 @@
+"""Runs that were cut: what is on disk is kept, and going on loses and doubles nothing."""
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.errors import HomenodeError, HostError, UsageError
+from homenode.measure import runner
+from homenode.measure.model import Group, SuiteOptions
+from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.record import StepRecord
+from homenode.measure.run_folder import RunFolder
+from homenode.measure.schedule import left_of, schedule
+from homenode.results.model import Run
+from homenode.results.store import load_runs, read_run
+from tests.bench_machines import FakeMachine
+from tests.measure.test_runner import ORDERS, QUICK, run
+from tests.memory_folder import memory_folder
+
+
+def untimed(run: Run | None) -> Run:
+    """A run without the times at which it happened to be taken."""
+    assert run is not None
+    return replace(run, head=replace(run.head, started_s=None, ended_s=None))
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+
+
+def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    run(tmp_path, on_progress=seen.append)
+    assert [one.done for one in seen] == list(range(seen[0].total + 1))
+    assert seen[0].seconds_left > seen[-2].seconds_left > seen[-1].seconds_left == 0
+
+
+def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    with pytest.raises(HostError, match="expected no run of this name"):
+        run(tmp_path)
+    with pytest.raises(HostError, match="expected a run to continue"):
+        run(tmp_path, orders=replace(ORDERS, name="z"), resume=True)
+    assert read_run(tmp_path / "cpu-only" / "x") == first.run
+
+
+def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    def inside(progress: Progress) -> None:
+        if progress.done == 1:
+            with pytest.raises(HostError, match="another homenode bench"):
+                run(tmp_path, resume=True)
+
+    run(tmp_path, on_progress=inside)
+
+
+@pytest.mark.parametrize(
+    ("orders", "machine", "says"),
+    [
+        (replace(ORDERS, seed=5), FakeMachine(), "seed 1 before, 5 now"),
+        (replace(ORDERS, repeats=3), FakeMachine(), "rounds 2 before, 3 now"),
+        (ORDERS, FakeMachine(boot="after a restart"), "boot"),
+        (ORDERS, FakeMachine(host="x86-2p2n16c16t-smt-off"), "machine"),
+        (replace(ORDERS, suite=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
+        (replace(ORDERS, suite=SuiteOptions()), FakeMachine(), "tests with other commands"),
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_under_the_same_orders_alone(
+    orders: BenchOptions, machine: FakeMachine, says: str, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    with pytest.raises(UsageError, match="--resume") as caught:
+        run(tmp_path, machine, orders, resume=True)
+    assert says in caught.value.message
+    assert machine.calls == []
+
+
+def test_an_output_that_was_changed_is_refused(tmp_path: Path) -> None:
+    run(tmp_path)
+    output = next((tmp_path / "cpu-only" / "x" / "raw").glob("0003-*"))
+    output.write_text(output.read_text().replace("3", "4", 1))
+    with pytest.raises(HomenodeError, match="found it changed"):
+        run(tmp_path, resume=True)
+
+
+def test_a_finished_run_that_is_gone_on_with_runs_nothing_and_stays_the_same(
+    tmp_path: Path,
+) -> None:
+    first = run(tmp_path)
+    machine = FakeMachine()
+    again = run(tmp_path, machine, resume=True)
+    assert machine.calls == []
+    assert again.run == first.run
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing of ours runs after it."""
+
+
+def test_killed_at_any_write_or_command_no_sample_is_lost_or_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every place at which a file changes or a program starts, one after the other."""
+    orders = replace(
+        ORDERS, repeats=1, suite=replace(QUICK, groups=(Group.CORE_TO_CORE, Group.CPU_SINGLE))
+    )
+    left = [-1]
+
+    def may_die() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+
+    def dying(of: Callable[..., Any]) -> Callable[..., Any]:
+        def first_may_die(*words: Any, **named: Any) -> Any:
+            may_die()
+            return of(*words, **named)
+
+        return first_may_die
+
+    monkeypatch.setattr(os, "fsync", dying(os.fsync))
+    monkeypatch.setattr(os, "replace", dying(os.replace))
+    monkeypatch.setattr(FakeMachine, "run", dying(FakeMachine.run))
+    with memory_folder() as folder:
+        whole = untimed(run(folder / "whole", orders=orders).run)
+        places = 0
+        for place in itertools.count(1):
+            root = folder / str(place)
+            left[0] = place
+            try:
+                run(root, orders=orders)
+            except Killed:
+                places += 1
+            else:
+                break
+            left[0] = -1
+            begun = (root / "cpu-only" / "x" / "journal.jsonl").exists()
+            resumed = untimed(run(root, orders=orders, resume=begun).run)
+            assert resumed == whole, f"killed at {place}"
+        assert places > 20
+
+
+def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_folder() as folder:
+        whole = untimed(run(folder / "whole").run)
+        steps = []
+        write = RunFolder.write_step
+
+        def write_and_die(self: RunFolder, record: StepRecord, output: str) -> None:
+            write(self, record, output)
+            steps.append((record.round, record.test))
+            raise Killed
+
+        monkeypatch.setattr(RunFolder, "write_step", write_and_die)
+        for resume in itertools.chain([False], itertools.repeat(True)):
+            try:
+                outcome = run(folder / "cut", resume=resume)
+            except Killed:
+                continue
+            break
+        assert untimed(outcome.run) == whole
+        assert len(steps) == len(set(steps)), "no step was run twice"
+
+
+def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, on_progress=stop)
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == ()
+    assert "expected a finished run" in loaded.skipped[0].reason
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 5), st.integers(0, 2**32), st.integers(0, 100))
+def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut: int) -> None:
+    made = schedule(["a", "b", "c"], ["control"], rounds, seed)
+    done = made.steps[: min(cut, len(made.steps))]
+    left = left_of(made, {(step.round, step.test) for step in done})
+    assert (*done, *left) == made.steps

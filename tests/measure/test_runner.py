@@ -1,0 +1,350 @@
+"""A run of the suite: what is kept, what is left out, and on which PUs it stays."""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import ToolError, UsageError
+from homenode.measure import runner
+from homenode.measure.access.machine import Machine
+from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
+from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome, Progress
+from homenode.measure.record import StepRecord
+from homenode.measure.run_folder import RunFolder
+from homenode.process import Completed, ToolTimeoutError
+from homenode.results.model import UNSETTLED, Run, Sample
+from homenode.results.store import load_runs, read_run
+from homenode.results.vantage import Vantage
+from homenode.sources import load_host
+from tests import probe_documents
+from tests.bench_machines import FakeMachine
+from tests.probe_documents import FAR, NEAR, answer
+from tests.tools.test_torch_report import COPIES, text_of
+
+QUICK = SuiteOptions(depth=Depth.QUICK)
+ORDERS = BenchOptions("x", QUICK, repeats=2, vantage=Vantage.HOST)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "IDLE_S", 0.0)
+
+
+def run(
+    root: Path,
+    machine: Machine | None = None,
+    orders: BenchOptions = ORDERS,
+    *,
+    resume: bool = False,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> BenchOutcome:
+    return runner.run_bench(machine or FakeMachine(), orders, root, on_progress, resume=resume)
+
+
+def measured(outcome: BenchOutcome) -> Run:
+    assert outcome.run is not None
+    return outcome.run
+
+
+def of(outcome: BenchOutcome, metric: str, variant: str | None = None) -> list[Sample]:
+    return [
+        one for one in measured(outcome).samples if (one.metric, one.variant) == (metric, variant)
+    ]
+
+
+def ids(outcome: BenchOutcome) -> set[str]:
+    return {finding.id for finding in outcome.findings}
+
+
+def test_a_run_is_a_folder_that_others_can_read(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    folder = tmp_path / "cpu-only" / "x"
+    assert outcome.folder == str(folder)
+    assert read_run(folder) == outcome.run
+    loaded = load_runs(tmp_path)
+    assert loaded.runs == (outcome.run,)
+    assert loaded.skipped == ()
+    kept = {path.name for path in folder.iterdir()}
+    assert {"journal.jsonl", "host.tar.gz", "results.jsonl", "raw"} <= kept
+    assert load_host(str(folder / "host.tar.gz")).pus
+
+
+def test_every_test_runs_once_a_round_in_a_seeded_order(tmp_path: Path) -> None:
+    machine = FakeMachine()
+    outcome = run(tmp_path, machine)
+    assert [words[1] for words in machine.calls].count("placement") == 2
+    assert len(of(outcome, "cpu-single")) == 3 * 3, "a control before, between and after"
+    other = FakeMachine()
+    run(tmp_path, other, replace(ORDERS, name="y", seed=2))
+    assert sorted(machine.calls) == sorted(other.calls)
+    assert machine.calls != other.calls
+
+
+def test_raw_outputs_stand_beside_the_samples(tmp_path: Path) -> None:
+    run(tmp_path)
+    raw = tmp_path / "cpu-only" / "x" / "raw"
+    records = [json.loads(path.read_text()) for path in sorted(raw.glob("[0-9]*.json"))]
+    assert [one["number"] for one in records] == list(range(len(records)))
+    outputs = [(raw / one["output"]).read_text() for one in records]
+    assert outputs == [answer(argv_of(one)) for one in records]
+
+
+def argv_of(record: dict[str, Any]) -> Sequence[str]:
+    orders = {
+        test.id: test.argv for test in runner.look_over(FakeMachine(), ORDERS)[0].record.tests
+    }
+    return orders[record["test"]]
+
+
+def test_states_are_told_apart_over_the_whole_run(tmp_path: Path) -> None:
+    """Each document alone is steady: only together do they show that the PUs were moved."""
+    places = itertools.cycle([NEAR, FAR])
+
+    def moving(argv: Sequence[str]) -> str:
+        if argv[1] == "bandwidth":
+            return probe_documents.bandwidth("0-1", [next(places)] * 9)
+        return answer(argv)
+
+    orders = replace(
+        ORDERS, pus=CpuSet.parse("0-1"), suite=replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    )
+    outcome = run(tmp_path, FakeMachine(answer=moving), orders)
+    samples = of(outcome, "memory-bandwidth", "triad")
+    assert {one.state for one in samples} == {"27 ns", "108 ns"}
+    for state, least, most in (("27 ns", 30e9, 40e9), ("108 ns", 60e9, 80e9)):
+        assert all(least < one.value < most for one in samples if one.state == state)
+    assert "bench-placement-moves" in ids(outcome)
+
+
+def test_a_sample_during_which_the_pus_moved_is_in_no_state(tmp_path: Path) -> None:
+    def moving(argv: Sequence[str]) -> str:
+        inside = (NEAR[0], FAR[1])
+        return probe_documents.bandwidth(argv[-1], [NEAR, NEAR, inside, FAR, FAR])
+
+    options = replace(QUICK, groups=(Group.MEMORY_BANDWIDTH,))
+    orders = replace(ORDERS, repeats=1, pus=CpuSet.parse("0-1"), suite=options)
+    outcome = run(tmp_path, FakeMachine(answer=moving), orders)
+    assert [one.state for one in of(outcome, "memory-bandwidth", "read")] == [UNSETTLED]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ToolTimeoutError("homenode-probe: no end after 5 s"), ToolError("too much output"), "no JSON"],
+    ids=["time out", "too much", "unreadable"],
+)
+def test_a_test_that_fails_is_left_out_and_the_rest_goes_on(
+    failure: ToolError | str, tmp_path: Path
+) -> None:
+    def failing(argv: Sequence[str]) -> str:
+        if argv[1] != "latency":
+            return answer(argv)
+        if isinstance(failure, str):
+            return failure
+        raise failure
+
+    outcome = run(tmp_path, FakeMachine(answer=failing))
+    assert not [one for one in measured(outcome).samples if one.metric == "memory-latency"]
+    assert of(outcome, "core-to-core-latency", "0 to 1")
+    assert [gap.subject for gap in outcome.gaps if gap.subject.startswith("mem-latency")] == [
+        "mem-latency, round 1", "mem-latency, round 2",
+    ]  # fmt: skip
+    assert "bench-test-failed" in ids(outcome)
+
+
+def test_a_machine_out_of_reach_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
+    class Leaving(FakeMachine):
+        gone = False
+
+        def run(self, argv: Sequence[str], *rest: Any, **named: Any) -> Completed:
+            self.gone = self.gone or len(self.calls) == 4
+            if self.gone:
+                raise ToolError("the way to it is broken")
+            return super().run(argv, *rest, **named)
+
+    with pytest.raises(ToolError, match="broken"):
+        run(tmp_path, Leaving())
+    machine = FakeMachine()
+    outcome = run(tmp_path, machine, resume=True)
+    assert len(machine.calls) == len(outcome_steps(outcome)) - 4
+
+
+def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
+    assert outcome.folder is not None
+    return [record for record, _ in RunFolder(Path(outcome.folder)).steps()]
+
+
+def test_the_users_own_program_is_measured_beside_the_controls(tmp_path: Path) -> None:
+    def app(argv: Sequence[str]) -> str:
+        return "epoch 1: 90 img/s\nepoch 2: 100.5 img/s\n" if argv[0] == "./train" else answer(argv)
+
+    order = AppOrder(("./train", "-q; rm"), r"([0-9.]+) img/s", name="train")
+    machine = FakeMachine(answer=app)
+    outcome = run(tmp_path, machine, replace(ORDERS, app=order))
+    assert [one.value for one in of(outcome, "app-rate:train")] == [100.5, 100.5]
+    assert ("./train", "-q; rm") in machine.calls, "no shell takes the words apart"
+    assert {one.metric for one in measured(outcome).samples} == {"app-rate:train", "cpu-single"}
+    timed = replace(ORDERS, name="y", app=replace(order, lower_is_better=True))
+    assert of(run(tmp_path, machine, timed), "app-time:train")[0].value == 100.5e9
+
+
+@pytest.mark.parametrize("metric", ["(", "no group", "(two) (groups)"])
+def test_a_metric_that_names_no_figure_is_refused_before_anything_runs(
+    metric: str, tmp_path: Path
+) -> None:
+    machine = FakeMachine()
+    with pytest.raises(UsageError, match="--metric"):
+        run(tmp_path, machine, replace(ORDERS, app=AppOrder(("true",), metric)))
+    assert machine.calls == []
+
+
+def test_pus_and_nodes_confine_the_run(tmp_path: Path) -> None:
+    machine = FakeMachine(host="x86-2p2n8c16t-pus-interleaved")
+    outcome = run(tmp_path, machine, replace(ORDERS, nodes=(1,)))
+    node = next(one for one in load_host("x86-2p2n8c16t-pus-interleaved").nodes if one.index == 1)
+    asked = {argv[argv.index("--pus") + 1] for argv in machine.calls}
+    assert all(CpuSet.parse(text) <= node.pus for text in asked)
+    assert measured(outcome).head.nodes == (1,)
+    assert measured(outcome).head.pus == node.pus
+    assert any("--node" in argv for argv in machine.calls)
+    assert not any("--matrix" in argv for argv in machine.calls)
+    assert "bench-changed" not in ids(outcome), "the rest of the machine is still there"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"pus": CpuSet.parse("0-99")}, "--pus"), ({"nodes": (7,)}, "--nodes")],
+)
+def test_pus_and_nodes_that_are_not_there_are_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        run(tmp_path, orders=replace(ORDERS, **changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) -> None:
+    def gpus(argv: Sequence[str]) -> str:
+        if argv[:2] == ("python3", "-c"):
+            return "True\n"
+        if "nvbandwidth" in argv:
+            raise ToolError("nvbandwidth: driver too old")
+        return text_of(COPIES)
+
+    machine = FakeMachine(
+        host="hgx-h100", answer=gpus,
+        programs=frozenset({PROBE, "nvbandwidth", "numactl", "taskset"}),
+    )  # fmt: skip
+    options = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
+    run_of_gpus = measured(outcome)
+    assert run_of_gpus.head.system.startswith("nvidia")
+    assert len(run_of_gpus.head.gpus) == 8
+    assert {str(one.device) for one in of(outcome, "h2d-bandwidth")} == {"0000:9b:00.0"}
+    assert any("driver too old" in gap.reason for gap in outcome.gaps)
+    assert "bench-test-failed" not in ids(outcome)
+    sent = [text for argv, text in zip(machine.calls, machine.inputs, strict=True) if "-" in argv]
+    assert all(text is not None for text in sent)
+    assert any("homenode torch_copies" in str(text) for text in sent)
+    records = outcome_steps(outcome)
+    assert all(one.attempt == f"{one.test} (torch)" for one in records)
+
+
+def test_a_test_that_hangs_says_what_that_tells(tmp_path: Path) -> None:
+    def hanging(argv: Sequence[str]) -> str:
+        if argv[:2] == ("python3", "-c"):
+            return "False\n"
+        if argv[1:] == ("-", "cuda"):
+            return "no driver to ask"
+        if "nvbandwidth" in argv:
+            raise ToolTimeoutError("nvbandwidth: no end after 60 s")
+        return answer(argv)
+
+    machine = FakeMachine(
+        host="hgx-h100", answer=hanging, programs=frozenset({PROBE, "nvbandwidth", "numactl"})
+    )
+    options = replace(QUICK, groups=(Group.GPU_PEER, Group.CPU_SINGLE))
+    outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
+    (said,) = (gap.reason for gap in outcome.gaps if gap.subject.startswith("gpu-peer,"))
+    assert "no end after 60 s; " in said, "not only that it was stopped, but what to think of it"
+    assert of(outcome, "cpu-single")
+
+
+def test_secrets_in_an_output_are_not_stored(tmp_path: Path) -> None:
+    text = '{"nccl_version": 22809, "env": ["TOKEN=hunter2"], "args": ["--key", "hunter2"]}'
+    outcome = run(tmp_path, FakeMachine(answer=lambda argv: text))
+    assert outcome.folder is not None
+    for path in Path(outcome.folder).rglob("*"):
+        assert path.is_dir() or b"hunter2" not in path.read_bytes()
+
+
+def test_without_the_probe_the_message_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        run(tmp_path, FakeMachine(programs=frozenset()))
+    assert f"{PROBE} is not installed" in str(caught.value)
+
+
+def test_several_threads_have_a_state_and_one_alone_has_none(tmp_path: Path) -> None:
+    outcome = run(tmp_path)
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad")} == {"27 ns"}
+    assert {one.state for one in of(outcome, "memory-bandwidth", "triad, one thread")} == {None}
+
+
+def test_a_program_that_never_stops_talking_does_not_fill_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the end is kept: bytes that are no text grow to three each, past what can be read."""
+    monkeypatch.setattr(runner, "MAX_APP_OUTPUT", 100)
+
+    def talking(argv: Sequence[str]) -> str:
+        return "\ufffd" * 5000 + "\nrate 5\n" if argv[0] == "talk" else answer(argv)
+
+    orders = replace(ORDERS, app=AppOrder(("talk",), "rate ([0-9]+)"))
+    outcome = run(tmp_path, FakeMachine(answer=talking), orders)
+    assert [one.value for one in measured(outcome).samples if one.metric == "app-rate:app"] == [
+        5,
+        5,
+    ]
+    (output, *_) = (tmp_path / "cpu-only" / "x" / "raw").glob("*-app.txt")
+    assert len(output.read_text()) == 100
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (replace(ORDERS, arrangement="other"), "arrangement None before, other now"),
+        (replace(ORDERS, host_kind="other"), "kind of host"),
+        (replace(ORDERS, suite=SuiteOptions(depth=Depth.FULL)), "--quick or --full"),
+    ],
+)
+def test_a_run_is_not_gone_on_with_as_another_one(
+    now: BenchOptions, says: str, tmp_path: Path
+) -> None:
+    run(tmp_path)
+    with pytest.raises(UsageError, match="--resume") as caught:
+        run(tmp_path, orders=now, resume=True)
+    assert says in caught.value.message
+
+
+def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
+    run(tmp_path)
+    journal = tmp_path / "cpu-only" / "x" / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    step = next(line for line in lines if line.startswith(b'{"step"'))
+    journal.write_bytes(b"".join(line for line in lines if line is not step))
+    run(tmp_path, resume=True)
+    looks = RunFolder(journal.parent).looks()
+    assert [(look.number, look.is_before) for look in looks] == [
+        (0, True), (1, False), (2, True), (3, False),
+    ]  # fmt: skip
+
+
+def test_what_was_read_once_comes_to_the_same_as_read_anew(tmp_path: Path) -> None:
+    once = run(tmp_path).run
+    again = run(tmp_path, resume=True).run
+    assert again == once

@@ -1,0 +1,227 @@
+"""`bench --setup` with the real curl, git, CMake and make; stand-ins are the sources and compilers
+of GPUs alone. The archives come over HTTPS, through a proxy."""
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from homenode.errors import ToolError
+from homenode.measure.access.local import LocalMachine
+from homenode.measure.setup.plan import NEEDED, SOURCES, SetupPlan, ToolSource, Vendor, setup_plan
+from homenode.measure.setup.run import carry_out, read_record, take_back
+from tests.https_proxy import certificate, proxy
+from tests.processes import wait_for_end
+
+MISSING = [
+    name for name in ("curl", "git", "cmake", "make", "c++", "openssl") if not shutil.which(name)
+]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
+
+PROGRAM = "#include <cstdio>\nint main() { std::puts(BUILT_FOR); }\n"
+CMAKE = """cmake_minimum_required(VERSION 3.16)
+project(tool LANGUAGES CXX)
+add_executable({program} tool.cpp)
+string(REPLACE ";" "+" names "${{{targets}}}")
+target_compile_definitions({program} PRIVATE BUILT_FOR="${{names}}")
+set_target_properties({program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${{CMAKE_BINARY_DIR}})
+"""
+MAKE = """CUDA_HOME ?= /usr/local/cuda
+build/all_reduce_perf: tool.cpp
+\tmkdir -p build
+\t$(CUDA_HOME)/bin/nvcc $(NVCC_GENCODE) '-DBUILT_FOR="$(NVCC_GENCODE)"' $< -o $@
+"""
+NVCC = """#!/bin/sh
+for one; do shift; case $one in -gencode=*) ;; *) set -- "$@" "$one" ;; esac; done
+exec c++ "$@"
+"""
+
+
+def source(name: str) -> ToolSource:
+    (found,) = (one for one in SOURCES if one.name == name)
+    return found
+
+
+def archive_of(folder: str, files: dict[str, str]) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{folder}/{name}")
+            member.size = len(text.encode())
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return gzip.compress(made.getvalue(), mtime=0)
+
+
+ARCHIVES = {
+    "nvbandwidth": archive_of(
+        "nvbandwidth-0.9",
+        {
+            "CMakeLists.txt": CMAKE.format(
+                program="nvbandwidth", targets="CMAKE_CUDA_ARCHITECTURES"
+            ),
+            "tool.cpp": PROGRAM,
+        },
+    ),
+    "nccl-tests": archive_of("nccl-tests-2.17.6", {"Makefile": MAKE, "tool.cpp": PROGRAM}),
+}
+
+
+def path_of(tool: ToolSource) -> str:
+    return urlsplit(tool.url).path
+
+
+@pytest.fixture
+def cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A CUDA and a ROCm that are not where makefiles look by themselves."""
+    home = tmp_path / "cuda"
+    (home / "bin").mkdir(parents=True)
+    for name in ("nvcc", "hipcc"):
+        program = home / "bin" / name
+        program.write_text(NVCC)
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{home / 'bin'}:{os.environ['PATH']}")
+    return home
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the proxy was asked for."""
+    both = certificate(tmp_path, "github.com")
+    found: list[str] = []
+    answers = {path_of(source(name)): content for name, content in ARCHIVES.items()}
+    with proxy(both, answers, found) as address:
+        monkeypatch.setenv("https_proxy", address)
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.setenv("CURL_CA_BUNDLE", str(tmp_path / "cert.pem"))
+        yield found
+
+
+def pinned(name: str) -> ToolSource:
+    return replace(source(name), sha256=hashlib.sha256(ARCHIVES[name]).hexdigest())
+
+
+def plan_of(prefix: Path, cuda: Path, *sources: ToolSource) -> SetupPlan:
+    installed = LocalMachine().installed(NEEDED)
+    vendor, names = sources[0].vendor, ("90", "120")
+    if vendor is Vendor.AMD:
+        names = ("gfx90a", "gfx942")
+    return setup_plan(vendor, names, installed, str(prefix), sources, str(cuda))
+
+
+def said(program: Path) -> str:
+    return subprocess.run([program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_archives_are_fetched_checked_built_installed_and_taken_back(
+    cuda: Path, asked: list[str], tmp_path: Path
+) -> None:
+    prefix = tmp_path / "prefix"
+    plan = plan_of(prefix, cuda, pinned("nvbandwidth"), pinned("nccl-tests"))
+    assert plan.lacks == ()
+    record = carry_out(plan, LocalMachine(), lambda step: None)
+    assert asked == ["CONNECT github.com:443 HTTP/1.1"] * 2
+    assert said(prefix / "bin" / "nvbandwidth") == "90+120"
+    assert "code=sm_120" in said(prefix / "bin" / "all_reduce_perf")
+    assert sorted(file.path for file in record.files) == ["bin/all_reduce_perf", "bin/nvbandwidth"]
+    assert len(take_back(prefix)) == 2
+    assert list((prefix / "bin").iterdir()) == []
+
+
+def test_an_archive_that_was_changed_on_the_way_is_not_unpacked(
+    cuda: Path, asked: list[str], tmp_path: Path
+) -> None:
+    prefix = tmp_path / "prefix"
+    with pytest.raises(ToolError, match="checksum did NOT match"):
+        carry_out(plan_of(prefix, cuda, source("nvbandwidth")), LocalMachine(), lambda step: None)
+    assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
+    assert read_record(prefix).files == ()
+
+
+def test_what_a_server_does_not_have_is_told_by_its_answer(
+    cuda: Path, asked: list[str], tmp_path: Path
+) -> None:
+    gone = replace(pinned("nvbandwidth"), url="https://github.com/gone.tar.gz")
+    with pytest.raises(ToolError, match=r"nvbandwidth: .*curl: exit status 22: .*404"):
+        carry_out(plan_of(tmp_path / "prefix", cuda, gone), LocalMachine(), lambda step: None)
+
+
+def test_a_commit_is_fetched_by_its_name_and_built(
+    cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = tmp_path / "served" / "ROCm" / "rccl-tests.git"
+    served.mkdir(parents=True)
+    (served / "CMakeLists.txt").write_text(
+        CMAKE.format(program="all_reduce_perf", targets="GPU_TARGETS")
+    )
+    (served / "tool.cpp").write_text(PROGRAM)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".gitconfig").write_text(
+        f'[url "file://{tmp_path}/served/"]\n\tinsteadOf = https://github.com/\n'
+        "[user]\n\tname = a\n\temail = a@example.org\n[uploadpack]\n\tallowAnySHA1InWant = true\n"
+    )
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(served), *words], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "the pinned one")
+    commit = git("rev-parse", "HEAD")
+    (served / "tool.cpp").write_text("#error the newest is not what was pinned\n")
+    git("commit", "--quiet", "-a", "-m", "a later one")
+    prefix = tmp_path / "prefix"
+    plan = plan_of(prefix, cuda, replace(source("rccl-tests"), commit=commit))
+    carry_out(plan, LocalMachine(), lambda step: None)
+    assert said(prefix / "bin" / "all_reduce_perf") == "gfx90a+gfx942"
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from homenode.measure.setup.run import carry_out
+from homenode.measure.access.local import LocalMachine
+from tests.measure.test_setup_real import pinned, plan_of
+prefix, cuda = map(Path, sys.argv[1:])
+carry_out(plan_of(prefix, cuda, pinned("nccl-tests")), LocalMachine(), lambda step: None)
+"""
+
+
+def test_a_setup_that_was_killed_while_it_built_is_done_by_the_next(
+    cuda: Path, asked: list[str], tmp_path: Path
+) -> None:
+    prefix, compiler = tmp_path / "prefix", cuda / "bin" / "nvcc"
+    number = tmp_path / "number"
+    half = f'#!/bin/sh\nfor to; do :; done\necho half >"$to"\necho $PPID >{number}.part\n'
+    compiler.write_text(f"{half}mv {number}.part {number}\nexec sleep 600\n")
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(prefix), str(cuda)], cwd=Path(__file__).parents[2]
+    )
+    deadline = time.monotonic() + 120
+    while not number.exists() and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.kill()
+    child.wait()
+    make = int(number.read_text())
+    os.killpg(os.getpgid(make), signal.SIGKILL)  # what outlived it, as after a crash of the machine
+    wait_for_end(make)
+    assert read_record(prefix).files == ()
+    assert (prefix / "share/homenode/src/nccl-tests-2.17.6/build/all_reduce_perf").exists()
+    compiler.write_text(NVCC)
+    carry_out(plan_of(prefix, cuda, pinned("nccl-tests")), LocalMachine(), lambda step: None)
+    assert "code=sm_90" in said(prefix / "bin" / "all_reduce_perf")
+    assert [file.path for file in read_record(prefix).files] == ["bin/all_reduce_perf"]

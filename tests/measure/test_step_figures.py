@@ -1,0 +1,188 @@
+"""What the outputs of GPU tools come to, as the runner asks for it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.errors import ParseError
+from homenode.indices import NodeIndex
+from homenode.measure.gpu.suite import BY_BUS, HOST_COPIES
+from homenode.measure.model import BenchTest, Group, Reader
+from homenode.measure.step_reading import figures_of_step
+from homenode.topology import Host
+from tests.mutations import MUTATIONS, survives
+from tests.small_hosts import DeviceSpec, even_host
+from tests.tools import test_nccl_tests as nccl
+from tests.tools import test_rocm_bandwidth_test as rocm
+from tests.tools import test_transferbench as transferbench
+from tests.tools.test_torch_report import LOG
+
+GPUS = ("0000:19:00.0", "0000:9b:00.0")
+HOST: Host = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1, root=1)])
+
+
+def made(reads: Reader, group: Group, node: int | None = None) -> BenchTest:
+    return BenchTest(
+        "a test", group, ("tool",), 1.0, 10.0, reads=reads,
+        node=None if node is None else NodeIndex(node),
+    )  # fmt: skip
+
+
+def nvbandwidth_text(names: tuple[str, ...] = HOST_COPIES) -> str:
+    """JSON of v0.8 with one row for each test, figures made up."""
+    cases = [
+        {
+            "name": name, "status": "Passed",
+            "bandwidth_description": f"memcpy {'(ns)' if 'latency' in name else '(GB/s)'}",
+            "bandwidth_matrix": [[f"{50 + number}.5", f"{20 + number}.25"]], "sum": 1.0,
+        }
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+    head = {
+        "version": "v0.8", "git_version": "v0.8", "CUDA Runtime Version": 13000,
+        "Driver Version": "580.1", "testcases": cases,
+        "GPU Device list": [f"{n}: NVIDIA H200 ({gpu[:-2].rjust(14, '0')})"
+                            for n, gpu in enumerate(GPUS)],
+    }  # fmt: skip
+    return json.dumps({"nvbandwidth": head}, indent="\t")
+
+
+def test_a_bound_run_of_nvbandwidth_is_a_row_of_the_matrix() -> None:
+    row = figures_of_step(
+        made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH, node=1), nvbandwidth_text(), HOST
+    )
+    assert {one.node for one in row.samples} == {1}
+    assert {one.device for one in row.samples} == set(map(Bdf.parse, GPUS))
+    own = figures_of_step(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), nvbandwidth_text(), HOST)
+    assert {one.node for one in own.samples} == {None}
+
+
+def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> None:
+    document = json.loads(nvbandwidth_text())
+    del document["nvbandwidth"]["GPU Device list"]
+    text = json.dumps(document, indent="\t")
+    # small_hosts' GPUs are NVIDIA's.
+    test = replace(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), environment=(BY_BUS,))
+    figures = figures_of_step(test, text, HOST)
+    assert {str(one.device) for one in figures.samples} == set(GPUS)
+    assert any("PCI_BUS_ID" in gap.reason for gap in figures.gaps)
+    one_gpu = even_host(devices=[DeviceSpec(GPUS[0])])
+    for unknown in (
+        figures_of_step(test, text, one_gpu),
+        figures_of_step(replace(test, environment=()), text, HOST),
+    ):
+        assert {one.device for one in unknown.samples} == {None}
+
+
+def test_tests_of_nvbandwidth_have_metrics_that_are_compared() -> None:
+    figures = figures_of_step(
+        made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH),
+        nvbandwidth_text((*HOST_COPIES, "host_to_all_memcpy_ce", "all_to_host_memcpy_ce")), HOST,
+    )  # fmt: skip
+    series = {(one.metric, one.variant) for one in figures.samples}
+    ways = {None, "sm", "both ways", "all at once"}
+    assert series == {
+        *((metric, way) for metric in ("h2d-bandwidth", "d2h-bandwidth") for way in ways),
+        ("h2d-latency", None),
+    }
+
+
+@pytest.mark.parametrize(("kind", "gives"), [("read_ce", 1), ("write_ce", 0), ("read_sm", 1)])
+def test_of_a_pair_the_first_gpu_is_the_one_that_gives(kind: str, gives: int) -> None:
+    """nvbandwidth's arrows point the other way: rows of a read test fetch from the columns."""
+    document = json.loads(nvbandwidth_text((f"device_to_device_memcpy_{kind}",)))
+    (case,) = document["nvbandwidth"]["testcases"]
+    case["bandwidth_matrix"] = [["N/A", "11"], ["0.00", "N/A"]]
+    text = json.dumps(document, indent="\t")
+    (one,) = figures_of_step(made(Reader.NVBANDWIDTH, Group.GPU_PEER), text, HOST).samples
+    assert (str(one.device), str(one.peer)) == (GPUS[gives], GPUS[1 - gives])
+
+
+def test_a_tool_that_measured_nothing_is_refused_with_what_it_said() -> None:
+    text = nvbandwidth_text(("host_to_device_memcpy_ce",)).replace("Passed", "Error")
+    with pytest.raises(ParseError, match="no result: failed"):
+        figures_of_step(made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH), text, HOST)
+
+
+def test_collectives_carry_their_binding_and_what_their_curve_says() -> None:
+    test = replace(
+        made(Reader.NCCL_TESTS, Group.NCCL), variant="everything on node 0",
+        binding="everything on node 0",
+    )  # fmt: skip
+    figures = figures_of_step(test, nccl.TEXT, HOST)
+    assert all((s.variant or "").startswith("everything on node 0") for s in figures.samples)
+    assert {"allreduce-busbw-peak", "allreduce-half-peak"} <= {s.metric for s in figures.samples}
+    headline = replace(test, variant=None, binding="nothing bound")
+    conditions = figures_of_step(headline, nccl.TEXT, HOST).conditions
+    assert ("collective binding", "nothing bound") in [(c.name, c.value) for c in conditions]
+
+
+def test_a_flat_curve_is_a_finding() -> None:
+    rows = ""
+    for size in (1 << n for n in range(16, 31)):
+        half = f"{size / 530.0:.1f} 0.53 0.53 0"
+        rows += f"  {size} {size // 4} float sum -1 {half} {half}\n"
+    text = nccl.HEAD + nccl.COLUMNS + rows + nccl.FOOT
+    figures = figures_of_step(made(Reader.NCCL_TESTS, Group.NCCL), text, HOST)
+    assert [finding.id for finding in figures.findings] == ["collective-flat-curve"]
+    assert "0.53 GB/s from 64 KiB on" in figures.findings[0].observed
+
+
+def test_choices_of_the_library_are_conditions_and_no_figures() -> None:
+    figures = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), LOG, HOST)
+    assert figures.samples == ()
+    assert [condition.name for condition in figures.conditions] == ["collective algorithm"]
+    silent = figures_of_step(made(Reader.NCCL_CHOICES, Group.NCCL), nccl.TEXT, HOST)
+    assert [gap.subject for gap in silent.gaps] == ["collective algorithm"]
+
+
+def test_amds_tools_keep_what_the_test_was_for() -> None:
+    text = transferbench.OUTPUT
+    copies = figures_of_step(made(Reader.TRANSFER_BENCH, Group.GPU_BANDWIDTH), text, HOST)
+    assert {one.metric for one in copies.samples} == {"h2d-bandwidth", "d2h-bandwidth"}
+    peers = figures_of_step(made(Reader.TRANSFER_BENCH, Group.GPU_PEER), text, HOST)
+    assert {one.metric for one in peers.samples} == {"p2p-bandwidth"}
+    whole = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
+    assert {one.node for one in whole.samples} == {None}
+
+
+def test_a_sum_of_both_ways_does_not_pass_for_one_of_them() -> None:
+    """PCIe 5.0 x16 carries 63 GB/s a way; rocm-bandwidth-test gives 93."""
+    whole = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), rocm.MATRICES, HOST)
+    variants = {one.variant for one in whole.samples if one.value > 63e9}
+    assert variants == {"both ways together"}
+
+
+def test_several_cpus_of_rocm_bandwidth_test_are_nodes_and_not_repeats() -> None:
+    text = """\
+          RocmBandwidthTest Version: 2.6.0
+          Device: 0,  AMD EPYC 9575F 64-Core Processor
+          Device: 1,  AMD EPYC 9575F 64-Core Processor
+          Device: 2,  AMD Instinct MI350X,  GPU-9f50716172fd5d40,  19:0.0
+          Unidirectional copy peak bandwidth GB/s
+          D/D       0           1           2
+          0         N/A         N/A         55.177
+          1         N/A         N/A         41.500
+          2         56.151      42.000      1594.097
+"""
+    figures = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), text, HOST)
+    assert {(s.metric, s.node): s.value for s in figures.samples} == {
+        ("h2d-bandwidth", 0): 55.177e9, ("h2d-bandwidth", 1): 41.5e9,
+        ("d2h-bandwidth", 0): 56.151e9, ("d2h-bandwidth", 1): 42e9,
+    }  # fmt: skip
+    assert {s.number for s in figures.samples} == {0}
+    assert any("taken for node n" in gap.reason for gap in figures.gaps)
+
+
+def test_damaged_outputs_give_figures_or_a_parse_error() -> None:
+    count = max(100, MUTATIONS // 5)  # each tool's own tests do the rest
+    for reads, group, text in (
+        (Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH, nvbandwidth_text()),
+        (Reader.NCCL_TESTS, Group.NCCL, nccl.TEXT),
+        (Reader.NCCL_CHOICES, Group.NCCL, LOG),
+        (Reader.ROCM, Group.GPU_PEER, rocm.MATRICES),
+    ):
+        test = made(reads, group, node=0)
+        survives(lambda damaged, t=test: figures_of_step(t, damaged, HOST), text, count)  # type: ignore[misc]

@@ -1,0 +1,126 @@
+"""The Containerfile, as far as it can be checked where no container engine runs.
+
+tests/packaging/test_container_live.py builds and runs it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KNOWN = {"ARG", "FROM", "RUN", "COPY", "WORKDIR", "VOLUME", "CMD"}
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each with its text, continued lines joined."""
+    text = (ROOT / "containers" / "Containerfile").read_text()
+    kept = "\n".join(line for line in text.split("\n") if not line.startswith("#"))
+    joined = re.sub(r"\\\n", "", kept)
+    pairs = (line.partition(" ") for line in joined.split("\n") if line.strip())
+    return [(word, rest) for word, _, rest in pairs]
+
+
+def test_every_line_is_an_instruction_and_every_base_is_named() -> None:
+    found = instructions()
+    assert {word for word, _ in found} == KNOWN
+    bases = [rest.split()[0] for word, rest in found if word == "FROM"]
+    assert bases == ["${BASE}", "${BASE}"]
+    default = next(rest for word, rest in found if word == "ARG")
+    assert re.fullmatch(r"BASE=\S+:\S+", default)
+    assert not default.endswith(":latest")
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_every_command_is_one_that_a_shell_reads(number: int) -> None:
+    commands = [rest for word, rest in instructions() if word == "RUN"]
+    assert len(commands) == 4
+    checked = subprocess.run(["sh", "-n", "-c", commands[number]], capture_output=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def copied() -> list[str]:
+    """What the build sees of the repository."""
+    texts = [rest for word, rest in instructions() if word == "COPY"]
+    return [one for rest in texts if not rest.startswith("--from") for one in rest.split()[:-1]]
+
+
+def test_what_is_copied_is_there_and_all_else_is_ignored() -> None:
+    ignored = (ROOT / ".containerignore").read_text().split()
+    assert all((ROOT / source).exists() for source in copied())
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(copied())
+    assert ignored[0] == "*"
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The build's /src."""
+    folder = tmp_path_factory.mktemp("src")
+    for source in copied():
+        if (ROOT / source).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, folder / source, ignore=left_out)
+        else:
+            shutil.copy(ROOT / source, folder)
+    return folder
+
+
+def test_what_is_copied_is_enough_for_the_package(context: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(context),
+        ],
+        check=True,
+        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("homenode-*.whl")
+    assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_what_is_copied_is_enough_for_the_probe(context: Path, tmp_path: Path) -> None:
+    argv = ["make", "-n", "-C", str(context / "native"), f"OUT={tmp_path}", "all", "static"]
+    planned = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert planned.returncode == 0, planned.stderr
+    assert f"-static -s {tmp_path}/" in planned.stdout
+
+
+def test_what_the_image_links_is_what_the_package_installs() -> None:
+    (linked,) = (rest for word, rest in instructions() if word == "RUN" and "ln -s" in rest)
+    assert "/opt/homenode/bin/homenode*" in linked
+    for program in ("homenode", "homenode-probe", "homenode-probe-static"):
+        assert f"{program} --version" in linked
+        assert (
+            program in (ROOT / "pyproject.toml").read_text() + (ROOT / "hatch_build.py").read_text()
+        )
+
+
+def _pins(path: str) -> dict[str, str]:
+    return dict(re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", (ROOT / path).read_text(), re.M))
+
+
+def test_an_image_installs_what_the_locks_have_by_hash_and_nothing_else() -> None:
+    (command,) = (rest for word, rest in instructions() if word == "RUN" and "pip" in rest)
+    for one in command.split("&&"):
+        if "pip" not in one or "-m venv" in one:
+            continue
+        is_locked = "--require-hashes -r" in one
+        assert is_locked or "--no-deps" in one, one
+        assert is_locked or "--no-index" in one or "--no-build-isolation" in one, one
+
+
+def test_the_lock_of_images_is_the_part_of_the_lock_that_homenode_runs_with() -> None:
+    whole, part = _pins("requirements.lock"), _pins("src/homenode/kubevirt/requirements.lock")
+    assert {name: whole.get(name) for name in part} == part
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {re.split("[>=]", one)[0] for one in project["dependencies"]} <= part.keys()
+    assert not {"pytest", "mypy", "weasyprint", "hatchling"} & part.keys()
+    text = (ROOT / "src/homenode/kubevirt/requirements.lock").read_text()
+    for block in re.split(r"^(?=[A-Za-z0-9._-]+==)", text, flags=re.M)[1:]:
+        assert "--hash=sha256:" in block

@@ -1,0 +1,48 @@
+"""The package: what a wheel holds, and that shells complete."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_wheel_holds_the_types_the_hosts_and_the_licence(tmp_path: Path) -> None:
+    subprocess.run(
+        [
+            sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
+            "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(ROOT),
+        ],
+        check=True,
+        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("homenode-*-py3-none-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "homenode/py.typed" in names
+    assert "homenode/hosts/h200-xeon8558.toml" in names
+    assert "homenode/evidence/study.toml" in names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests/", "shared/", "out/"))]
+
+
+def test_setup_installed_the_probe_beside_homenode() -> None:
+    probe = Path(sys.executable).with_name("homenode-probe")
+    assert probe.exists(), "make setup builds it with the machine's C++ compiler"
+    done = subprocess.run([probe, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("homenode-probe ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete(shell: str) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("homenode")],
+        env={**os.environ, "_HOMENODE_COMPLETE": f"source_{shell}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "_HOMENODE_COMPLETE" in done.stdout

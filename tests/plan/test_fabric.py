@@ -1,0 +1,142 @@
+"""GPUs that NVSwitches join: a VM gets a partition of Fabric Manager, or is given why not."""
+
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind
+from homenode.plan.model import PlanFinding
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.place import place
+from homenode.topology import Host
+from tests.plan.test_gpus import HGX, buses, hgx, some
+from tests.small_hosts import pinned_domain, small_request
+
+H100 = "NVIDIA H100 80GB HBM3"
+MODULES = (7, 5, 6, 8, 1, 3, 4, 2)
+"""Of the published HGX H100, in the order of its bus addresses."""
+
+
+def board(modules: tuple[int | None, ...] = MODULES, name: str = H100, **changes: object) -> Host:
+    """HGX as nvidia-smi shows it: pairs of an H100 board are modules 1+3, 2+4, 5+7 and 6+8."""
+    host = hgx(**changes)
+    module_of = {Bdf.parse(spec.bdf): module for spec, module in zip(HGX, modules, strict=True)}
+    return replace(
+        host,
+        pci_devices=tuple(
+            replace(d, name=name, module_id=module_of[d.bdf]) if d.kind is DeviceKind.GPU else d
+            for d in host.pci_devices
+        ),
+    )
+
+
+def named(*numbers: int) -> GuestRequest:
+    devices = tuple(Bdf.parse(HGX[number].bdf) for number in numbers)
+    return replace(small_request(8), devices=devices)
+
+
+def test_two_gpus_are_a_partition_before_neighbours_on_a_switch() -> None:
+    # 4c and 5d share a switch as 19 and 3b do; 4c is module 6, 5d module 8.
+    crossed = board((5, 6, 7, 8, 1, 2, 3, 4))
+    assert buses(crossed, some(2)) == ["19", "4c"]
+    assert buses(board(), some(2)) == ["19", "3b"]
+
+
+def test_a_partition_of_which_a_part_is_held_is_not_taken() -> None:
+    busy = pinned_domain("0", name="train", devices=("19:00.0",))
+    assert buses(board(domains=(busy,)), some(2)) == ["4c", "5d"]
+    assert buses(board(domains=(busy,)), some(4)) == ["9b", "ab", "bb", "db"]
+
+
+def finding(host: Host, request: GuestRequest) -> PlanFinding | None:
+    found = (f for f in place(host, request).findings if f.id == "no-nvlink-partition")
+    return next(found, None)
+
+
+def test_where_no_partition_is_free_any_gpus_serve_and_a_finding_names_who_has_them() -> None:
+    busy = [pinned_domain("0", name=f"train-{i}", devices=(HGX[i].bdf[5:],)) for i in (0, 2, 4, 6)]
+    found = finding(board(domains=tuple(busy)), some(2))
+    assert found is not None
+    assert "none free of the partitions of 2 GPUs" in found.detail
+    assert "0000:19:00.0, 0000:3b:00.0" in found.detail
+    assert "'train-0'" in found.detail
+    anyway = replace(some(2), without_nvlink=True)
+    assert finding(board(domains=tuple(busy)), anyway) is None
+
+
+@pytest.mark.parametrize("modules", [MODULES, (None,) * 8])
+@pytest.mark.parametrize("count", [3, 5, 6, 7])
+def test_a_number_of_gpus_that_no_partition_has_is_a_finding(
+    count: int, modules: tuple[int | None, ...]
+) -> None:
+    for request in (some(count), named(*range(count))):
+        found = finding(board(modules), request)
+        assert found is not None
+        assert found.severity == "warning"
+        assert "1, 2, 4, 8 GPUs" in found.detail
+
+
+def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
+    assert finding(board(), named(0, 1)) is None
+    assert finding(board(), named(6)) is None
+    found = finding(board(), named(1, 2))
+    assert found is not None
+    assert "0000:3b:00.0, 0000:4c:00.0 (modules 5,6)" in found.detail
+    assert finding(board(), replace(named(1, 2), without_nvlink=True)) is None
+
+
+def test_a_second_single_gpu_leaves_the_other_group_of_four_whole() -> None:
+    host = board()
+    first = place(host, some(1)).devices[0]
+    busy = replace(host, domains=(pinned_domain("0", devices=(str(first),)),))
+    second = place(busy, some(1)).devices[0]
+    groups = [{spec.bdf for spec in HGX[:4]}, {spec.bdf for spec in HGX[4:]}]
+    assert any({str(first), str(second)} <= group for group in groups)
+
+
+def test_gpus_that_are_added_make_a_partition_with_those_of_the_document() -> None:
+    one_more = replace(named(5), gpu_count=1)
+    assert buses(board(), one_more) == ["9b", "ab"]
+
+
+def test_gpus_whose_module_is_unknown_are_chosen_with_a_gap() -> None:
+    placement = place(board((None,) * 8), some(2))
+    assert [str(bdf)[5:7] for bdf in placement.devices] == ["19", "3b"]
+    assert any("vfio-pci" in gap.reason for gap in placement.gaps)
+    assert not any("NVLink" in gap.subject for gap in place(board(), some(2)).gaps)
+    assert any("NVLink" in gap.subject for gap in place(board((None,) * 8), named(0, 1)).gaps)
+
+
+def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:
+    host = board((None,) * 8)
+    for request in (some(8, 16), replace(named(*range(8)), vcpus=16)):
+        assert not any("NVLink" in gap.subject for gap in place(host, request).gaps)
+
+
+def test_known_partitions_are_taken_before_gpus_of_unknown_modules() -> None:
+    half = (None, None, None, None, *MODULES[4:])
+    assert buses(board(half), some(2)) == ["9b", "ab"]
+
+
+def test_cards_without_nvswitches_go_together_in_any_number() -> None:
+    assert len(buses(board((None,) * 8, "NVIDIA H100 PCIe"), some(3))) == 3
+
+
+def test_four_gpus_joined_without_nvswitches_go_together_in_any_number() -> None:
+    host = board()
+    few = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU)][:4]
+    rest = tuple(d for d in host.pci_devices if d.kind is not DeviceKind.GPU or d.bdf in few)
+    assert len(buses(replace(host, pci_devices=rest), some(3))) == 3
+
+
+def test_gpus_that_the_driver_does_not_name_are_told_by_their_device_id() -> None:
+    host = hgx()
+    known = replace(host, pci_devices=tuple(replace(d, device_id=0x2330) for d in host.pci_devices))
+    assert finding(known, some(3)) is not None
+    assert any("NVLink" in gap.subject for gap in place(known, named(0, 1)).gaps)
+
+
+def test_two_boards_that_number_alike_tell_nothing() -> None:
+    alike = board((1, 2, 3, 4, 1, 2, 3, 4))
+    assert any("NVLink" in gap.subject for gap in place(alike, some(2)).gaps)

@@ -1,0 +1,421 @@
+"""The report: what is compared, what is said first, what is left out, and that names stay names."""
+
+import random
+import re
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homenode.analyse.grade import Grade
+from homenode.analyse.switch_effects import Switch
+from homenode.cpuset import CpuSet
+from homenode.errors import HostError
+from homenode.evidence.documents import publications
+from homenode.plan.options import PlanOptions
+from homenode.plan.stored import encode_plan
+from homenode.report.page.document import Document, document_of
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import Machine, machines_of
+from homenode.report.page.render import report_for_print, report_html
+from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run
+from homenode.results.store import write_run
+from homenode.results.vantage import Vantage
+from homenode.snapshot.capture import capture_host
+from homenode.sources import load_host
+from homenode.tuning import tune
+from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
+from tests.simulated_runs import simulated_run
+from tests.study_folders import write_study_folders
+
+PUBLISHED = [
+    f"published:{system.name}"
+    for document in publications()
+    for system in document.systems
+    if system.host is not None
+]
+
+
+def machines(*arguments: object) -> tuple[Machine, ...]:
+    evidence = publications()
+    found = gather([str(one) for one in arguments], evidence, [])
+    return machines_of(found.runs, found.stored, evidence, found.hosts)
+
+
+def of_published() -> dict[str, Machine]:
+    return {one.name: one for one in machines(*PUBLISHED)}
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Machine]:
+    return of_published()
+
+
+@pytest.fixture(scope="module")
+def document(published: dict[str, Machine]) -> Document:
+    return document_of(list(published.values()), (), "now")
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, ...]:
+    return machines(full_results(tmp_path_factory.mktemp("full")))
+
+
+class _Html(HTMLParser):
+    """Elements that are closed as they are opened, and every attribute."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "input", "hr"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+
+def parsed(html: str) -> _Html:
+    parser = _Html()
+    parser.feed(html)
+    assert not parser.open
+    return parser
+
+
+def test_the_studys_systems_get_the_grades_that_their_figures_support(
+    published: dict[str, Machine],
+) -> None:
+    grades = {name: one.graded.grade for name, one in published.items()}
+    assert grades["H200"] is Grade.DEPENDS
+    assert grades["RTX 4090"] is Grade.GOOD
+    assert grades["RTX 4080"] is Grade.REVIEW
+    assert grades["RTX 5090"] is Grade.NOT_READY
+    assert "homenode doctor" in published["RTX 5090"].graded.reason
+    assert grades["HGX A100"] is Grade.GOOD
+
+
+def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Document) -> None:
+    cells = {
+        (row.metric.id, switch): cell
+        for row in document.effects
+        for switch, cell in zip(Switch, row.cells, strict=True)
+    }
+    cell = cells["memory-bandwidth", Switch.CELLS]
+    assert cell is not None
+    assert (cell.tone, cell.risk, cell.machines, cell.open) == ("better", None, 4, 1)
+    assert "7.45 x" in cell.text
+    cell = cells["allreduce-busbw-peak", Switch.CELLS]
+    assert cell is not None
+    assert (cell.tone, cell.risk) == ("worse", "0.37 x on RTX PRO 6000")
+    cell = cells["memory-bandwidth", Switch.PINNING]
+    assert cell is not None
+    assert (cell.tone, cell.risk) == ("mixed", "0.61 x on RTX 4090")
+    cell = cells["cpu-throughput", Switch.SIBLINGS]
+    assert cell is not None
+    assert (cell.tone, cell.text) == ("neutral", "cannot tell (1.023 to 1.026 x)")
+    assert cells["memory-bandwidth", Switch.PCIE] is None, "no one has measured it"
+
+
+def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    for layout, value in (("default", 100e9), ("pin", 99e9)):
+        figures = {"memory-bandwidth": ("bytes_per_s", value)}
+        write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
+    (row,) = document_of(machines(tmp_path), (), "now").effects
+    (cell,) = filter(None, row.cells)
+    assert (cell.text, cell.tone, cell.risk) == ("0.99 x", "neutral", None)
+
+
+def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
+    for number, host in enumerate(("aa", "bb")):
+        for layout in ("default", "pin"):
+            run = full_run(layout, number, name=f"{layout}-{host}")
+            write_run(tmp_path, Run(replace(run.head, host=host * 32), run.samples))
+    found = machines(tmp_path)
+    assert [one.name for one in found] == ["H200 on aaaaaaaa", "H200 on bbbbbbbb"]
+    for one in found:
+        assert len({run.head.host for run in one.runs}) == 1
+        assert one.comparison is not None
+        assert "other-host" not in {doubt.id for doubt in one.doubts}
+
+
+def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
+    (part, other) = document_of(full, (), "now").parts
+    assert [one.title for one in part.forests] == [
+        "pin against default", "pin-numa-pci against default",
+    ]  # fmt: skip
+    bars = {one.title for one in part.bars}
+    assert {"memory bandwidth", "memory latency", "all-reduce, peak bus bandwidth"} <= bars
+    assert [one.title for one in part.curves] == [
+        "memory latency by size", "all-reduce, bus bandwidth by size, in-place",
+    ]  # fmt: skip
+    assert "DRAM" in part.curves[0].svg, "levels are marked"
+    assert "beyond every cache" not in part.curves[0].note, "the curve begins within them"
+    heats = {one.title for one in part.heats}
+    assert {
+        "host to device, default", "memory bandwidth, read, default", "GPU to GPU, default",
+        "core to core, default",
+    } <= heats  # fmt: skip
+    assert part.localities[0].ratio == "2.50x"
+    assert other.forests == (), "one layout alone is compared with nothing"
+    assert part.host.missing
+
+
+def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) -> None:
+    (part, _) = document_of(full, (), "now").parts
+    better = part.forests[1]
+    assert re.search(r">(3\.9\d|4|4\.0\d) x \[[34]", better.svg)
+    assert 'class="whisker lbetter"' in better.svg
+    assert "hollow" not in better.note
+
+
+def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
+    host = load_host("hgx-h100")
+    text = (Path(__file__).parents[2] / "demo/gpu-vm.xml").read_bytes()
+    plan = tune(text, "vm.xml", PlanOptions("pin-numa-pci", gpu_count=8), host).plan
+    file = write_run(tmp_path, full_run("pin-numa-pci", 1))
+    file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
+    (one,) = machines(tmp_path)
+    (part,) = document_of([one], (), "now").parts
+    (picture,) = part.paths
+    assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in picture.note
+    assert picture.note.startswith("as planned")
+    assert 'class="lneutral thick"' in picture.svg
+
+
+def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: Path) -> None:
+    for layout in ("default", "pin"):
+        run = full_run(layout, 1)
+        placed = tuple(replace(one, state=f"2{layout == 'pin':d} ns") for one in run.samples)
+        file = write_run(tmp_path, Run(run.head, placed))
+        capture_host(file.with_name("host.tar.gz"), overwrite=True)
+    (one,) = machines(tmp_path)
+    assert set(one.guests) == {"default", "pin"}
+    (part,) = document_of([one], (), "now").parts
+    assert [drawn.title for drawn in part.host.maps] == [
+        "what the suite saw under default", "what the suite saw under pin",
+    ]  # fmt: skip
+
+
+def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Path) -> None:
+    ground: dict[str, Any] = {"pus": CpuSet.parse("0-7"), "nodes": (0,)}
+    for seed, (layout, gain) in enumerate((("pin", 0.5), ("pin-numa-pci", 0.9))):
+        run = full_run(layout, seed, gain=gain)
+        write_run(tmp_path, Run(replace(run.head, **ground), run.samples))
+    host = full_run("default", 5, name="on-the-host")
+    head = replace(host.head, vantage=Vantage.HOST, switches=UNKNOWN_SWITCHES, **ground)
+    write_run(tmp_path, Run(head, host.samples))
+    (one,) = machines(tmp_path)
+    assert [alternative.label for alternative in one.chosen] == ["pin", "pin-numa-pci"]
+    assert "bare metal" not in {verdict.choice for verdict in one.verdicts}
+    (part,) = document_of([one], (), "now").parts
+    forests = {picture.title: picture.svg for picture in part.forests}
+    assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
+    assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
+    assert "bare metal" in part.bars[0].svg
+
+
+def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Path) -> None:
+    evidence = publications()
+    for count, system in enumerate(("cpu-only", "H200"), start=1):
+        run = full_run("pin", 1, system=system)
+        write_run(tmp_path, Run(replace(run.head, host=None, host_kind=None), run.samples))
+        found = gather([str(tmp_path)], evidence, ["hgx-h100"])
+        made = machines_of(found.runs, found.stored, evidence, found.hosts)
+        assert [one.host is not None for one in made] == [count == 1] * count
+
+
+def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
+    run = full_run("pin", 1)
+    write_run(tmp_path, Run(replace(run.head, unusable=("throttled",)), run.samples))
+    (one,) = machines(tmp_path)
+    assert one.graded.grade is Grade.NOT_READY
+    assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
+
+
+def test_a_layout_without_expander_buses_is_drawn_with_gpus_at_no_node(document: Document) -> None:
+    h200 = next(part for part in document.parts if part.card.name == "H200")
+    notes = {one.title: one.note for one in h200.paths}
+    assert "7 GPUs at no node of the guest" in notes["pin-numa: host and guest"]
+    a100 = next(part for part in document.parts if part.card.name == "HGX A100")
+    notes = {one.title: one.note for one in a100.paths}
+    assert "cell 1: memory on node 1, 4 GPUs" in notes["expander buses: host and guest"]
+
+
+def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = full_results(tmp_path / "results")
+    whole = (results / "H200/pin/results.jsonl").read_text(encoding="utf-8")
+    for name, text in (
+        ("half", whole[: len(whole) // 2]), ("running", whole[: whole.rindex('{"end"')]),
+        ("broken", "<html>\n"), ("newer", whole.replace("results/2", "results/9", 1)),
+    ):  # fmt: skip
+        folder = results / "H200" / name
+        folder.mkdir()
+        (folder / "results.jsonl").write_text(text, encoding="utf-8")
+    (results / "foreign").mkdir()
+    (results / "foreign/photo.jpg").write_bytes(b"\xff\xd8")
+    bad_plan = results / "H200/pin/plan.json"
+    bad_plan.write_text("{", encoding="utf-8")
+    path = tmp_path / "report.html"
+    assert report(results, tmp_path / "nothing", "-o", path) == 0
+    err = capsys.readouterr().err
+    html = path.read_text(encoding="utf-8")
+    skipped = html[html.index('id="skipped"') :]
+    for name, reason in (
+        ("half", "half-written"), ("running", "no end"), ("broken", "a line of JSON"),
+        ("newer", "newer homenode|up to version"), ("foreign", "not a run of homenode"),
+        ("nothing", "found nothing"), ("plan.json", "plan"),
+    ):  # fmt: skip
+        assert re.search(rf"{name}[^\n]*({reason})", skipped), name
+        assert name in err
+    assert "MI350X" in html
+
+
+def test_nothing_but_broken_folders_is_an_error_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results").mkdir()
+    assert report(tmp_path / "results", "-o", tmp_path / "x.html") == 2
+    assert "not a run of homenode's" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+@pytest.mark.parametrize("arguments", [(), ("-o", "x.html"), ("r",), ("r", "-o", "x.txt"),
+                                       ("r", "--csv", "--json")])  # fmt: skip
+def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]) -> None:
+    assert report(*arguments) == 2
+
+
+def test_names_that_mean_harm_stay_text_in_page_picture_and_print(tmp_path: Path) -> None:
+    found = machines(nasty_results(tmp_path))
+    document = document_of(found, (NASTY,), NASTY, title=NASTY)
+    for html in (report_html(document), report_for_print(document)):
+        parser = parsed(html)
+        assert parser.tags.count("script") == (1 if "Content-Security" in html else 0)
+        assert not [name for name, _ in parser.attributes if name.startswith("on")]
+        assert "&lt;script&gt;window.owned=1&lt;/script&gt;" in html
+        assert "<script>window.owned" not in html
+
+
+def test_letters_that_steer_or_turn_the_writing_are_question_marks(tmp_path: Path) -> None:
+    for seed, layout in enumerate(("default", "pin")):
+        run = full_run(layout, seed)
+        name = "\x1b]0;x\x07a\u202eb\nc"
+        head = replace(run.head, host_kind=name, arrangement=name + layout, source=name)
+        write_run(tmp_path, Run(replace(head, conditions=(Condition(name, name),)), run.samples))
+    document = document_of(machines(tmp_path), (), "now")
+    for html in (report_html(document), report_for_print(document)):
+        assert not [one for one in ("\x1b", "\x07", "\u202e") if one in html]
+        assert "?]0;x?a?b?c" in html
+        assert "GB/\u2060s" in html, "what keeps units whole stays"
+
+
+def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Document) -> None:
+    parser = parsed(report_html(document))
+    assert len(parser.ids) == len(set(parser.ids))
+    anchors = {value for name, value in parser.attributes if name == "href"}
+    assert {anchor for anchor in anchors if anchor} == {f"#{one}" for one in parser.ids} & anchors
+    assert not [value for name, value in parser.attributes if name == "style"], "forbidden"
+
+
+def test_the_policy_names_the_digests_of_what_is_there(document: Document) -> None:
+    import base64
+    import hashlib
+
+    html = report_html(document)
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
+    policy = policy.replace("&#39;", "'")
+    assert policy.startswith("default-src 'none'")
+    for tag, rule in (("style", "style-src"), ("script", "script-src")):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{rule} 'sha256-{digest}'" in policy
+
+
+def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
+    results = full_results(tmp_path)
+    pages = [report_html(document_of(machines(results), (), "now")) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_without_the_extra_the_command_says_how_to_get_it(
+    document: Document, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(HostError) as error:
+        report_html(document)
+    assert "pip install 'homenode[report]'" in str(error.value)
+    assert error.value.exit_code == 3
+
+
+def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
+    path = tmp_path / "published.html"
+    assert report("--published", "-o", path) == 0
+    html = path.read_text(encoding="utf-8")
+    order = [html.index(f'id="{name}"') for name in ("verdicts", "effects", "summary", "machine-1")]
+    assert order == sorted(order), "verdicts first"
+    assert len(html.encode()) < 3_000_000
+    assert "likely:" in html
+    assert "published, one figure each" in html
+
+
+def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Document) -> None:
+    figures = {
+        (part.card.name, answer.objective): answer.statement
+        for part in document.parts
+        for answer in part.card.answers
+    }
+    assert "pin (no worse: default) rather than pin-numa" in figures["H200", "collective"]
+    assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "device-transfer"]
+
+
+def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    systems = write_study_folders(tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the page that is there is homenode's, and no run
+        assert report() == 0
+        assert "read 20 runs" in capsys.readouterr().err
+    html = (tmp_path / "results/report.html").read_text(encoding="utf-8")
+    first = html[html.index('id="verdicts"') : html.index('id="effects"')]
+    assert all(f">{system}</a>" in first for system in systems)
+    assert "561.2 GB/s, 7.3 x default" in first
+    assert "run none" in first, "the RTX 5090"
+    assert 'id="skipped"' not in html
+
+
+def test_logs_beside_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: Path) -> None:
+    file = write_run(tmp_path, full_run("pin", 1))
+    study = tmp_path / "study"
+    write_study_folders(study)
+    raw = file.parent / "raw"
+    raw.mkdir()
+    stream = (study / "H200/default/stream.txt").read_text()
+    (raw / "stream.txt").write_text(stream)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/todo.txt").write_text("buy milk\n")
+    found = gather([str(tmp_path)], publications(), [])
+    assert (len(found.runs), found.imported) == (21, 20)
+    assert [one for one in found.skipped if "notes" in one]
+    alone = gather([str(study / "H200/default/stream.txt")], publications(), [])
+    assert (len(alone.runs), alone.imported) == (1, 1)

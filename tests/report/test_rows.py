@@ -1,0 +1,85 @@
+"""Rows: the figures of a report as CSV, JSON and Parquet."""
+
+import csv
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.cli import terminal
+from homenode.errors import HostError
+from homenode.report.page.columns import parquet_of
+from homenode.report.page.machine import Stored, machines_of
+from homenode.report.page.rows import COLUMNS, csv_text, rows_of
+from homenode.results.model import Run
+from tests.report.test_page import machines
+from tests.report_runs import full_results, full_run, report
+
+
+def test_csv_and_json_carry_the_same_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = full_results(tmp_path)
+    terminal.console.cache_clear()
+    assert report(results, "--csv") == 0
+    table = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert report(results, "--json") == 0
+    stored = json.loads(capsys.readouterr().out)
+    assert stored["format"] == "homenode.rows/2"
+    assert len(table) == len(stored["rows"]) > 100
+    for row, other in zip(table, stored["rows"], strict=True):
+        assert tuple(other) == COLUMNS == tuple(row)
+        for name, value in other.items():
+            text = row[name]
+            if value is None:
+                assert text == ""
+            elif isinstance(value, bool):
+                assert text == str(value).lower()
+            elif isinstance(value, float | int):
+                assert float(text) == pytest.approx(value, rel=1e-10)
+            else:
+                assert text == value
+    assert {row["outcome"] for row in stored["rows"]} >= {"better", None}
+
+
+def test_a_cell_that_a_spreadsheet_would_run_is_quoted_off(tmp_path: Path) -> None:
+    for start in ("=1+1", "+1", "-1", "@SUM(A1)", "\t=1"):
+        run = full_run("pin", 1)
+        named = Run(replace(run.head, system=start), run.samples[:1])
+        (one,) = machines_of([named], [Stored()], (), {})
+        (row,) = rows_of(one)
+        cells = next(csv.reader(io.StringIO(csv_text([row]).split("\r\n", 1)[1])))
+        assert cells[COLUMNS.index("system")] == "'" + start.replace("\t", "?")
+
+
+def test_a_cell_cannot_steer_the_terminal_it_is_printed_on(tmp_path: Path) -> None:
+    run = full_run("pin", 1)
+    named = Run(replace(run.head, arrangement="\x1b]0;x\x07a\u202eb\n,c"), run.samples[:1])
+    (one,) = machines_of([named], [Stored()], (), {})
+    text = csv_text(rows_of(one))
+    assert text.replace("\r\n", "").isprintable()
+    assert '"?]0;x?a?b?,c"' in text
+
+
+def test_rows_are_documented_field_by_field() -> None:
+    from tests.doc_pages import first_column, read_page
+
+    section = read_page("docs/formats/rows.md").sections()["Fields"]
+    assert first_column(section) == COLUMNS
+
+
+def test_parquet_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(HostError, match="pyarrow") as error:
+        parquet_of([])
+    assert "pip install pyarrow" in str(error.value)
+
+
+def test_parquet_carries_the_rows_where_pyarrow_is(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    rows = [row for one in machines(full_results(tmp_path / "r")) for row in rows_of(one)]
+    table = parquet.read_table(io.BytesIO(parquet_of(rows))).to_pylist()
+    assert table == [{name: getattr(row, name) for name in COLUMNS} for row in rows]

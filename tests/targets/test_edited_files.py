@@ -187,6 +187,17 @@ def test_options_of_a_device_stay_with_it() -> None:
     assert b"shared=on" in command
 
 
+def test_a_size_of_memory_that_an_operator_overrode_is_the_plans() -> None:
+    given = (
+        b"type: virtual-machine\nname: vm\nconfig:\n  limits.cpu: '16'\n  limits.memory: 64GiB\n"
+        b'  raw.qemu.conf: |-\n    [object "mem0"]\n    size = "1G"\n    prealloc = "off"\n'
+    )
+    wanted = plain("pin-numa", max_nodes=2)
+    made = edited(given, "hgx-h100", wanted).rendering.document
+    assert b'size = "1G"' not in made and b'prealloc = "off"' in made
+    assert edited(made, "hgx-h100", wanted).rendering.document == made
+
+
 def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
     for target in ("proxmox", "xen", "incus", "cloud-hypervisor"):
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))

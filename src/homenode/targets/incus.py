@@ -104,6 +104,7 @@ _FACTOR = {
     "GiB": GIB,
     "TiB": TIB,
 }
+_MEMORY = re.compile(r'\[object "mem([0-9]{1,3})"\]\Z', re.ASCII)
 _SECTION = re.compile(r"\[([^\]\n]{1,80})\](?:\[([0-9]{1,6})\])?\Z", re.ASCII)
 _RECORD = "user.homenode.siblings"
 """A key of the user's own: vCPUs that are pairs of siblings double only once."""
@@ -284,9 +285,7 @@ def _is_ours(header: str, lines: list[str]) -> bool:
     entries = _entries(lines)
     if header.startswith("[numa]"):
         return entries.get("type") == "dist"
-    return re.match(r'\[object "mem[0-9]{1,3}"\]\Z', header) is not None and set(entries) == {
-        "size"
-    }
+    return _MEMORY.match(header) is not None and set(entries) == {"size"}
 
 
 def _overrides(text: str, source: str) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
@@ -295,7 +294,7 @@ def _overrides(text: str, source: str) -> tuple[dict[int, int], dict[int, tuple[
     rows: dict[int, dict[int, int]] = {}
     for header, lines in _sections(text):
         entries = _entries(lines)
-        memory = re.match(r'\[object "mem([0-9]{1,3})"\]\Z', header)
+        memory = _MEMORY.match(header)
         if memory is not None and "size" in entries:
             sizes[int(memory[1])] = size_of(entries["size"], f"{source}: raw.qemu.conf")
         elif header.startswith("[numa]") and entries.get("type") == "dist":
@@ -403,6 +402,8 @@ def _with_overrides(text: str | None, plan: Plan) -> str | None:
         for header, lines in _sections(text or "")
         if not _is_ours(header, lines)
         for line in lines
+        # The size of a cell's memory is the plan's, whatever else its section sets.
+        if not (_MEMORY.match(header) and line.partition("=")[0].strip() == "size")
     ]
     while kept and not kept[-1].strip():
         kept.pop()

@@ -19,7 +19,7 @@ from homenode.report.device_text import card_extras
 from homenode.snapshot.gather import gather
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
-from homenode.tools import amd_smi_partition, nvidia_smi_mig
+from homenode.tools import amd_smi, nvidia_smi_mig
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.mutations import survives
@@ -208,7 +208,9 @@ def test_amd_smi_counts_partitions_where_sysfs_gives_no_mode() -> None:
         {"gpu_id": 4, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": "1"},
         {"gpu_id": 5, "memory": "NPS1", "accelerator_type": "SPX", "partition_id": 0},
     ]
-    parsed = amd_smi_partition.parse("WARNING: no root\n" + json.dumps({"current_partition": rows}))
+    parsed = amd_smi.parse_partitions(
+        "WARNING: no root\n" + json.dumps({"current_partition": rows})
+    )
     assert [(p.number, p.compute, p.count) for p in parsed] == [
         (0, "DPX", 2),
         (2, "CPX", 3),
@@ -245,4 +247,6 @@ def test_outputs_of_tools_that_are_cut_or_mixed_up_are_refused_or_read() -> None
         nvidia_smi_mig.parse_list("  MIG 1g.10gb Device 0: (UUID: MIG-a)\n")
     survives(nvidia_smi_mig.parse_instances, instances)
     survives(nvidia_smi_mig.parse_list, "GPU 0: A (UUID: GPU-1)\n  MIG 1g.5gb Device 0: (UUID: M)")
-    survives(amd_smi_partition.parse, '{"current_partition": [{"gpu_id": 0, "partition_id": "0"}]}')
+    survives(
+        amd_smi.parse_partitions, '{"current_partition": [{"gpu_id": 0, "partition_id": "0"}]}'
+    )

@@ -9,7 +9,7 @@ from homenode.bdf import Bdf
 from homenode.discover import discover
 from homenode.errors import ParseError
 from homenode.pci import DeviceLink, LinkKind
-from homenode.tools import amd_smi_topology, rocm_smi_json
+from homenode.tools import amd_smi, rocm_smi_json
 from homenode.topology import Host
 from tests.mutations import survives
 from tests.sysfs_trees import cpu_files, pci_function, snapshot
@@ -60,7 +60,7 @@ LINKS = ((None, "PCIE", "XGMI"), ("PCIE", None, "XGMI"), ("XGMI", "XGMI", None))
 
 
 def test_amd_smi_tells_links_by_address() -> None:
-    topology = amd_smi_topology.parse(json.dumps(AMD, indent=4))
+    topology = amd_smi.parse_topology(json.dumps(AMD, indent=4))
     assert topology.links == LINKS
     assert topology.hops[0][1:] == (2, 1)
     assert topology.bdf_of_gpu == ((0, A), (1, B), (2, C))
@@ -76,11 +76,11 @@ def test_amd_smi_tells_links_by_address() -> None:
     ],
 )
 def test_amd_smi_is_read_as_its_releases_print_it(text: str) -> None:
-    assert amd_smi_topology.parse(text) == amd_smi_topology.parse(json.dumps(AMD))
+    assert amd_smi.parse_topology(text) == amd_smi.parse_topology(json.dumps(AMD))
 
 
 def test_releases_of_amd_smi_without_addresses_are_read() -> None:
-    topology = amd_smi_topology.parse(json.dumps(OLD_AMD, indent=4))
+    topology = amd_smi.parse_topology(json.dumps(OLD_AMD, indent=4))
     assert (topology.links, topology.bdf_of_gpu) == (LINKS, ())
 
 
@@ -101,15 +101,15 @@ def test_rocm_smi_tells_each_pair_once(lower: bool) -> None:
 )  # fmt: skip
 def test_what_is_no_topology_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        amd_smi_topology.parse(text)
+        amd_smi.parse_topology(text)
     if "gpu" not in text:
         with pytest.raises(ParseError):
             rocm_smi_json.parse(text)
 
 
 def test_damaged_outputs_are_read_or_refused() -> None:
-    survives(amd_smi_topology.parse, json.dumps(AMD, indent=1))
-    survives(amd_smi_topology.parse, json.dumps(OLD_AMD, indent=1))
+    survives(amd_smi.parse_topology, json.dumps(AMD, indent=1))
+    survives(amd_smi.parse_topology, json.dumps(OLD_AMD, indent=1))
     survives(rocm_smi_json.parse, json.dumps(ROCM, indent=1))
 
 

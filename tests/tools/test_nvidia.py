@@ -7,7 +7,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.tools import nvidia_smi_nvlink, nvidia_smi_query, nvidia_smi_topo
+from homenode.tools import nvidia_smi_query, nvidia_smi_topo
 from tests.mutations import survives
 from tests.shared_data import SHARED
 
@@ -19,12 +19,6 @@ NICS = (
     "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n"
     "\nNIC Legend:\n\n  NIC0: mlx5_bond_0\n\n"
 )
-NVLINK = """GPU 0: Tesla V100-SXM2-32GB (UUID: GPU-1)
-\t Link 0: 25.781 GB/s
-\t Link 1: <inactive>
-GPU 1: NVIDIA GH200 480GB (UUID: GPU-2)
-NVML: Unable to retrieve NVLink information as all links are inActive
-"""
 QUERY = """<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
 <nvidia_smi_log>
@@ -126,31 +120,6 @@ def test_a_matrix_that_is_none_is_refused(text: str, says: str) -> None:
         nvidia_smi_topo.parse(text)
 
 
-def test_nvlinks_have_speeds_or_are_inactive() -> None:
-    first, second = nvidia_smi_nvlink.parse(NVLINK)
-    assert (first.index, first.name, first.uuid) == (0, "Tesla V100-SXM2-32GB", "GPU-1")
-    assert [(link.number, link.bytes_per_s) for link in first.links] == [
-        (0, 25_781_000_000),
-        (1, None),
-    ]
-    assert (second.index, second.links) == (1, ())
-    assert nvidia_smi_nvlink.parse("\n") == ()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("Link 0: 25.781 GB/s\n", "1: expected GPU 0"),
-        ("GPU 0: A (UUID: x)\n Link 0: fast\n", "2: expected GPU 0"),
-        ("GPU 0: A (UUID: x)\nGPU 0: A (UUID: x)\n", "each GPU once"),
-        ("GPU 0: A (UUID: x)\n Link 0: 1 GB/s\n Link 0: 1 GB/s\n", "each link of a GPU once"),
-    ],
-)
-def test_nvlinks_that_are_none_are_refused(text: str, says: str) -> None:
-    with pytest.raises(ParseError, match=says):
-        nvidia_smi_nvlink.parse(text)
-
-
 def test_a_query_tells_links_and_c2c() -> None:
     query = nvidia_smi_query.parse(QUERY)
     (gpu,) = query.gpus
@@ -217,10 +186,9 @@ def test_nvlink_counts_need_no_second_table() -> None:
     ("parser", "text"),
     [
         (nvidia_smi_topo.parse, NICS),
-        (nvidia_smi_nvlink.parse, NVLINK),
         (nvidia_smi_query.parse, QUERY),
     ],
-    ids=["topo", "nvlink", "query"],
+    ids=["topo", "query"],
 )
 def test_damaged_output_is_read_or_refused_and_nothing_else(parser: object, text: str) -> None:
     assert callable(parser)

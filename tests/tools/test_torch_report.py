@@ -10,7 +10,7 @@ from homenode.errors import ParseError
 from homenode.measure.figures.torch_programs import of_torch
 from homenode.tools import nccl_tuning_log
 from homenode.tools.nccl_tuning_log import choice
-from homenode.tools.torch_records import (
+from homenode.tools.torch_report import (
     TorchChoice,
     TorchDevice,
     TorchFigure,
@@ -18,8 +18,8 @@ from homenode.tools.torch_records import (
     TorchRank,
     TorchRow,
     TorchRun,
+    parse,
 )
-from homenode.tools.torch_report import parse
 from tests.doc_pages import read_page
 from tests.mutations import MUTATIONS, survives
 

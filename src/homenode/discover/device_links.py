@@ -16,7 +16,7 @@ from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 from homenode.snapshot.contents import COMMAND_OF_NAME
 from homenode.snapshot.protocol import Snapshot
 from homenode.tools import (
-    amd_smi_topology,
+    amd_smi,
     nvidia_smi_query,
     nvidia_smi_topo,
     rocm_smi_json,
@@ -149,7 +149,7 @@ def _nvlinks(
 
 
 _AMD_TOOLS = (
-    ("amd-smi-topology", amd_smi_topology.parse),
+    ("amd-smi-topology", amd_smi.parse_topology),
     ("rocm-smi-json", rocm_smi_json.parse),
     ("rocm-smi-topo", rocm_smi_topo.parse),
 )

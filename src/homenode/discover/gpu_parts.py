@@ -19,7 +19,7 @@ from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, GpuPart, PartKind, PciDevice, is_uuid, nominal_bytes
 from homenode.snapshot.protocol import Snapshot
-from homenode.tools import amd_smi_partition, amd_smi_topology, nvidia_smi_mig
+from homenode.tools import amd_smi, nvidia_smi_mig
 from homenode.tools.nvidia_smi_query import NvidiaGpu
 from homenode.units import MIB
 
@@ -191,9 +191,9 @@ def _amd_counts(
     if text is None:
         return
     try:
-        rows = amd_smi_partition.parse(text)
+        rows = amd_smi.parse_partitions(text)
         topology = snapshot.command_output("amd-smi-topology")
-        addresses = () if topology is None else amd_smi_topology.parse(topology).bdf_of_gpu
+        addresses = () if topology is None else amd_smi.parse_topology(topology).bdf_of_gpu
     except ParseError as error:
         found.gaps.append(Gap("partitions of AMD GPUs", str(error)))
         return

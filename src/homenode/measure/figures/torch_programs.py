@@ -11,7 +11,7 @@ from homenode.measure.figures.sample import Figures, joined, sample
 from homenode.results.model import Condition, Sample
 from homenode.tools.nccl_tests_records import Family, NcclHalf, NcclRow, NcclTests
 from homenode.tools.nccl_tuning_log import choice, in_words
-from homenode.tools.torch_records import TorchFigure, TorchRow, TorchRun
+from homenode.tools.torch_report import TorchFigure, TorchRow, TorchRun
 
 COPYING_THREAD = "copying thread"
 """Condition: the nodes on which the thread ran that copied, where no one bound it."""

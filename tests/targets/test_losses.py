@@ -23,8 +23,14 @@ from homenode.plan.model import (
 )
 from homenode.targets import incus
 from homenode.targets.docs_page import targets_page
-from homenode.targets.facts import VmFacts
-from homenode.targets.target import TARGETS, Feature, features_of, lost_features, target_named
+from homenode.targets.target import (
+    TARGETS,
+    Feature,
+    VmFacts,
+    features_of,
+    lost_features,
+    target_named,
+)
 from homenode.targets.vm_file import vm_of_options
 from homenode.units import GIB, MIB
 from tests.targets.written import host_named, options, written

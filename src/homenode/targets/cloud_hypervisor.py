@@ -15,12 +15,13 @@ from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan
-from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.qemu_command import size_of, size_text
 from homenode.targets.script import PREPARE, plan_values, quoted, without_continuation
 from homenode.targets.target import (
+    CellFact,
     Feature,
     Rendering,
+    VmFacts,
     indirect,
     lost,
     native,

@@ -17,11 +17,12 @@ from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding
-from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
+    CellFact,
     Feature,
     Rendering,
+    VmFacts,
     indirect,
     lost,
     native,

@@ -17,12 +17,13 @@ from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding
-from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
 from homenode.targets.target import (
+    CellFact,
     Feature,
     Rendering,
+    VmFacts,
     indirect,
     lost,
     native,

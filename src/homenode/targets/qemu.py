@@ -6,7 +6,6 @@ from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlanFinding
-from homenode.targets.facts import VmFacts
 from homenode.targets.qemu_command import (
     Tree,
     cpu_text,
@@ -25,6 +24,7 @@ from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values
 from homenode.targets.target import (
     Feature,
     Rendering,
+    VmFacts,
     indirect,
     native,
     new_guest,

@@ -15,7 +15,7 @@ from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell
 from homenode.plan.request import MemoryMode
-from homenode.targets.facts import CellFact, VmFacts
+from homenode.targets.target import CellFact, VmFacts
 from homenode.units import GIB, KIB, MIB, TIB
 
 DEVICE_OF_MODEL: Mapping[str, str] = {

@@ -14,9 +14,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
 from homenode.plan.request import MemoryMode
-from homenode.targets.facts import VmFacts
 from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
-from homenode.targets.target import new_guest
+from homenode.targets.target import VmFacts, new_guest
 from homenode.units import MIB
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)

@@ -6,13 +6,13 @@ from enum import StrEnum
 from importlib import import_module
 from typing import Protocol, cast
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlanFinding, PortModel
 from homenode.plan.request import MemoryMode
-from homenode.targets.facts import VmFacts
 from homenode.topology import Host
 
 
@@ -102,6 +102,42 @@ class Rendering:
     document: bytes
     companions: tuple[tuple[str, bytes], ...] = ()
     findings: tuple[PlanFinding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellFact:
+    """A guest cell. memory_bytes: None = an equal share. host_nodes: None = not stated. mode:
+    libvirt's name. distances: () = not stated. page_bytes: of its huge pages, None = ordinary."""
+
+    vcpus: CpuSet
+    memory_bytes: int | None
+    host_nodes: CpuSet | None
+    mode: str | None = None
+    distances: tuple[int, ...] = ()
+    page_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VmFacts:
+    """What a file says. None and () = not stated.
+
+    vcpu_pins: by vCPU. topology: sockets, dies, cores, threads. cells: a VM without cells whose
+    memory is bound has one without vCPUs. devices: host functions in the file's order, each with
+    its guest cell, None where it has none. initiators: the cells of a GPU's own memory.
+    """
+
+    vcpus: int | None
+    memory_bytes: int | None
+    page_bytes: int | None = None
+    topology: tuple[int, int, int, int] | None = None
+    cells: tuple[CellFact, ...] = ()
+    vcpu_pins: tuple[CpuSet | None, ...] = ()
+    emulator_pus: CpuSet | None = None
+    iothread_pus: tuple[CpuSet, ...] = ()
+    devices: tuple[tuple[Bdf, int | None], ...] = ()
+    initiators: tuple[tuple[Bdf, CpuSet], ...] = ()
+    has_iommu: bool = False
+    hole_bytes: int | None = None
 
 
 class Target(Protocol):

@@ -14,10 +14,11 @@ from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlanFinding
-from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.target import (
+    CellFact,
     Feature,
     Rendering,
+    VmFacts,
     indirect,
     lost,
     native,

@@ -7,12 +7,13 @@ from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlannedCell
 from homenode.targets import incus
-from homenode.targets.facts import CellFact, VmFacts
 from homenode.targets.script import pins_in
 from homenode.targets.target import (
     FEATURE_WORDS,
+    CellFact,
     Feature,
     Level,
+    VmFacts,
     features_of,
     target_named,
 )

@@ -182,3 +182,16 @@ def test_what_is_assumed_of_a_described_host_is_said_with_its_pictures(document:
     assert part.host.assumed == load_host("h200-xeon8558").assumed != ()
     assert "Assumed: " in report_html(document)
     assert "Assumed, no source" in part.host.maps[0].svg
+
+
+def test_the_chain_from_printed_collectives_to_a_cause_names_each_ground(
+    document: Document,
+) -> None:
+    grounds = [one.ground for one in document.chain]
+    assert grounds[-1] == "unknown" and grounds.count("reasoned") == 2
+    assert grounds.index("published") < grounds.index("reasoned") < grounds.index("arithmetic")
+    h200 = [one.statement for one in document.chain if one.statement.startswith("H200")]
+    assert "0.47 x pin" in h200[0]
+    assert "= 120 GB/s" in h200[1] and "140 GB/s" in h200[1]
+    assert "homenode trial VM --tests collectives" in document.chain[-1].method
+    assert 'id="collectives"' in report_html(document)

@@ -14,6 +14,7 @@ from homenode.metrics import METRICS, Metric
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.report.page.across import LinkSpeedRow, across_pictures, link_speed_rows
+from homenode.report.page.collectives import ChainLink, collective_chain
 from homenode.report.page.detail_pictures import (
     device_pictures,
     fairness_picture,
@@ -97,7 +98,8 @@ class MachinePart:
 class Document:
     """A report. made: when and by what. hatches: patterns that its topology pictures share.
 
-    objectives: (name, the metrics that decide), the columns of the decisions. sources, field: what
+    chain: from figures of collectives to a cause. objectives: (name, the metrics that decide), the
+    columns of the decisions. sources, field: what
     publications say of no machine, and figures that decide nothing. skipped: folders that were
     left out, with the reason.
     """
@@ -107,6 +109,7 @@ class Document:
     runs: int
     objectives: tuple[tuple[str, str], ...]
     across: tuple[Picture, ...]
+    chain: tuple[ChainLink, ...]
     link_speeds: tuple[LinkSpeedRow, ...]
     sources: tuple[SourcePart, ...]
     field: tuple[tuple[FieldReport, str], ...]
@@ -148,6 +151,7 @@ def document_of(
         sum(len(machine.runs) for machine in machines),
         tuple((str(one), titles_of(one)) for one in Objective),
         tuple(across_pictures(machines)),
+        collective_chain(machines),
         link_speed_rows(machines, anchors),
         tuple(source_parts(publications, published)) if published else (),
         field_reports(publications) if published else (),

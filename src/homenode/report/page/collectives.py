@@ -1,0 +1,130 @@
+"""Collectives: the chain from printed figures to a cause, each link with its ground.
+
+What was printed, what NCCL's own code computes (reasoned: nobody measured it), what memory allows,
+what speaks against it, and the command that settles it. No claim is worded as more than its ground.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from homenode.analyse.collective_causes import diagnose
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.report.page.machine import Machine
+
+_COLLECTIVE, _STREAM = "allreduce-busbw-peak", "memory-bandwidth"
+_FLAT, _CELLS = "pin", "pin-numa"
+_METHOD = (
+    "NCCL 2.30.7's own code (xml, topo, paths, search) without CUDA, over the guest's tree; "
+    "homenode nccl-topo --explain computes nodes, paths, threads and buffers of any guest"
+)
+COMMAND = "homenode trial VM --tests collectives --bare --in-place"
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """ground: published, reasoned, arithmetic or unknown. method: how it is known."""
+
+    ground: str
+    statement: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Figures:
+    """Of one machine, in bytes/s. nodes: of its host."""
+
+    name: str
+    is_published: bool
+    gpus: int | None
+    nodes: int | None
+    flat: float
+    cells: float
+    stream: float | None
+
+
+def collective_chain(machines: Sequence[Machine]) -> tuple[ChainLink, ...]:
+    """What the experiment found on these machines, then the chain of what is known besides.
+
+    () where no machine has all-reduces of a pinned guest with cells and of one without.
+    """
+    figures = [one for machine in machines if (one := _figures(machine)) is not None]
+    chain = tuple(_links(figures)) if figures else ()
+    return (*_found(machines), *chain)
+
+
+def _found(machines: Sequence[Machine]) -> Iterator[ChainLink]:
+    for machine in machines:
+        found = diagnose(machine.chosen)
+        if found is not None:
+            level = EvidenceLevel.PROVISIONAL if found.provisional else EvidenceLevel.MEASURED
+            yield ChainLink(
+                str(level), f"{machine.name}: {found.cause}", f"the experiment: {found.because}"
+            )
+
+
+def _figures(machine: Machine) -> _Figures | None:
+    flat, cells = (_value(machine, layout, _COLLECTIVE) for layout in (_FLAT, _CELLS))
+    if flat is None or cells is None:
+        return None
+    return _Figures(
+        machine.name,
+        machine.is_published,
+        None if machine.published is None else machine.published.gpus,
+        None if machine.host is None else sum(bool(node.pus) for node in machine.host.nodes),
+        flat,
+        cells,
+        _value(machine, _CELLS, _STREAM),
+    )
+
+
+def _value(machine: Machine, layout: str, metric: str) -> float | None:
+    for one in machine.chosen:
+        if one.switches.name != layout:
+            continue
+        for key, series in machine.series[one.label].items():
+            if key.metric == metric and key.variant is None and key.size_bytes is None:
+                return series.value
+    return None
+
+
+def _links(figures: Sequence[_Figures]) -> Iterator[ChainLink]:
+    for one in figures:
+        yield ChainLink(
+            str(EvidenceLevel.PUBLISHED if one.is_published else EvidenceLevel.MEASURED),
+            f"{one.name}: {_CELLS} {one.cells / 1e9:.1f} GB/s, {one.cells / one.flat:.2f} x "
+            f"{_FLAT}. Guests with cells, whose GPUs have no node as far as the document shows",
+            "all-reduce, peak bus bandwidth" + (", one run each" if one.is_published else ""),
+        )
+    reasoned = str(EvidenceLevel.REASONED)
+    yield ChainLink(
+        reasoned,
+        "NCCL's graph is the same in default, pin and pin-numa: it cannot explain the difference. "
+        "Without a node for the GPUs NCCL binds no thread, and with a process for each GPU all "
+        "buffers may be in node 0",
+        _METHOD,
+    )
+    yield ChainLink(
+        reasoned,
+        "on pin-numa the NCCL file alone gives the graph and the threads of pin-numa-pci: either "
+        "should repair it. pin-numa-pci may still lose to pin: NCCL then opens fewer channels",
+        _METHOD,
+    )
+    for one in figures:
+        if one.gpus is None or one.stream is None or (one.nodes or 0) < 2:
+            continue
+        traffic = 2 * one.gpus * one.cells
+        share = one.stream / (one.nodes or 1)
+        yield ChainLink(
+            "arithmetic",
+            f"{one.name}: 2 x {one.gpus} GPUs x {one.cells / 1e9:.1f} GB/s = {traffic / 1e9:.0f} "
+            f"GB/s of memory traffic; one of {one.nodes} nodes has about {share / 1e9:.0f} GB/s of "
+            "STREAM",
+            "each rank's buffer is written once and read once; nodes as the machine is described",
+        )
+    yield ChainLink(
+        "unknown",
+        "whether that is the cause. Against it: rings of flat guests carry more than STREAM shows "
+        "there, and one flat guest was as slow. Nobody has measured cells with the GPUs' places",
+        "it would be settled by pin-numa with and without the file, with and without a binding to "
+        f"the first node, with one process and several: {COMMAND}",
+    )

@@ -475,7 +475,7 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
     asked = replace(asked, placing=replace(asked.placing, page_bytes=None, memory_bytes=300 << 30))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
-    assert [one.unplannable for one in found.fitted] == [False, True, True]
+    assert [one.tuning is None for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]
     assert not any(line.startswith(("define", "start")) for line in daemon.commands())
 

@@ -41,7 +41,7 @@ def test_a_device_that_another_vm_has_stops_every_layout() -> None:
     other = RunningDomain("other", True, (None,), None, (), 1 << 30, False, (), None, (gpu,))
     in_use = replace(there, domains=(other,))
     found = fit(original, NAME, options, LAYOUTS, in_use)
-    assert all("device-in-use" in one.against[0] or one.unplannable for one in found)
+    assert all("device-in-use" in one.against[0] or one.tuning is None for one in found)
     assert all(one.against for one in found)
     # Its own devices are not in its way.
     mine = replace(there, domains=(replace(other, name=NAME),))

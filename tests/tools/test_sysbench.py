@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import ParseError
-from homenode.tools.sysbench import cpu_argv, memory_argv, parse
+from homenode.tools.sysbench import parse
 from tests.mutations import MUTATIONS, survives
 from tests.shared_data import needs_shared, shared
 
@@ -111,7 +111,6 @@ def test_the_memory_test_says_what_it_measured() -> None:
     assert (memory.block_bytes, memory.operation) == (1024, "write")
     # The defaults: all threads write one buffer that the first-level cache holds.
     assert memory.shares_one_buffer
-    assert not memory_argv(4, 1 << 20, 8 << 30).count("--memory-scope=global")
 
 
 def test_what_a_shell_or_a_warning_puts_before_the_version_is_skipped() -> None:
@@ -154,10 +153,6 @@ def test_published_outputs_are_read() -> None:
     memory = parse(shared("samples/sysbench_memory.txt").read_text()).memory
     assert memory is not None
     assert memory.bytes_per_s == pytest.approx(13496.07 * 2**20)
-
-
-def test_commands_are_argument_lists() -> None:
-    assert cpu_argv(56, 30) == ("sysbench", "cpu", "--threads=56", "--time=30", "run")
 
 
 @pytest.mark.parametrize("text", [CPU, MEMORY])

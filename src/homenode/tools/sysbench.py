@@ -99,24 +99,6 @@ class SysbenchRun:
     gaps: tuple[Gap, ...]
 
 
-def cpu_argv(threads: int, seconds: int) -> tuple[str, ...]:
-    """The command of the cpu test, with sysbench's own prime limit (10,000)."""
-    return ("sysbench", "cpu", f"--threads={threads}", f"--time={seconds}", "run")
-
-
-def memory_argv(threads: int, block_bytes: int, total_bytes: int) -> tuple[str, ...]:
-    """The command of the memory test, each thread with a buffer of its own."""
-    return (
-        "sysbench",
-        "memory",
-        f"--threads={threads}",
-        f"--memory-block-size={block_bytes}",
-        f"--memory-total-size={total_bytes}",
-        "--memory-scope=local",
-        "run",
-    )
-
-
 def parse(text: str) -> SysbenchRun:
     """The one run of an output. Raises ParseError, also for one that was cut short."""
     return _Reader().read(text)

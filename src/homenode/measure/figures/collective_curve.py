@@ -11,16 +11,11 @@ from homenode.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCurve:
-    """peak_size_bytes: where the peak is. half_peak_bytes: the first size with half of it.
-
-    smallest_ns: time of the smallest message, None where the sweep has none. flat_from_bytes: where
-    a plateau begins that begins too early, None where none does.
-    """
+    """half_peak_bytes: the first size with half of the peak. flat_from_bytes: where a plateau
+    begins that begins too early, None where none does."""
 
     peak_bytes_per_s: float
-    peak_size_bytes: int
     half_peak_bytes: int
-    smallest_ns: float | None
     flat_from_bytes: int | None
 
 
@@ -29,11 +24,9 @@ def curve_of(run: NcclTests) -> CollectiveCurve | None:
     points = _points(run.rows)
     if not points:
         return None
-    peak_size, peak = max(points, key=lambda point: (point[1], -point[0]))
+    peak = max(rate for _, rate in points)
     half = next(size for size, rate in points if rate >= peak / 2)
-    small = min((row for row in run.rows if row.size_bytes > 0), key=lambda row: row.size_bytes)
-    smallest = min(half.time_ns for half in small.halves())
-    return CollectiveCurve(peak, peak_size, half, smallest or None, flat_from(points, peak))
+    return CollectiveCurve(peak, half, flat_from(points, peak))
 
 
 def flat_curve(run: NcclTests, subject: str) -> Finding | None:

@@ -34,18 +34,12 @@ _LEFT_BY_SYSTEM = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A layout planned. tuning: None where no placement fits. against: why it cannot be booted.
-
-    unplannable: against is the planner's answer.
-    """
+    """A layout planned. tuning: None where no placement fits. against: why it cannot be booted, the
+    planner's answer where there is no tuning."""
 
     layout: str
     tuning: Tuning | None
     against: tuple[str, ...]
-
-    @property
-    def unplannable(self) -> bool:
-        return self.tuning is None
 
 
 def fit(

@@ -110,7 +110,7 @@ def answering(
     timeout_s: float,
     on_wait: Callable[[float, float], None] = lambda waited_s, timeout_s: None,
 ) -> Machine:
-    """The guest, as soon as it answers. on_wait: called between two tries (waited_s, timeout_s).
+    """The guest, as soon as it answers. on_wait: called after a try in vain (waited_s, timeout_s).
 
     Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
     and InputError at once where there is no way to it at all.
@@ -126,11 +126,11 @@ def answering(
             why = error
         if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
             raise ToolError(f"the guest ended before it answered: {why.message}", hint=why.hint)
+        on_wait(time.monotonic() - started, timeout_s)
         if time.monotonic() > deadline:
             raise ToolTimeoutError(
                 f"the guest did not answer within {timeout_s:g} s: {why.message}", hint=why.hint
             )
-        on_wait(time.monotonic() - started, timeout_s)
         time.sleep(_BETWEEN_S)
 
 

@@ -7,6 +7,7 @@ said to be, with noise of a boot and of a sample that only depend on the boot's 
 import json
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from homenode.description.parse import parse_description
@@ -192,11 +193,10 @@ def trial_of(
 ) -> Trial:
     """Ready to run, or to go on."""
     found = reopen(head, journal)
+    found = replace(found, config=replace(found.config, emulated=False))
     said = [] if stated is None else stated
     return Trial(
-        virsh=Virsh(URI), head=head, journal=journal, root=root, layouts=found.layouts,
-        measuring=found.begun.measuring, reach=reach, host_kind=found.begun.host_kind,
-        copy=found.copy, versions=found.begun.versions, emulated=False,
+        virsh=Virsh(URI), begun=found, journal=journal, root=root, reach=reach,
         on_step=lambda step, left: None, on_progress=lambda progress: None,
         on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
         notify=said.append,

@@ -81,7 +81,7 @@ def runs_of(head: Head, journal: JournalFile) -> list[Run]:
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     steps = sorted(steps_of(head), key=lambda step: (order[step.layout], step.round))
     return [
-        read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].entry.run}")))
+        read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].run}")))
         for step in steps
         if step.number in state.measured
     ]
@@ -91,7 +91,7 @@ def conclusion(head: Head, journal: JournalFile) -> Conclusion:
     words = ("--policy", "spread")
     runs = runs_of(head, journal)
     machine = facts_of_runs("the host", runs, publications())
-    plan_words = reopen(head, journal).begun.plan_words
+    plan_words = reopen(head, journal).config.plan_words
     return conclude(runs, head.argument, URI, words, publications(), machine, plan_words)
 
 
@@ -186,7 +186,7 @@ def test_a_guest_that_is_not_as_planned_is_told_and_not_measured(
     assert outcome_code(state) == 1
     by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what is What.MISMATCHED
-    assert any("guest-nodes" in line for line in by_layout["pin-numa"].entry.findings)
+    assert any("guest-nodes" in line for line in by_layout["pin-numa"].findings)
     assert by_layout["pin"].what is What.MEASURED
     assert any("not as planned" in line for line in stated)
     assert daemon.definition() == ORIGINAL
@@ -198,8 +198,8 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     state = journal.known().state
     by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin"].what is What.FAILED
-    assert "Permission denied" in by_layout["pin"].entry.detail
-    assert "key" in by_layout["pin"].entry.detail
+    assert "Permission denied" in by_layout["pin"].detail
+    assert "key" in by_layout["pin"].detail
     assert [by_layout[one].what for one in ("default", "pin-numa")] == [What.MEASURED] * 2
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
@@ -219,7 +219,7 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     state = journal.known().state
     by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
     assert by_layout["pin-numa"].what is What.REFUSED
-    assert "expected libvirt to keep" in by_layout["pin-numa"].entry.detail
+    assert "expected libvirt to keep" in by_layout["pin-numa"].detail
     assert by_layout["default"].what is What.MEASURED
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
@@ -230,7 +230,7 @@ def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> N
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.known().state
     assert {one.what for one in state.outcomes.values()} == {What.FAILED}
-    assert all("huge pages" in one.entry.detail for one in state.outcomes.values())
+    assert all("huge pages" in one.detail for one in state.outcomes.values())
     assert daemon.definition() == ORIGINAL
 
 
@@ -246,7 +246,7 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
     head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
     (outcome,) = journal.known().state.outcomes.values()
     assert outcome.what is What.FAILED
-    assert "every test failed" in outcome.entry.detail
+    assert "every test failed" in outcome.detail
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
     with journal.locked() as lock:
         run_trial(trial, lock)
@@ -271,8 +271,8 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
     state = journal.known().state
     (outcome,) = state.outcomes.values()
     assert outcome.what is What.INCOMPLETE
-    assert outcome.entry.samples
-    assert any("stream" in one for one in outcome.entry.findings)
+    assert outcome.samples
+    assert any("stream" in one for one in outcome.findings)
     assert outcome_code(state) == 1
     assert not state.measured
     assert state.with_figures == {0}
@@ -506,7 +506,8 @@ def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
     with journal.locked() as lock:
-        run_trial(replace(trial, emulated=True), lock)
+        config = replace(trial.begun.config, emulated=True)
+        run_trial(replace(trial, begun=replace(trial.begun, config=config)), lock)
     found = conclusion(head, journal)
     assert found.emulated
     assert found.verdicts.verdicts == ()

@@ -179,12 +179,13 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
         def undefine(self, uuid: str) -> None:
             """The stand-in has one domain, which is both here."""
 
-    trial = replace(trial, head=head, virsh=Kept(URI))
+    begun_as_copy = replace(trial.begun, head=head, copy=None)
+    trial = replace(trial, begun=begun_as_copy, virsh=Kept(URI))
     with journal.locked() as lock:
-        run_trial(replace(trial, copy=None), lock)
+        run_trial(trial, lock)
     (outcome,) = journal.known().state.outcomes.values()
     assert outcome.what is What.FAILED
-    assert "lie over its own" in outcome.entry.detail
+    assert "lie over its own" in outcome.detail
     assert daemon.get("id") == "5"
 
 
@@ -206,7 +207,7 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
     head, journal = run_one(tmp_path / "state", tmp_path / "results", Restarting(daemon, EQUAL))
     (outcome,) = journal.known().state.outcomes.values()
     assert outcome.what is What.FAILED
-    assert "stay in its boot" in outcome.entry.detail
+    assert "stay in its boot" in outcome.detail
     assert list((journal.folder / "set-aside").iterdir())
     assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))
     with journal.locked() as lock:

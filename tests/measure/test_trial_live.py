@@ -91,7 +91,7 @@ def test_three_layouts_in_two_boots_come_to_their_report(
     assert {run.head.origin for run in runs} == {Origin.EMULATED}
     assert len({run.head.boots for run in runs}) == 6, "each boot has an identity of its own"
     for step in steps_of(known.head):
-        name = known.state.outcomes[step.number].entry.run
+        name = known.state.outcomes[step.number].run
         (folder,) = (tmp_path / "results").glob(f"*/{name}")
         (capture,) = folder.glob("host*")
         guest = load_host(str(capture))

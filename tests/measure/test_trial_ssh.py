@@ -47,11 +47,12 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
         assert known_hosts.exists()
         wrong = replace(reaching, key=str(tmp_path / "other_key"))
         with journal.locked() as lock:
+            hurried = replace(trial.begun.config, measuring=replace(trial.measuring, answer_s=0.1))
             run_trial(
                 replace(
                     trial,
                     reach=GuestReach(Virsh(URI), wrong, known_hosts, b""),
-                    measuring=replace(trial.measuring, answer_s=0.1),
+                    begun=replace(trial.begun, config=hurried),
                 ),
                 lock,
             )

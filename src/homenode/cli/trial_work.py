@@ -94,7 +94,7 @@ def resume_trial(
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.locked() as lock:
         _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching, None)
-    kept = reopen(head, journal).begun.report
+    kept = reopen(head, journal).config.report
     _conclude(head, journal, report or (None if kept is None else Path(kept)), None)
 
 
@@ -151,24 +151,18 @@ def _run(
 ) -> None:
     """host: that the guests run on; None: this machine, where it is needed."""
     begun = with_access(reopen(head, journal), reaching)
-    reach = GuestReach(virsh, begun.begun.reaching, journal.folder / "known_hosts", probe)
+    reach = GuestReach(virsh, begun.config.reaching, journal.folder / "known_hosts", probe)
     trial = Trial(
         virsh=virsh,
-        head=head,
+        begun=begun,
         journal=journal,
         root=default_root(),
-        layouts=begun.layouts,
-        measuring=begun.begun.measuring,
         reach=reach,
-        host_kind=begun.begun.host_kind,
-        copy=begun.copy,
-        versions=begun.begun.versions,
-        emulated=begun.begun.emulated,
         on_step=_say_step,
         on_progress=_say_progress,
         on_wait=_Waiting(),
         notify=note,
-        host=_host_of_guests(begun.begun.measuring, host),
+        host=_host_of_guests(begun.config.measuring, host),
     )
     with interruptible():
         try:
@@ -202,7 +196,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     console().print(outcomes_text(known.state, steps_of(head)))
     runs, folders = _runs(head, journal)
     if runs:
-        begun = reopen(head, journal).begun
+        begun = reopen(head, journal).config
         from homenode.sources import load_host
 
         machine = facts_of_measured(runs, load_host(host), publications())
@@ -251,8 +245,8 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     runs, folders = [], []
     for step in sorted(steps_of(head), key=lambda step: (order[step.layout], step.round)):
         outcome = state.outcomes.get(step.number)
-        if step.number in state.with_figures and outcome is not None and outcome.entry.run:
-            for folder in sorted(Path(head.results).glob(f"*/{outcome.entry.run}")):
+        if step.number in state.with_figures and outcome is not None and outcome.run:
+            for folder in sorted(Path(head.results).glob(f"*/{outcome.run}")):
                 runs.append(read_run(folder))
                 folders.append(str(folder))
     return runs, folders

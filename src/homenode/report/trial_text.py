@@ -189,18 +189,17 @@ def outcomes_text(state: State, steps: Sequence[TrialStep]) -> RenderableType:
     for heading in ("boot", "layout", "came to", "detail"):
         table.add_column(heading, overflow="fold")
     for step in steps:
-        outcome = state.outcomes.get(step.number)
-        if outcome is None:
+        entry = state.outcomes.get(step.number)
+        if entry is None:
             table.add_row(str(step.number + 1), step.layout, "to be done", "")
             continue
-        entry = outcome.entry
         detail = "; ".join(entry.findings) or entry.detail
         if entry.samples is not None:
             detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
         table.add_row(
             str(step.number + 1),
             step.layout,
-            Text(_WORDS[outcome.what], style=_STYLES[outcome.what]),
+            Text(_WORDS[entry.what], style=_STYLES[entry.what]),
             Text(printable(detail)),
         )
     return AsciiWhereNeeded(table)

@@ -108,24 +108,16 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a step last. what: MEASURED, INCOMPLETE (a test failed in every round),
-    MISMATCHED, REFUSED or FAILED."""
-
-    what: What
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
 class State:
-    """How a trial stands. outcomes: by the step's number.
+    """How a trial stands. outcomes: the last entry that says what came of a step, by its number:
+    MEASURED, INCOMPLETE (a test failed in every round), MISMATCHED, REFUSED or FAILED.
 
     applied: the domain may have a layout's definition. running: the step whose guest may be
     running, and what is known of it; host_boot: of the host that it runs in. copied: the copy may
     be there. ended: nothing is left to undo or to do.
     """
 
-    outcomes: dict[int, Outcome]
+    outcomes: dict[int, Entry]
     applied: bool
     running: int | None
     run_id: int | None
@@ -161,13 +153,13 @@ def state_of(entries: Iterable[Entry]) -> State:
     >>> now.applied, now.running, now.to_undo
     (True, None, True)
     """
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, Entry] = {}
     applied = copied = ended = False
     running = run_id = boot = host_boot = None
     for entry in entries:
         what = entry.what
         if what in _OUTCOMES and entry.number is not None:
-            outcomes[entry.number] = Outcome(what, entry)
+            outcomes[entry.number] = entry
         if what is What.STARTING:
             running, run_id, boot, host_boot = entry.number, None, None, entry.host_boot
         elif what is What.STARTED:

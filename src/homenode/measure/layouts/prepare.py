@@ -16,7 +16,7 @@ from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import Head, JournalFile, Known, known_trials, names_of
 from homenode.measure.layouts.rollback import ORIGINAL
-from homenode.measure.layouts.runner import Tuned, is_emulated
+from homenode.measure.layouts.runner import Reopened, Tuned, is_emulated
 from homenode.measure.layouts.trial_config import (
     Measuring,
     TrialConfig,
@@ -155,19 +155,9 @@ def prepare(checked: Preflight, journal: JournalFile) -> None:
     journal.begin(checked.head)
 
 
-@dataclass(frozen=True, slots=True)
-class Reopened:
-    """A trial that was begun, as it was. copy: None in place."""
-
-    head: Head
-    begun: TrialConfig
-    layouts: dict[str, Tuned]
-    copy: Prepared | None
-
-
 def reopen(head: Head, journal: JournalFile) -> Reopened:
     """What `begin` kept. Raises InputError or HostError where it is not there any more."""
-    begun = decode_config(journal.kept(_BEGUN), str(journal.folder / _BEGUN))
+    config = decode_config(journal.kept(_BEGUN), str(journal.folder / _BEGUN))
     layouts = {
         layout: Tuned(
             read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),
@@ -177,15 +167,15 @@ def reopen(head: Head, journal: JournalFile) -> Reopened:
     }
     copy = None
     if head.copy is not None:
-        copy = Prepared(head.copy, journal.kept(_COPY), begun.disks, begun.nvram)
-    return Reopened(head, begun, layouts, copy)
+        copy = Prepared(head.copy, journal.kept(_COPY), config.disks, config.nvram)
+    return Reopened(head, config, layouts, copy)
 
 
 def with_access(reopened: Reopened, given: GuestAccess | None) -> Reopened:
     """The same, reached otherwise: the key was wrong, say."""
     if given is None:
         return reopened
-    return replace(reopened, begun=replace(reopened.begun, reaching=given))
+    return replace(reopened, config=replace(reopened.config, reaching=given))
 
 
 def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:

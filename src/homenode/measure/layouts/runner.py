@@ -36,6 +36,7 @@ from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, 
 from homenode.measure.layouts.trial_config import (
     BARE,
     Measuring,
+    TrialConfig,
     TrialStep,
     bare_orders,
     guest_orders,
@@ -47,7 +48,6 @@ from homenode.measure.orders import BenchOptions, Progress
 from homenode.measure.runner import run_bench
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
-from homenode.results.model import Condition
 from homenode.results.store import read_run
 from homenode.topology import Host
 from homenode.wording import command_line
@@ -64,32 +64,46 @@ class Tuned:
 
 
 @dataclass(frozen=True, slots=True)
+class Reopened:
+    """A trial that was begun, as it was. copy: what is to be made first, None in place."""
+
+    head: Head
+    config: TrialConfig
+    layouts: Mapping[str, Tuned]
+    copy: Prepared | None
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """What every step needs.
 
-    root: of the state folder. layouts: by name. copy: what is to be made first, None in place.
-    versions: of libvirt, QEMU and machine type. on_step: called with each step before it begins;
-    on_wait: while a guest boots, with the seconds since its start and those that it may take;
-    notify: gets a line about everything that is worth one. host: that the guests run on, for their
-    NCCL files.
+    root: of the state folder. on_step: called with each step before it begins; on_wait: while a
+    guest boots, with the seconds since its start and those that it may take; notify: gets a line
+    about everything that is worth one. host: that the guests run on, for their NCCL files.
     """
 
     virsh: Virsh
-    head: Head
+    begun: Reopened
     journal: JournalFile
     root: Path
-    layouts: Mapping[str, Tuned]
-    measuring: Measuring
     reach: Reach
-    host_kind: str | None
-    copy: Prepared | None
-    versions: tuple[Condition, ...]
-    emulated: bool
     on_step: Callable[[TrialStep, int], None]
     on_progress: Callable[[Progress], None]
     on_wait: Callable[[float, float], None]
     notify: Callable[[str], None]
     host: Host | None = None
+
+    @property
+    def head(self) -> Head:
+        return self.begun.head
+
+    @property
+    def layouts(self) -> Mapping[str, Tuned]:
+        return self.begun.layouts
+
+    @property
+    def measuring(self) -> Measuring:
+        return self.begun.config.measuring
 
     @property
     def steps(self) -> tuple[TrialStep, ...]:
@@ -118,8 +132,8 @@ def run_trial(trial: Trial, lock: int) -> None:
         _rollback(trial)
         _refuse_edited(trial)
     try:
-        if trial.copy is not None and not trial.journal.known().state.copied:
-            _copy(trial, trial.copy)
+        if trial.begun.copy is not None and not trial.journal.known().state.copied:
+            _copy(trial, trial.begun.copy)
         numbers = left_of([step.number for step in trial.steps], trial.journal.known().state)
         for step in _first(trial.steps, alive):
             if step.number in numbers:
@@ -329,16 +343,13 @@ def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: Be
 def _orders(trial: Trial, step: TrialStep, name: str, machine: Machine) -> BenchOptions:
     tuned = trial.layouts[step.layout]
     return guest_orders(
-        _with_topology(trial, tuned.plan, machine),
+        replace(trial.begun.config, measuring=_with_topology(trial, tuned.plan, machine)),
         step,
         name,
         tuned.plan,
         tuned.document,
         trial=trial.head.id,
         boot=boot_of(machine),
-        host_kind=trial.host_kind,
-        versions=trial.versions,
-        emulated=trial.emulated,
     )
 
 
@@ -369,7 +380,7 @@ def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
     pinning = [
         one.plan for one in trial.layouts.values() if one.plan.layout.pinning is not Pinning.NONE
     ]
-    return bare_orders(trial.measuring, step, name, pinning[0], trial.host_kind, trial.head.id)
+    return bare_orders(trial.begun.config, step, name, pinning[0], trial.head.id)
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:
@@ -384,7 +395,13 @@ def _stop(trial: Trial, machine: Machine | None) -> None:
     noted(trial.journal, trial.notify, What.STOPPING, state.running)
     how = _retry(
         trial,
-        lambda: stop(trial.virsh, trial.head.uuid, machine, trial.measuring.stop_s, state.run_id),
+        lambda: stop(
+            trial.virsh,
+            trial.head.uuid,
+            machine,
+            trial.measuring.stop_s,
+            state.run_id,
+        ),
     )
     noted(trial.journal, trial.notify, What.STOPPED, state.running, how)
 

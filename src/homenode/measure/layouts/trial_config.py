@@ -142,7 +142,7 @@ def run_name(trial: str, step: TrialStep) -> str:
 
 
 def guest_orders(
-    measuring: Measuring,
+    config: TrialConfig,
     step: TrialStep,
     name: str,
     plan: Plan,
@@ -150,11 +150,9 @@ def guest_orders(
     *,
     trial: str,
     boot: str,
-    host_kind: str | None,
-    versions: tuple[Condition, ...],
-    emulated: bool,
 ) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
+    measuring = config.measuring
     return BenchOptions(
         name=name,
         suite=measuring.suite,
@@ -164,21 +162,22 @@ def guest_orders(
         vantage=Vantage.GUEST,
         plan=plan,
         domain_xml=document,
-        versions=versions,
+        versions=config.versions,
         boot=boot,
         app=measuring.app,
         host=plan.host_fingerprint,
-        host_kind=host_kind,
-        emulated=emulated,
+        host_kind=config.host_kind,
+        emulated=config.emulated,
         experiment=trial,
         block=step.round,
     )
 
 
 def bare_orders(
-    measuring: Measuring, step: TrialStep, name: str, plan: Plan, kind: str | None, trial: str
+    config: TrialConfig, step: TrialStep, name: str, plan: Plan, trial: str
 ) -> BenchOptions:
     """The same suite on the host, on the PUs and nodes of a plan that pins."""
+    measuring = config.measuring
     pus = CpuSet.union(plan.vcpu_pins)
     return BenchOptions(
         name=name,
@@ -191,7 +190,7 @@ def bare_orders(
         pus=pus,
         nodes=tuple(int(node) for node in plan.nodes) or None,
         host=plan.host_fingerprint,
-        host_kind=kind,
+        host_kind=config.host_kind,
         experiment=trial,
         block=step.round,
     )

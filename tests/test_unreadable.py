@@ -67,6 +67,8 @@ def _assert_refused(ended: "subprocess.CompletedProcess[str]", path: Path) -> No
         "compare DARK/a DARK/b",
         "recommend DARK",
         "import DARK",
+        "watch --host x86-1p1n4c4t --expect DARK/site.toml",
+        "watch --host x86-1p1n4c4t --state DARK",
         "verify DARK/vm.xml",
         "restore DARK/vm.xml",
     ],

@@ -1,7 +1,10 @@
 """Watching: each thing that drifts is one alert, which goes away when it is undone."""
 
+import os
 import random
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,6 +25,7 @@ from homenode.watch.metrics import metrics
 from homenode.watch.observation import Look, look
 from homenode.watch.state import KIND, WatchState, changes
 from tests.doctor.test_cli import run
+from tests.test_unreadable import ROOT_IGNORES_MODES
 
 ROOT = Path(__file__).parents[2]
 HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
@@ -190,3 +194,38 @@ def test_metrics_have_help_type_and_escaped_labels() -> None:
     named = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     used = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
     assert used == named
+
+
+@pytest.mark.root
+def test_a_run_without_privileges_and_tools_says_what_it_could_not_read(tmp_path: Path) -> None:
+    """As in a container: no libvirt, files of others closed, metrics into a folder of others."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make namespaces")
+    metrics_folder = tmp_path / "metrics"
+    metrics_folder.mkdir(mode=0o500)
+    hidden = 'mount -t tmpfs none /run/libvirt 2>/dev/null || true; exec "$@"'
+    argv = [
+        *("unshare", "--mount", "--propagation", "private", "sh", "-ec", hidden, "sh"),
+        *ROOT_IGNORES_MODES,
+        sys.executable,
+        "-m",
+        "homenode.cli.main",
+        "watch",
+        "--state",
+        str(tmp_path / "state"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr
+    unread = [line for line in done.stdout.splitlines() if line.startswith("not read: ")]
+    assert any(line.startswith("not read: running VMs: ") for line in unread)
+    assert any(line.startswith("not read: what was certified: ") for line in unread)
+    textfile = metrics_folder / "homenode.prom"
+    again = subprocess.run(
+        [*argv, "--textfile", str(textfile)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 3
+    assert again.stderr.startswith(f"homenode: {textfile}: expected a file to write metrics to")
+    assert "not read: running VMs" not in again.stdout, "known from the run before"

@@ -1,6 +1,8 @@
 """homenode watch: one look at this host and its VMs, for a timer. [I/O]"""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +10,7 @@ import typer
 
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import note, print_json, read_file, say
-from homenode.errors import InputError
+from homenode.errors import InputError, of_os
 
 if TYPE_CHECKING:
     from homenode.doctor.expectation import Expectation
@@ -78,18 +80,28 @@ def watch(
         now = replace(now, not_read=(*now.not_read, gap))
         textfile = None
     text = encode(KIND, now)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / _STATE, text.encode(), synced=False)
-    if textfile is not None:
-        content = metrics(now, seen.host, seen.cpu_s).encode()
-        replace_file(textfile, content, _READABLE, synced=False)
     if json:
         print_json(text)
     else:
         _say(changes(before, now), now)
+    if folder is not None:
+        with _named(folder, "a folder for the last look", "another folder: --state DIR"):
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / _STATE, text.encode(), synced=False)
+    if textfile is not None:
+        content = metrics(now, seen.host, seen.cpu_s).encode()
+        with _named(textfile, "a file to write metrics to"):
+            replace_file(textfile, content, _READABLE, synced=False)
     if now.alerts:
         raise SystemExit(1)
+
+
+@contextmanager
+def _named(path: Path, expected: str, hint: str | None = None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise of_os(error, str(path), expected, hint) from None
 
 
 def _snapshot(host: str | None) -> "Snapshot":

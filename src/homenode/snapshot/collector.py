@@ -4,16 +4,17 @@ It runs on a host where nothing of ours is installed, with sh of busybox or dash
 nothing there. What it prints:
 
     homenode-collector 1          the first line of ours; a login banner may stand before it
-    F sys/devices/.../online      a file, then its lines, each after a space
+    F proc/device-tree/model      a file, then its lines, each after a space
      0-3
-    G sys/devices/.../cpu*/size   many files: lines "path:line", as grep prints them
+    G sys/.../online sys/.../*/x  many files: lines "path:line", as grep prints them
     H sys/bus/.../config          a binary file, then its bytes in hexadecimal
     D sys/bus/.../infiniband/x    a folder
     L                             then lines of "ls -l" that give links, each after a space
     C lspci                       a tool's output, each line after a space, then its exit status
     Z                             the end; without it the transfer was cut short
 
-One program reads many files: starting one for each would take a minute on a host of 1024 PUs. The
+One program reads many files: starting one for each would take a minute on a host of 1024 PUs, and
+in an emulated guest it takes longer than to boot. The
 shell's own read will not do: dash and busybox read byte by byte, and /proc/sys and the bitmaps of
 /sys/devices/system/cpu end after the first byte then (seen on Linux 6.18).
 """
@@ -42,9 +43,9 @@ _SAFE_GLOB = re.compile(r"/[A-Za-z0-9_./*\[\]-]+\Z", re.ASCII)
 _LISTED_LINK = re.compile(r"^ l\S* .*? (sys/\S+) -> (\S+)$", re.ASCII)
 _STATUS = re.compile(r"\nS (\d+)\Z")
 
-# A glob that matches nothing stays as it is written, and is refused by -r, -d and -e; no program is
-# started for it, which is a second in an emulated guest. With /dev/null grep gives the path also
-# where there is but one.
+# A glob that matches nothing stays as it is written, and is refused by -r, -d and -e. xargs starts
+# as many programs as the system's limit for arguments asks for. With /dev/null grep gives the path
+# also where there is but one.
 _FUNCTIONS = r"""
 LC_ALL=C; export LC_ALL
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; export PATH
@@ -61,14 +62,15 @@ b() {
   od -An -v -tx1 -N256 "$1" </dev/null
 }
 g() {
-  [ $# -gt 1 ] || [ -e "$1" ] || return 0
-  grep '' "$@" /dev/null </dev/null
+  printf 'G %s\n' "$1"
+  for p in $1; do [ ! -e "$p" ] || echo "$p"; done | xargs grep '' /dev/null
 }
 d() { [ ! -d "$1" ] || printf 'D %s\n' "$1"; }
 t() {
   s=$1; shift
   if [ -n "$T" ]; then timeout "$s" "$@"; else "$@"; fi
 }
+command -v xargs >/dev/null || xargs() { while read -r p; do "$@" "$p"; done; }
 T=
 timeout 5 true </dev/null && T=1
 """
@@ -78,10 +80,14 @@ def collector_script(root: str = "/") -> str:
     """The script. root: where the host's /sys and /proc lie (a chroot, a mounted tree)."""
     lines = [_FUNCTIONS, f"cd {quote(root)} || exit 3", f"echo '{_START}'"]
     lines += [f"f {_relative(path)}" for path in (*IDENTITY_PATHS, *SERIAL_PATHS)]
+    together = [_relative(rule.glob) for rule in PATHS if _is_text(rule)]
+    lines.append(f"g '{' '.join(together)}'")
     links: list[str] = []
     for rule in PATHS:
         if rule.kind is Kind.LINK:
             links.append(_relative(rule.glob))
+        elif _is_text(rule):
+            continue
         elif rule.unless is None:
             lines += _reading_lines(rule)
         else:
@@ -150,6 +156,11 @@ def _relative(glob: str) -> str:
     return glob.lstrip("/")
 
 
+def _is_text(rule: PathRule) -> bool:
+    """Whether grep can read it with others. The device tree's texts end in a zero byte."""
+    return rule.kind is Kind.FILE and rule.unless is None and "device-tree" not in rule.glob
+
+
 def _reading_lines(rule: PathRule) -> Iterator[str]:
     glob = _relative(rule.glob)
     if rule.kind is Kind.FOLDER:
@@ -159,8 +170,7 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
         yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
     elif _is_pattern(glob):
-        yield f"echo 'G {glob}'"
-        yield f"g {glob}"
+        yield f"g '{glob}'"
     else:
         yield f"f {glob}"
 
@@ -220,13 +230,18 @@ def _text(body: Sequence[str]) -> str:
     return "\n".join(line[1:] for line in body)
 
 
-def _many(glob: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _many(globs: str, body: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(path, text) of lines "path:line". A path may hold colons: 0000:3b:00.0/class:0x030200."""
-    parts = (_part_pattern(part) for part in glob.split("/"))
-    pattern = re.compile(rf"({'/'.join(parts)}):(.*)", re.DOTALL)
+    patterns = ["/".join(map(_part_pattern, glob.split("/"))) for glob in globs.split(" ")]
+    each = [re.compile(rf"({pattern}):(.*)", re.DOTALL) for pattern in patterns]
+    any_ = re.compile("|".join(f"({pattern}):" for pattern in patterns))
     texts: dict[str, list[str]] = {}
+    now = each[0]  # lines of one glob follow each other
     for line in body:
-        found = pattern.fullmatch(line)
+        found = now.fullmatch(line)
+        if found is None and (first := any_.match(line)) is not None and first.lastindex:
+            now = each[first.lastindex - 1]
+            found = now.fullmatch(line)
         if found is not None:
             texts.setdefault(f"/{found[1]}", []).append(found[2])
     for path, of_path in texts.items():

@@ -100,7 +100,7 @@ esac
 class StandIn:
     """One stand-in and its only domain. Put `bin` first on PATH."""
 
-    def __init__(self, folder: Path, name: str, definition: bytes) -> None:
+    def __init__(self, folder: Path, name: str, definition: bytes, uuid: str = UUID) -> None:
         self.bin = folder / "bin"
         self.state = folder / "state"
         (self.state / "snapshots").mkdir(parents=True)
@@ -108,7 +108,7 @@ class StandIn:
         self.bin.mkdir()
         script = self.bin / "virsh"
         script.write_text(
-            _SCRIPT.replace("@STATE@", shlex.quote(str(self.state))).replace("@UUID@", UUID)
+            _SCRIPT.replace("@STATE@", shlex.quote(str(self.state))).replace("@UUID@", uuid)
         )
         script.chmod(0o755)
         self.put("name", name)

@@ -15,6 +15,7 @@ from homenode.domain.iommufd import (
     iommufd_missing,
     needs_iommufd,
 )
+from homenode.domain.kept import read_kept
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
@@ -138,9 +139,10 @@ def _tuned(
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
     known = document_findings(before, after, made, source)
+    kept = read_kept(open_domain(after, source))
     return Tuning(
         before,
-        made,
+        replace(made, kept=kept),
         after,
         (*(f"warning: {one}" for one in broken_before), *map(_sentence, known), *notes),
     )

@@ -5,6 +5,7 @@ And the same edits between two calls of a run that is not killed.
 
 import contextlib
 import itertools
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,16 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from homenode.apply.definition import apply_definition, preview_restore, restore_definition
+from homenode.apply.definition import (
+    apply_definition,
+    forget_original,
+    preview_restore,
+    restore_definition,
+)
 from homenode.apply.store import DomainStore
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import InputError
 from homenode.hypervisor.virsh import Virsh
 from tests.apply.test_killed import in_child
 from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.verify_documents import PLAIN
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 TITLE = b"<title>mine</title>"
+EARLIER = b"<description>earlier</description>"
 Work = Callable[[Path], object]
 
 
@@ -35,12 +43,25 @@ def restore(root: Path, *, keep_edits: bool = False) -> None:
     restore_definition(Virsh(URI), NAME, root, keep_edits=keep_edits)
 
 
+def forget(root: Path) -> None:
+    forget_original(Virsh(URI), NAME, root)
+
+
+def restore_edited(root: Path) -> None:
+    restore(root, keep_edits=True)
+
+
 WORK: dict[str, tuple[str | None, Work]] = {
     "apply": (None, partial(apply, layout="pin-numa")),
     "apply over another": ("pin-numa", partial(apply, layout="pin")),
     "restore": ("pin-numa", restore),
+    "restore keeping edits": ("pin-numa, edited", restore_edited),
+    "forget": ("pin-numa, edited", forget),
 }
 """By name: the layout that is there before, and what is killed."""
+
+CHANGES = {"define"}
+"""Calls that change a definition: a kill after any other is one before the next."""
 
 AFTERWARDS: tuple[tuple[Work, ...], ...] = (
     (restore,),
@@ -62,8 +83,11 @@ class Start:
     def __init__(self, daemon: StandIn, root: Path, layout: str | None) -> None:
         self.daemon, self.root, self._kept = daemon, root, root.with_name("kept")
         root.mkdir()
-        if layout is not None:
-            apply(root, layout)
+        name, _, is_edited = (layout or "").partition(", ")
+        if name:
+            apply(root, name)
+        if is_edited:
+            daemon.put_definition(daemon.definition().replace(b"</name>", b"</name>" + EARLIER))
         shutil.copytree(root, self._kept)
         self._definition = daemon.definition()
 
@@ -84,20 +108,27 @@ def moments(calls: list[str]) -> Iterator[tuple[int, str]]:
     """Before each call, and after the one that changes something."""
     for number, command in enumerate(calls, start=1):
         yield number, "kill-before"
-        if command == "define":
+        if command in CHANGES:
             yield number, "kill-after"
 
 
 def goes_on(daemon: StandIn, root: Path, works: tuple[Work, ...]) -> list[str]:
     """Runs each to its end; gives what was refused."""
     refused = []
+    has_earlier = EARLIER in daemon.definition()
     for work in works:
         try:
             work(root)
         except InputError as error:
             refused.append(str(error))
         assert TITLE in daemon.definition(), f"lost by {work} without a word"
+        assert EARLIER in daemon.definition() or not has_earlier, f"lost by {work}"
     return refused
+
+
+def with_devices(definition: bytes) -> bytes:
+    devices = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
+    return definition.replace(b"</devices>", devices + b"</devices>")
 
 
 def with_title(definition: bytes) -> bytes:
@@ -111,7 +142,7 @@ def test_no_edit_after_a_kill_at_any_call_is_lost(
     before, work = WORK[name]
     start = Start(daemon, tmp_path / "state", before)
     calls = start.calls_of(work)
-    assert calls.count("define") == 1
+    assert CHANGES & set(calls) or name == "forget"
     afterwards = itertools.cycle(AFTERWARDS)
     for number, when in moments(calls):
         start.again()
@@ -163,4 +194,75 @@ def test_an_edit_between_two_calls_is_lost_only_where_libvirt_cannot_be_asked(
             goes_on(daemon, start.root, (restore,))
         else:
             lost.append(command)
-    assert lost == ["define"], "it replaces whatever is there"
+    defines = ["define"] if name != "forget" else []
+    assert lost == defines, "it replaces whatever is there"
+
+
+def conflicts(daemon: StandIn, root: Path, before: bytes, after: bytes) -> str:
+    """What restore says with --keep-edits to an edit; nothing is changed then."""
+    edited = re.sub(before, after, daemon.definition(), count=1, flags=re.DOTALL)
+    assert edited != daemon.definition()
+    daemon.put_definition(edited)
+    with pytest.raises(InputError) as caught:
+        restore(root, keep_edits=True)
+    assert daemon.definition() == edited
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place"),
+    [
+        (rb"vcpupin vcpu='1' cpuset='[^']*'", b"vcpupin vcpu='1' cpuset='9'", "vcpupin[1]/@cpuset"),
+        (rb"busNr='[0-9]*'", b"busNr='77'", "busNr"),
+        (rb"(memnode cellid='1'.*?nodeset=')[^']*", rb"\g<1>7", "memnode[1]/@nodeset"),
+    ],
+)
+def test_an_edit_of_what_the_layout_set_is_a_conflict_by_name(
+    daemon: StandIn, tmp_path: Path, before: bytes, after: bytes, place: str
+) -> None:
+    daemon.put_definition(with_devices(daemon.definition()))
+    apply(tmp_path, "pin-numa-pci")
+    assert place in conflicts(daemon, tmp_path, before, after)
+
+
+def test_a_device_that_was_removed_stays_removed(daemon: StandIn, tmp_path: Path) -> None:
+    daemon.put_definition(with_devices(daemon.definition()))
+    original = daemon.definition()
+    apply(tmp_path, "pin-numa-pci")
+    without = rb"\s*<hostdev.*?</hostdev>"
+    daemon.put_definition(re.sub(without, b"", daemon.definition(), count=1, flags=re.DOTALL))
+    with pytest.raises(InputError, match="edited since"):
+        restore(tmp_path)
+    restore(tmp_path, keep_edits=True)
+    wanted = re.sub(without, b"", original, count=1, flags=re.DOTALL)
+    assert same_definition(daemon.definition(), wanted)
+
+
+def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Path) -> None:
+    apply(tmp_path, "pin-numa")
+    daemon.put("name", "renamed")
+    daemon.put_definition(
+        daemon.definition().replace(NAME.encode() + b"</name>", b"renamed</name>")
+    )
+    virsh = Virsh(URI)
+    with pytest.raises(InputError, match="edited since"):
+        restore_definition(virsh, "renamed", tmp_path)
+    restore_definition(virsh, "renamed", tmp_path, keep_edits=True)
+    wanted = ORIGINAL.replace(NAME.encode() + b"</name>", b"renamed</name>")
+    assert same_definition(daemon.definition(), wanted)
+
+
+def test_another_domain_of_the_same_name_gets_no_original(
+    daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undefined and defined again: libvirt gave it another UUID."""
+    apply(tmp_path / "state", "pin-numa")
+    uuid = UUID.replace("6e1f", "0000")
+    edited = daemon.definition().replace(UUID.encode(), uuid.encode())
+    other = StandIn(tmp_path / "other", NAME, edited, uuid)
+    monkeypatch.setenv("PATH", f"{other.bin}:/usr/bin:/bin")
+    for keep_edits in (False, True):
+        with pytest.raises(InputError, match="expected a saved original") as caught:
+            restore(tmp_path / "state", keep_edits=keep_edits)
+        assert "another UUID" in (caught.value.hint or "")
+    assert other.definition() == edited

@@ -1,6 +1,7 @@
 """What a layout put into a document comes out of it again, and later edits stay."""
 
 import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -8,11 +9,14 @@ from hypothesis import strategies as st
 
 from homenode.domain.document import parse_document
 from homenode.domain.merge import Merged, take_out
+from homenode.domain.read import open_domain
 from homenode.domain.xml_equivalence import same_definition
+from homenode.errors import InputError
 from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.tuning import tune
 from tests.apply_documents import ORIGINAL, tuned
+from tests.single_edits import edits, users_vm
 from tests.verify_documents import PLAIN, small_host
 
 LAYOUTS = [name for name in PRESETS if name != "default"]
@@ -68,6 +72,36 @@ def test_a_layout_with_devices_comes_out_whole(layout: str) -> None:
     assert not done.conflicts
     wanted = plan.original.replace(b"</name>", b"</name><title>mine</title>", 1)
     assert same_definition(done.document.to_bytes(), wanted)
+
+
+def parts(document: bytes) -> Counter[str]:
+    """Each element by itself, without those in it."""
+    elements = parse_document(document, "test").root.walk()
+    return Counter(f"{e.name} {sorted(e.attributes)} {e.text.strip()}" for e in elements)
+
+
+def test_no_edit_of_a_tuned_document_is_lost_without_a_conflict() -> None:
+    """Of each element: what was changed is changed in the original, or in conflict, or refused; an
+    element that both have and that was removed is gone."""
+    tuning = users_vm("2 GPUs")
+    original, applied = parts(tuning.original), parts(tuning.document)
+    outcomes: Counter[str] = Counter()
+    for edit in [one for one in edits(tuning.document) if one.done != "moved"][::3]:
+        try:
+            open_domain(edit.document, "now")
+            done = merged(tuning.original, tuning.document, edit.document)
+        except InputError:
+            outcomes["refused"] += 1
+            continue
+        outcomes["conflict" if done.conflicts else "kept"] += 1
+        if done.conflicts:
+            continue
+        now, after = parts(edit.document), parts(done.document.to_bytes())
+        if edit.done == "changed":
+            assert not (now - applied) - (after - original), edit.said
+        elif edit.attribute is None and edit.done == "removed":
+            assert not ((applied - now) & original) - (original - after), edit.said
+    assert min(outcomes.values()) > 10 and len(outcomes) == 3, outcomes
 
 
 def test_one_layout_put_over_another_gives_the_first_documents_elements_back() -> None:

@@ -83,7 +83,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         document = open_domain(xml, "mutated")
         facts = domain_facts(document)
         findings_of(xml, host=small_host())
-        without_vcpus(expectation_of_document(facts), facts.offline_vcpus)
+        without_vcpus(expectation_of_document(facts), facts.guest.offline_vcpus)
         live_expectation_of_document(facts)
         stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
     except (InputError, HostError) as error:

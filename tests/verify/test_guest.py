@@ -174,7 +174,7 @@ def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
         "<vcpu id='2' enabled='yes'/><vcpu id='3' enabled='no'/></vcpus><cputune>"
     )
     facts = facts_of((">4</vcpu>", " current='2'>4</vcpu>"), ("<cputune>", states))
-    assert facts.offline_vcpus == CpuSet((1, 3))
+    assert facts.guest.offline_vcpus == CpuSet((1, 3))
     expected = expectation_of_document(facts)
     view = view_of_guest(expected, guest_host(cores=1), None, facts)
     assert not view.findings, view.findings
@@ -200,7 +200,7 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
     small = guest_host(memory="700MiB")
     current = "</memory>\n  <currentMemory unit='MiB'>1500</currentMemory>"
     facts = facts_of(("</memory>", current))
-    assert facts.ballooned_bytes == (4096 - 1500) * MIB
+    assert facts.guest.ballooned_bytes == (4096 - 1500) * MIB
     assert not view_of_guest(expectation_of_document(facts), small, None, facts).findings
 
 

@@ -71,7 +71,7 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<numatune>"
     )  # fmt: skip
     facts = domain_facts(open_domain(one_by_one, "vm.xml"))
-    assert facts.offline_vcpus == pus("0")
+    assert facts.guest.offline_vcpus == pus("0")
 
 
 def test_vcpus_that_are_offline_by_the_document_are_not_missing(tree: ProcTree) -> None:

@@ -178,12 +178,9 @@ def preview_restore(virsh: Virsh, name: str, root: Path, *, keep_edits: bool = F
     store = DomainStore(root, virsh.connect, state.uuid)
     record = store.record()
     if record is None:
-        elsewhere = other_daemons(root, virsh.connect, state.uuid)
         raise InputError(
             f"{state.name}: expected a saved original in {store.folder}, found none",
-            hint=f"it was applied with --connect {elsewhere[0]}"
-            if elsewhere
-            else "only what this user's `homenode apply` defined on this machine can be restored",
+            hint=_where_else(virsh, state, root),
         )
     found = Restorable(state, virsh.definition(state.uuid), store.document(record.original), record)
     if not found.changed:
@@ -196,6 +193,20 @@ def preview_restore(virsh: Virsh, name: str, root: Path, *, keep_edits: bool = F
     if found.changed:
         _refuse(_obstacles(virsh, state, found.original, restoring=True))
     return found
+
+
+def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
+    """Where an original may be that is not found under the domain's UUID."""
+    elsewhere = other_daemons(root, virsh.connect, state.uuid)
+    if elsewhere:
+        return f"it was applied with --connect {elsewhere[0]}"
+    saved = saved_originals(root, virsh.connect, state.name)
+    if saved:
+        return (
+            f"homenode applied to a domain of this name with another UUID, whose original is "
+            f"{saved[0]}: compare it with virsh dumpxml --inactive {state.uuid}"
+        )
+    return "only what this user's `homenode apply` defined on this machine can be restored"
 
 
 def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError:

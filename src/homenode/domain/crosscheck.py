@@ -79,6 +79,19 @@ def _threads(document: Document) -> Iterator[Broken]:
                 expected=f"one of {list(threads)}",
                 observed=str(number),
             )
+    devices = document.root.child("devices")
+    for element in () if devices is None else devices.children:
+        driver = element.child("driver")
+        given = None if driver is None else driver.get("iothread")
+        if driver is not None and given is not None:
+            number = decimal(document, driver, given, "an IOThread")
+            if number not in threads:
+                yield Broken(
+                    id="iothread-of-none",
+                    subject=f"<{element.tag}><driver iothread>",
+                    expected=f"one of {list(threads)}",
+                    observed=given,
+                )
     topology = document.root.at("cpu", "topology")
     if topology is not None:
         sockets, dies, cores, per_core = read_topology(document, topology)

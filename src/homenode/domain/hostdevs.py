@@ -70,6 +70,7 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
                 address=guest_address(document, element),
                 alias=None if alias is None else alias.get("name"),
                 is_interface=is_interface,
+                is_managed=is_interface or element.get("managed") == "yes",
             )
         )
     return tuple(hostdevs)

@@ -29,6 +29,14 @@ def read_memory(document: Document) -> int:
     return size
 
 
+def read_current_memory(document: Document) -> int:
+    """<currentMemory> in bytes, <memory> where it is not there. Raises ParseError, InputError."""
+    current = document.root.child("currentMemory")
+    if current is None:
+        return read_memory(document)
+    return size_bytes(document, current, current.text, current.get("unit"))
+
+
 def memory_devices(document: Document) -> tuple[Element, ...]:
     """The <memory model=...> devices."""
     devices = document.root.child("devices")

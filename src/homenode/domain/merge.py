@@ -186,9 +186,21 @@ def _same(one: Element | None, other: Element | None) -> bool:
 def _is_the_layouts(put: Element, here: Element) -> bool:
     """Whether an element that the layout added is there as it was added. libvirt writes defaults
     into a new controller."""
-    if put.name != "controller":
-        return _same(put, here)
-    return all(put.get(name) == here.get(name) for name in ("type", "index", "model"))
+    return _has_all(put, here) if put.name == "controller" else _same(put, here)
+
+
+def _has_all(put: Element, here: Element) -> bool:
+    """Whether all of one element is in another, which may have attributes and kinds of children of
+    its own."""
+    return (
+        dict(put.attributes).items() <= dict(here.attributes).items()
+        and put.text.strip() == here.text.strip()
+        and all(
+            len(here.all(name)) == len(put.all(name))
+            and all(map(_has_all, put.all(name), here.all(name)))
+            for name in {child.name for child in put.children}
+        )
+    )
 
 
 def _keyed(element: Element | None) -> dict[_Key, Element]:

@@ -14,13 +14,14 @@ from homenode.domain.hostdevs import read_hostdevs, read_mediated
 from homenode.domain.memory import (
     memory_device_bytes,
     memory_devices,
+    read_current_memory,
     read_memory,
     read_memory_devices,
 )
 from homenode.domain.memory_backing import read_page_bytes
 from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding, read_bound_nodes, read_memnodes
-from homenode.domain.vcpu import read_vcpus
+from homenode.domain.vcpu import read_offline_vcpus, read_vcpus
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
 from homenode.plan.guest import Guest
@@ -126,6 +127,7 @@ def guest_of(document: Document) -> Guest:
     """The guest of a domain document that is open already. Raises as read_guest."""
     root = document.root
     vcpus, online = read_vcpus(document)
+    offline = read_offline_vcpus(document)
     dimm_bytes = memory_device_bytes(document)
     stated = read_memory(document)
     memory = stated - dimm_bytes
@@ -185,6 +187,9 @@ def guest_of(document: Document) -> Guest:
         memory_devices=read_memory_devices(document),
         mediated=read_mediated(document),
         siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
+        cpu_model=None if cpu is None else _stripped(cpu.child("model")),
+        offline_vcpus=offline,
+        ballooned_bytes=max(0, memory + dimm_bytes - read_current_memory(document)),
     )
 
 

@@ -1,8 +1,9 @@
 """vCPU count: <vcpu> and <vcpus>."""
 
+from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
 from homenode.domain.edits import Edit, apply, remove, set_attributes, set_text
-from homenode.domain.fields import decimal
+from homenode.domain.fields import decimal, needed
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 
@@ -27,6 +28,20 @@ def read_vcpus(document: Document) -> tuple[int, int]:
             f"current ones than these, found {vcpus}, current {online}"
         )
     return vcpus, online
+
+
+def read_offline_vcpus(document: Document) -> CpuSet:
+    """Those not there at the start: as <vcpus> gives them one by one, else all from the `current`
+    one on. Raises ParseError, InputError."""
+    vcpus, online = read_vcpus(document)
+    states = document.root.child("vcpus")
+    if states is None:
+        return CpuSet(range(online, vcpus))
+    stated = {
+        decimal(document, state, needed(document, state, "id"), "a vCPU"): state.get("enabled")
+        for state in states.all("vcpu")
+    }
+    return CpuSet(i for i in range(vcpus) if stated.get(i) == "no")
 
 
 def edit_vcpus(document: Document, plan: Plan) -> Document:

@@ -19,6 +19,7 @@ _TIMEOUT_S = 30.0
 _NOT_KEPT_THERE = ("alias", "alias/@name", "address/@type")
 """What the test driver drops and QEMU's keeps, or what says nothing new. Elements of other
 namespaces are the driver's own, too."""
+_OF_VIRSH = ("Failed to define domain", "failed to get domain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,9 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
         script = f"define --file {path}; dumpxml --inactive --security-info --domain {_NAME}"
         done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S)
     if done.returncode:
-        return Parsed(" ".join(done.stderr.removeprefix("error: ").split())[:400], ())
+        said = (line.removeprefix("error: ").strip() for line in done.stderr.splitlines())
+        why = (line for line in said if line and not line.startswith(_OF_VIRSH))
+        return Parsed(" ".join(why)[:400] or "no reason given", ())
     printed = parse_document(done.stdout.encode(), "libvirt's document")
     kept = set(_names(printed.root))
     lost = (name for name in _names(document.root) if name not in kept)

@@ -35,13 +35,15 @@ class GuestPciController:
 @dataclass(frozen=True, slots=True)
 class GuestHostdev:
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'> (is_interface). uuid: the mediated device on that function."""
+    <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
+    is_managed: libvirt binds it to VFIO at the start."""
 
     source: Bdf
     address: GuestAddress | None
     alias: str | None = None
     is_interface: bool = False
     uuid: str | None = None
+    is_managed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,9 @@ class Guest:
     those of <memnode>; None where the document binds nothing so.
     mediated: mediated devices; plan/gpu_parts.py says which function of the host each is on.
     siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
+    cpu_model: the name in <cpu><model>, or None. offline_vcpus: not there at the start.
+    ballooned_bytes: what the guest may have given back by the balloon: <memory> less
+    <currentMemory>.
     """
 
     name: str
@@ -123,6 +128,9 @@ class Guest:
     bound_nodes: CpuSet | None = None
     memory_devices: tuple[GuestMemoryDevice, ...] = ()
     mediated: tuple[GuestMediated, ...] = ()
+    cpu_model: str | None = None
+    offline_vcpus: CpuSet = CpuSet()
+    ballooned_bytes: int = 0
 
     @property
     def memory_device_bytes(self) -> int:

@@ -184,6 +184,25 @@ class PlanFinding:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptSettings:
+    """What a plan leaves as the document has it, and relies on.
+
+    machine: as written; None = the default. firmware: "efi" or "bios". cpu_mode, cpu_model: None =
+    not named. offline_vcpus: not there at the start. ballooned_bytes: <memory> less
+    <currentMemory>. settings: a line for each other element that layouts share their sections with.
+    """
+
+    domain_type: str
+    machine: str | None
+    firmware: str
+    cpu_mode: str | None
+    cpu_model: str | None
+    offline_vcpus: CpuSet
+    ballooned_bytes: int
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The placement of one VM; the value that every later step reads."""
 
@@ -246,6 +265,8 @@ class Plan:
     """Of the document's memory devices, in addition to memory_bytes."""
     mediated_removed: tuple[str, ...] = ()
     """UUIDs of the document's mediated devices that others replace."""
+    kept: KeptSettings | None = None
+    """None in plans of earlier versions, and where there is no document."""
 
 
 def is_critical(plan: Plan) -> bool:

@@ -13,7 +13,6 @@ from homenode.domain.memory_backing import page_bytes
 from homenode.domain.metadata import LayoutRecord, read_record
 from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.domain.read import guest_of
-from homenode.domain.vcpu import read_vcpus
 from homenode.plan.guest import Guest
 
 _FROM_HOST_MEMORY = ("dimm", "virtio-mem")
@@ -64,9 +63,7 @@ class DomainFacts:
     vcpu_pins: by vCPU, None where it floats. iothread_pins: (IOThread, PUs), ascending.
     binding: mode and nodes of <numatune><memory>. page_bytes: of a flat guest, as CellFacts has it.
     hard_limit_bytes: of <memtune>. record: of the layout that homenode put on it.
-    memory_devices: those that take memory of the host. offline_vcpus: not there at the start.
-    ballooned_bytes: what the guest may have given back by the balloon: <memory> less
-    <currentMemory>.
+    memory_devices: those that take memory of the host.
     """
 
     guest: Guest
@@ -80,8 +77,6 @@ class DomainFacts:
     hard_limit_bytes: int | None
     record: LayoutRecord | None
     memory_devices: tuple[MemoryDeviceFacts, ...] = ()
-    offline_vcpus: CpuSet = CpuSet()
-    ballooned_bytes: int = 0
     has_acpi: bool = True
 
     @property
@@ -117,30 +112,8 @@ def domain_facts(document: Document) -> DomainFacts:
         else size_bytes(document, limit, limit.text, limit.get("unit")),
         record=read_record(document),
         memory_devices=_memory_devices(document, guest),
-        offline_vcpus=_offline_vcpus(document, guest),
-        ballooned_bytes=_ballooned_bytes(document, guest),
         has_acpi=has_acpi(document),
     )
-
-
-def _ballooned_bytes(document: Document, guest: Guest) -> int:
-    current = document.root.child("currentMemory")
-    if current is None:
-        return 0
-    size = size_bytes(document, current, current.text, current.get("unit"))
-    return max(0, guest.memory_bytes + guest.memory_device_bytes - size)
-
-
-def _offline_vcpus(document: Document, guest: Guest) -> CpuSet:
-    """As <vcpus> gives them one by one, else all from the `current` one on."""
-    states = document.root.child("vcpus")
-    if states is None:
-        return CpuSet(range(read_vcpus(document)[1], guest.vcpus))
-    stated = {
-        decimal(document, state, needed(document, state, "id"), "a vCPU"): state.get("enabled")
-        for state in states.all("vcpu")
-    }
-    return CpuSet(i for i in range(guest.vcpus) if stated.get(i) == "no")
 
 
 def _memory_devices(document: Document, guest: Guest) -> tuple[MemoryDeviceFacts, ...]:

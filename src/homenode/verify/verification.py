@@ -89,9 +89,12 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     guests: list[Host] = []
     if document is not None:
         errors, gap = validate(document.to_bytes())
-        parsed = parsed_by_libvirt(document) if errors else None
         answer = verify_document(
-            document, plan=plan, host=host, schema_errors=errors, parsed=parsed
+            document,
+            plan=plan,
+            host=host,
+            schema_errors=errors,
+            parsed=parsed_by_libvirt(document),
         )
         found += answer.findings
         checked += answer.checked

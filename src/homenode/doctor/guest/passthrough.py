@@ -6,17 +6,14 @@ verify/document/devices.py finds groups with host drivers in them; here is what 
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
-from homenode.domain.document import Document, Element
-from homenode.domain.fields import host_address
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
-from homenode.plan.gpu_parts import parts_at
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
 
-def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
-    """No IOMMU, devices that no one gives to VFIO, and companions of the same IOMMU group."""
+def passthrough_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """No IOMMU, and companions of the same IOMMU group."""
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
@@ -33,39 +30,7 @@ def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> 
             "ls /sys/class/iommu",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
-    vgpus = {
-        d.bdf for d in devices if any(part.profile for part in parts_at(host.device_at, d.bdf))
-    }
-    yield from _unmanaged(document, {d.bdf: d for d in devices if d.bdf not in vgpus})
     yield from _companions(facts, host, devices, passed)
-
-
-def _unmanaged(document: Document, devices: dict[Bdf, PciDevice]) -> Iterator[Finding]:
-    for element in _hostdevs(document):
-        source = element.at("source", "address")
-        if source is None or element.get("managed") in ("yes", None) or element.name != "hostdev":
-            continue  # an interface from a pool is managed by libvirt
-        device = devices.get(host_address(document, source))
-        if device is None or device.driver is None or "vfio" in device.driver:
-            continue
-        yield Finding(
-            id="not-bound-to-vfio",
-            severity=Severity.CRITICAL,
-            subject=str(device.bdf),
-            expected="driver vfio-pci, because managed='no' leaves that to you",
-            observed=f"driver {device.driver}",
-            cost="the start fails",
-            fix=f"managed='yes', or virsh nodedev-detach "
-            f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}",
-            source=document.source,
-        )
-
-
-def _hostdevs(document: Document) -> Iterator[Element]:
-    devices = document.root.child("devices")
-    for element in () if devices is None else devices.children:
-        if element.name == "hostdev" and element.get("type") == "pci":
-            yield element
 
 
 def _companions(

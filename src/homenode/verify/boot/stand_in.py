@@ -161,7 +161,7 @@ def stand_in_of(
         devices,
         (),
         facts.has_acpi,
-        facts.offline_vcpus,
+        facts.guest.offline_vcpus,
         _switches(document),
         _is_shared(document),
         _iommu(document) if direct else None,

@@ -18,6 +18,7 @@ _SHOWN = 6
 def as_planned(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
     """A finding for each thing that differs, pins of many vCPUs in one."""
     yield from _counts(facts, plan)
+    yield from _kept(facts, plan)
     yield from _pins(facts, plan)
     yield from _cells(facts, plan)
     yield from _binding(facts, plan)
@@ -63,16 +64,6 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         yield differs(
             "pages", "<hugepages>", _size(plan.page_bytes), _size(guest.page_bytes), facts.source
         )
-    window = None if plan.aperture is None else plan.aperture.firmware_mmio64_mib
-    if window is not None and guest.firmware in (None, "bios"):
-        yield differs(
-            "firmware",
-            "<os>",
-            f"UEFI, whose window is {window} MiB",
-            guest.firmware or "none",
-            facts.source,
-            cost="the disk may not boot, and BARs are placed otherwise",
-        )
     found_topology = guest.cpu_topology
     if plan.topology is not None and found_topology != tuple(plan.topology):
         yield differs(
@@ -83,6 +74,90 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
             facts.source,
             cost="the guest's scheduler takes siblings for cores, or cores for siblings",
         )
+
+
+def _kept(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+    """What the plan left as the document had it, and relies on."""
+    guest, kept = facts.guest, plan.kept
+    if kept is None:
+        return
+    if guest.domain_type != kept.domain_type:
+        yield differs(
+            "domain-type",
+            "<domain>",
+            f"type {kept.domain_type}",
+            f"type {guest.domain_type}",
+            facts.source,
+            cost="another accelerator: the guest's CPUs are emulated, or missing",
+        )
+    if not _same_machine(kept.machine, guest.machine):
+        yield differs(
+            "machine",
+            "<os><type>",
+            kept.machine or "the default machine",
+            guest.machine or "the default machine",
+            facts.source,
+            cost="the guest has another chipset, and may not boot",
+        )
+    firmware = "bios" if guest.firmware in (None, "bios") else "efi"
+    if firmware != kept.firmware:
+        yield differs(
+            "firmware",
+            "<os>",
+            kept.firmware,
+            firmware,
+            facts.source,
+            cost="the disk may not boot, and BARs are placed otherwise",
+        )
+    # A document without a model gets the default one's name from libvirt.
+    if kept.cpu_mode is not None and (
+        (guest.cpu_mode, guest.cpu_model) != (kept.cpu_mode, kept.cpu_model)
+    ):
+        yield differs(
+            "cpu",
+            "<cpu>",
+            _cpu(kept.cpu_mode, kept.cpu_model),
+            _cpu(guest.cpu_mode, guest.cpu_model),
+            facts.source,
+            cost="other models give no siblings on AMD, and 40 address bits, which lose GPUs with "
+            "large BARs",
+        )
+    if guest.offline_vcpus != kept.offline_vcpus:
+        yield differs(
+            "vcpus-online",
+            "<vcpu>",
+            _offline(kept.offline_vcpus),
+            _offline(guest.offline_vcpus),
+            facts.source,
+        )
+    if guest.ballooned_bytes != kept.ballooned_bytes:
+        yield differs(
+            "current-memory",
+            "<currentMemory>",
+            f"{format_bytes(kept.ballooned_bytes)} in the balloon",
+            f"{format_bytes(guest.ballooned_bytes)} in the balloon",
+            facts.source,
+            cost="the guest gives memory back from whichever cell, and may end without any",
+        )
+
+
+def _same_machine(planned: str | None, found: str | None) -> bool:
+    """libvirt writes the newest version in the place of a name without one."""
+    kinds = [
+        next((k for k in ("q35", "virt") if k in (one or "")), "pc") for one in (planned, found)
+    ]
+    versioned = all(
+        any(c.isdigit() for c in (one or "").replace("q35", "")) for one in (planned, found)
+    )
+    return planned == found or (kinds[0] == kinds[1] and not versioned)
+
+
+def _cpu(mode: str | None, model: str | None) -> str:
+    return " ".join(filter(None, (mode, model))) or "the default model"
+
+
+def _offline(vcpus: CpuSet) -> str:
+    return f"{vcpus_text(vcpus)} offline" if vcpus else "every vCPU there at the start"
 
 
 def _size(size: int | None) -> str:

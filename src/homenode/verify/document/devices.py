@@ -7,7 +7,7 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
-from homenode.plan.gpu_parts import with_mediated
+from homenode.plan.gpu_parts import parts_at, with_mediated
 from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
@@ -99,6 +99,7 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             continue
         yield from _in_use(facts, host, hostdev.uuid or hostdev.source)
         if hostdev.uuid is None:
+            yield from _unmanaged(facts, host, hostdev, device)
             yield from _group(facts, host, device, passed)
         yield from _place(facts, hostdev, device.node)
 
@@ -117,6 +118,25 @@ def _in_use(facts: DomainFacts, host: Host, held: Bdf | str) -> Iterator[Finding
                 fix="stop that domain, or choose another device",
                 source=facts.source,
             )
+
+
+def _unmanaged(
+    facts: DomainFacts, host: Host, hostdev: GuestHostdev, device: PciDevice
+) -> Iterator[Finding]:
+    is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
+    if hostdev.is_managed or is_vgpu or "vfio" in (device.driver or ""):
+        return
+    node = f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}"
+    yield Finding(
+        id="not-bound-to-vfio",
+        severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
+        subject=str(device.bdf),
+        expected="driver vfio-pci, because without managed='yes' that is left to you",
+        observed=f"driver {device.driver}" if device.driver else "no driver that is known",
+        cost="the start fails",
+        fix=f"managed='yes', or virsh nodedev-detach {node}",
+        source=facts.source,
+    )
 
 
 def _group(

@@ -79,7 +79,7 @@ def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
     are not there are named by themselves."""
     online = sum(pu.online for pu in host.pus)
-    started = facts.guest.vcpus - len(facts.offline_vcpus)
+    started = facts.guest.vcpus - len(facts.guest.offline_vcpus)
     if 0 < online < started:
         yield Finding(
             id="vcpus-above-pus",

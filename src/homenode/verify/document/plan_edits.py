@@ -12,6 +12,7 @@ from homenode.domain.controllers import edit_controllers
 from homenode.domain.cpu import edit_cpu
 from homenode.domain.document import Document, Element
 from homenode.domain.iommu import edit_iommu
+from homenode.domain.kept import read_kept
 from homenode.domain.metadata import edit_metadata
 from homenode.domain.rewrite import STEPS
 from homenode.errors import InputError
@@ -40,6 +41,7 @@ NOT_IN_THE_DOCUMENT = {
     "devices.group": "the addresses of its functions are made from it",
     "devices.local_memory_ratio": "text for the reader",
     "controllers.existing": "of the document before the plan",
+    "mediated_removed": "of the document before the plan",
     "controllers.bus_count": "busNr and the buses below it are compared",
 }
 """Fields of a plan that no element holds, and why. Every other field has a check."""
@@ -83,11 +85,13 @@ def plan_edits(document: Document, plan: Plan, found: list[Finding]) -> Iterator
     whose elements are not named again."""
     named = {one.id.removeprefix("plan-") for one in found}
     known = {name for one in named for name in _NAMED_BY.get(one, ())}
+    reported: set[str] = set()
     for step in STEPS:
         wanted, there = _difference(document, plan, step)
         names = {name for name, _ in (*wanted, *there)}
         if names <= known:
             continue
+        reported |= names
         subject = ", ".join(f"<{name}>" for name in sorted(names - known))
         recorded = step is edit_metadata
         yield Finding(
@@ -98,6 +102,35 @@ def plan_edits(document: Document, plan: Plan, found: list[Finding]) -> Iterator
             observed=_texts(there),
             cost=_RECORD_COST if recorded else _COSTS.get(step),
             fix=_REWRITE,
+            source=document.source,
+        )
+    yield from _settings(document, plan, known | reported)
+
+
+def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Finding]:
+    """A finding for what is not as it was when the plan was made, though no layout sets it.
+
+    known: elements that other findings name.
+    """
+    if plan.kept is None:
+        return
+    if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
+        known = known | {"maxphysaddr"}  # at least those of the plan, which its step checks
+    before, now = Counter(plan.kept.settings), Counter(read_kept(document).settings)
+    gone, new = (
+        sorted(one for one in lines.elements() if one.partition(" ")[0] not in known)
+        for lines in (before - now, now - before)
+    )
+    if gone or new:
+        names = dict.fromkeys(one.partition(" ")[0] for one in (*gone, *new))
+        yield Finding(
+            id="plan-setting",
+            severity=Severity.WARNING,
+            subject=", ".join(f"<{name}>" for name in names),
+            expected=_some(gone),
+            observed=_some(new),
+            cost="the plan was made for a document without this change",
+            fix="plan again for this document, or take the change back",
             source=document.source,
         )
 
@@ -132,6 +165,9 @@ def _parts(element: Element) -> Iterator[tuple[str, str]]:
 
 
 def _texts(parts: _Parts) -> str:
-    more = len(parts) - _SHOWN
-    shown = ", ".join(text for _, text in parts[:_SHOWN])
-    return (shown + (f" and {more} more" if more > 0 else "")) or "none"
+    return _some([text for _, text in parts])
+
+
+def _some(texts: list[str]) -> str:
+    more = len(texts) - _SHOWN
+    return (", ".join(texts[:_SHOWN]) + (f" and {more} more" if more > 0 else "")) or "none"

@@ -22,6 +22,7 @@ _FATE_OF = {
     "memory-sum": "libvirt takes the sum of the cells and forgets <memory>",
     "multifunction-off": _AT_START,
     "fw-cfg-broken": _AT_START,
+    "iothread-of-none": _AT_START,
     "function-without-0": "the guest's kernel looks at function 0 first, and no further",
     "vcpu-in-no-cell": "the guest puts these vCPUs on the first cell",
 }
@@ -61,13 +62,15 @@ def schema_findings(
     errors: Sequence[SchemaError], parsed: Parsed | None, source: str
 ) -> Iterator[Finding]:
     """A finding for each departure from libvirt's own schema, the first few of them; one for all
-    where libvirt's parser, which is less strict, takes the document whole.
+    where libvirt's parser, which is less strict, takes the document whole; one for what the parser
+    refuses though the schema has nothing against it, as two disks of one name.
 
     parsed: what the parser made of it, None where it was not asked.
     """
     if not errors:
-        return
-    if parsed is None:
+        if parsed is not None and parsed.refusal is not None:
+            yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
+    elif parsed is None:
         for error in errors[:8]:
             yield _schema(
                 f"line {error.line}", error.message, "libvirt refuses or drops it", source

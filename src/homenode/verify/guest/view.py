@@ -59,10 +59,10 @@ def view_of_guest(
     come to the guest since.
     """
     observation = observation_of(guest)
-    offline = CpuSet() if facts is None else facts.offline_vcpus
+    offline = CpuSet() if facts is None else facts.guest.offline_vcpus
     if offline and len(observation.vcpus) == expected.vcpus - len(offline):
         expected = without_vcpus(expected, offline)
-    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.ballooned_bytes)
+    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.guest.ballooned_bytes)
     lines = (
         *compare(expected, observation, tolerance),
         *_huge_pages(observation),

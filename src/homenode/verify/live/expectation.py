@@ -78,7 +78,7 @@ def live_expectation_of_plan(
         )
         + (() if facts is None else _memory_devices(facts)),
         devices=tuple((device.bdf, device.host_node) for device in plan.devices),
-        offline_vcpus=CpuSet() if facts is None else facts.offline_vcpus,
+        offline_vcpus=CpuSet() if facts is None else facts.guest.offline_vcpus,
     )
 
 
@@ -97,7 +97,7 @@ def live_expectation_of_document(facts: DomainFacts) -> LiveExpectation:
         iothread_pins=facts.iothread_pins,
         cells=(cells or (whole,)) + _memory_devices(facts),
         devices=tuple((hostdev.source, None) for hostdev in facts.guest.hostdevs),
-        offline_vcpus=facts.offline_vcpus,
+        offline_vcpus=facts.guest.offline_vcpus,
     )
 
 

@@ -1,0 +1,99 @@
+"""Kept: what of a tuned document the plan leaves as it was, and relies on.
+
+libvirt prints sizes in KiB, sets in its own form, and a machine type with its version: what means
+the same reads the same here.
+"""
+
+from collections.abc import Iterator
+
+from homenode.cpuset import CpuSet
+from homenode.domain.cells import cell_elements
+from homenode.domain.document import Document, Element
+from homenode.domain.fields import size_bytes
+from homenode.domain.hostdevs import hostdev_elements, read_hostdevs
+from homenode.domain.read import guest_of
+from homenode.plan.model import KeptSettings
+
+_SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
+_PINS = ("vcpupin", "emulatorpin", "iothreadpin")
+_OF_CPU = ("feature", "maxphysaddr")
+_SETS = ("vcpus", "nodeset", "cpus")
+_SIZES = ("hard_limit", "soft_limit", "swap_hard_limit", "min_guarantee", "maxMemory")
+_VFIO = (None, "vfio")
+
+
+def read_kept(document: Document) -> KeptSettings:
+    """Those of a document. Raises ParseError or InputError."""
+    guest = guest_of(document)
+    return KeptSettings(
+        guest.domain_type,
+        guest.machine,
+        "bios" if guest.firmware in (None, "bios") else "efi",
+        guest.cpu_mode,
+        guest.cpu_model,
+        guest.offline_vcpus,
+        guest.ballooned_bytes,
+        tuple(sorted(_settings(document))),
+    )
+
+
+def _settings(document: Document) -> Iterator[str]:
+    root = document.root
+    for name in _SECTIONS:
+        section = root.child(name)
+        for element in () if section is None else section.children:
+            if element.name not in _PINS:
+                yield from _lines(document, element)
+    cpu = root.child("cpu")
+    for element in () if cpu is None else cpu.children:
+        if element.name in _OF_CPU:
+            yield from _lines(document, element)
+    for i, cell in enumerate(cell_elements(document)):
+        for name in ("memAccess", "discard"):
+            if cell.get(name) is not None:
+                yield f"cell {i} {name}={cell.get(name)}"
+    most = root.child("maxMemory")
+    if most is not None:
+        yield from _lines(document, most)
+    security = root.child("launchSecurity")
+    if security is not None:
+        yield f"launchSecurity type={security.get('type')}"
+    yield from _of_devices(document)
+
+
+def _of_devices(document: Document) -> Iterator[str]:
+    devices = document.root.child("devices")
+    for element in () if devices is None else devices.children:
+        driver = element.child("driver")
+        if element.name == "iommu":
+            yield f"iommu model={element.get('model')}"
+            if driver is not None:
+                yield from _lines(document, driver, "iommu ")
+        elif driver is not None and driver.get("iothread") is not None:
+            target = element.child("target")
+            name = None if target is None else target.get("dev")
+            yield f"{element.tag} {name or ''} iothread={driver.get('iothread')}"
+    pairs = zip(hostdev_elements(document), read_hostdevs(document), strict=True)
+    for (element, _), hostdev in pairs:
+        driver = element.child("driver")
+        yield f"hostdev {hostdev.source} managed={'yes' if hostdev.is_managed else 'no'}"
+        if driver is not None and driver.get("name") not in _VFIO:
+            yield f"hostdev {hostdev.source} driver={driver.get('name')}"
+
+
+def _lines(document: Document, element: Element, above: str = "") -> Iterator[str]:
+    """An element, and each below it, by itself."""
+    values = dict(element.attributes)
+    text = element.text.strip()
+    if element.name in _SIZES:
+        text = f"{size_bytes(document, element, element.text, values.pop('unit', None))} bytes"
+    elif element.name == "page" and values.get("size") is not None:
+        size = values.pop("size")
+        values["bytes"] = str(size_bytes(document, element, size, values.pop("unit", None)))
+    for name in _SETS:
+        if name in values:
+            values[name] = str(CpuSet.parse(values[name], document.source))
+    words = [f"{name}={value}" for name, value in sorted(values.items())]
+    yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
+    for child in element.children:
+        yield from _lines(document, child, f"{above}{element.tag} ")

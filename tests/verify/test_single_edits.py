@@ -1,0 +1,377 @@
+"""Every element of a tuned document is removed, doubled, moved and given other values. What could
+change where the VM is, what it sees, or whether it starts, is named; the rest has a reason.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import cache
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.domain.kept import read_kept
+from homenode.domain.read import open_domain
+from homenode.domain.rewrite import rewrite
+from homenode.domain.schema import validate
+from homenode.errors import InputError
+from homenode.findings import are_bad
+from homenode.plan.guest import GuestAddress
+from homenode.plan.layout import PRESETS, Siblings
+from homenode.plan.model import (
+    Aperture,
+    GuestCache,
+    KeptSettings,
+    Plan,
+    PlannedCell,
+    PlannedController,
+    PlannedDevice,
+    PortModel,
+)
+from homenode.plan.options import PlanOptions
+from homenode.plan.request import MemoryMode, Policy
+from homenode.tuning import tune
+from homenode.units import GIB, MIB
+from homenode.verify.document.plan_edits import NOT_IN_THE_DOCUMENT
+from tests.single_edits import Edit, edits, users_vm
+from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
+
+WITH_OVMF = changed(
+    PLAIN,
+    (
+        "machine='q35'>hvm</type>",
+        "machine='q35'>hvm</type><loader readonly='yes' type='pflash'>/usr/share/OVMF.fd</loader>",
+    ),
+    ("<cpu mode='host-passthrough'/>", "<cpu mode='custom'><model>EPYC</model></cpu>"),
+    ("<vcpu ", "<iothreads>1</iothreads><vcpu "),
+)
+ROOM = Aperture(2048 * GIB, 42, 2_097_152, 0, 0)
+
+
+@cache
+def with_room(layout: str) -> tuple[bytes, bytes, Plan]:
+    """(the document before, with the plan in it, the plan) of a VM that needs all an aperture."""
+    options = PlanOptions(layout=layout, policy=Policy.SPREAD)
+    plan = tune(WITH_OVMF, "vm.xml", options, small_host()).plan
+    plan = replace(plan, aperture=ROOM, cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB)
+    after = rewrite(WITH_OVMF, plan)
+    return WITH_OVMF, after, replace(plan, kept=read_kept(open_domain(after, "vm.xml")))
+
+
+USERS_OWN = {
+    "name": "a plan also serves a copy of its domain",
+    "uuid": "libvirt gives a domain without one a new one",
+    "layout": "of two records libvirt keeps the first",
+    "boot": "the order in which disks are tried",
+    "clock": "how the guest keeps time",
+    "on_poweroff": "what follows when the guest ends",
+    "on_reboot": "what follows when the guest ends",
+    "on_crash": "what follows when the guest ends",
+    "emulator": "libvirt's own QEMU, whose version is that of the host",
+    "disk": "the user's disk; which IOThread serves it is compared",
+    "interface": "the user's network",
+    "serial": "the user's console",
+    "console": "the user's console",
+    "memballoon": "how much of the memory is in the balloon is compared",
+}
+"""Elements that no layout places, with what is in them: the VM is where it was planned without."""
+
+DEFAULTS: dict[tuple[str, str | None], str] = {
+    ("currentMemory", None): "libvirt takes <memory>",
+    ("memory", "mode"): "strict is libvirt's default",
+    ("memnode", "mode"): "strict is libvirt's default",
+    ("memory", "placement"): "static is libvirt's default with a nodeset",
+    ("page", "nodeset"): "without it the page is for every cell",
+    ("type", "arch"): "libvirt takes the host's",
+    ("cpu", "mode"): "custom is libvirt's default with a model",
+    ("cpu", "check"): "what libvirt compares at the start, never what the guest gets",
+    ("cpu", "migratable"): "which features no migration takes: of no topology",
+    ("feature", "policy"): "require is libvirt's default",
+    ("topology", "threads"): "1 is libvirt's default, and where it is 2 the product differs",
+    ("cell", "id"): "libvirt numbers the cells in order",
+    ("controller", None): "libvirt makes controller 0, the machine's root bus, by itself",
+    ("controller", "index"): "libvirt gives the lowest free number, which is this one",
+    ("controller", "model"): "libvirt makes controller 0 the machine's root bus",
+    ("model", None): "libvirt's default for the controller's model",
+    ("model", "name"): "libvirt's default for the controller's model",
+    ("target", None): "chassis and port of a root port: libvirt chooses them as well",
+    ("target", "chassis"): "libvirt chooses it as well",
+    ("target", "port"): "libvirt chooses it as well",
+    ("hostdev", "mode"): "subsystem is libvirt's default",
+    ("address", "type"): "pci is what is read here",
+    ("address", "domain"): "0 is libvirt's default",
+    ("address", "bus"): "0 is libvirt's default, and others are checked by their change",
+    ("address", "slot"): "0 is libvirt's default, and others are checked by their change",
+    ("address", "function"): "0 is libvirt's default",
+}
+"""What a document need not say. Where the value is not the default its loss is named."""
+
+ANY_VALUE: dict[tuple[str, str | None], str] = {
+    ("target", "chassis"): "any number that no other port has, which the references check",
+    ("target", "port"): "any number: the guest sees the slot",
+    ("currentMemory", "text"): "libvirt takes <memory> for more than that",
+    ("pcihole64", "text"): "more space than the plan asks for",
+    ("maxphysaddr", "mode"): "the host's own bits are as many as there can be",
+    ("maxphysaddr", "bits"): "more address bits than the plan asks for",
+    ("cpu", "check"): "what libvirt compares at the start, never what the guest gets",
+    ("cpu", "migratable"): "which features no migration takes: of no topology",
+    ("type", "machine"): "the same machine, of the newest version",
+}
+
+ORDER = "libvirt reads elements by their names and numbers, whatever their order"
+
+
+def reason(edit: Edit) -> str | None:
+    """Why it need not be named; None where it must be."""
+    if edit.done == "moved":
+        return ORDER
+    own = next((USERS_OWN[name] for name in edit.path if name in USERS_OWN), None)
+    if own is not None:
+        return own
+    key = (edit.path[-1], edit.attribute)
+    return (ANY_VALUE if edit.done == "changed" else DEFAULTS).get(key)
+
+
+def is_named(document: bytes, plan: Plan) -> bool:
+    """A finding that fails the check, or a refusal of what no libvirt takes."""
+    try:
+        return are_bad(findings_of(document, plan)) or bool(validate(document)[0])
+    except InputError:
+        return True
+
+
+def unnamed(tried: list[Edit], plan: Plan) -> list[str]:
+    """Those that pass without a reason."""
+    return [e.said for e in tried if reason(e) is None and not is_named(e.document, plan)]
+
+
+def is_planned(before: bytes) -> Callable[[Edit], bool]:
+    """Whether an edit is of an element that a layout sets."""
+    there = {element.name for element in open_domain(before, "before").root.walk()}
+    return lambda edit: edit.path[-1] not in there or "devices" in edit.path
+
+
+@pytest.mark.parametrize("layout", [name for name in PRESETS if name != "default"])
+def test_no_planned_element_can_be_lost_or_changed_unseen(layout: str) -> None:
+    before, after, plan = with_room(layout)
+    assert not [one for one in findings_of(after, plan) if one.id.startswith("plan-")]
+    tried = [edit for edit in edits(after) if is_planned(before)(edit)]
+    assert len(tried) > 60
+    sample = tried if THOROUGH else tried[::4]
+    assert not unnamed(sample, plan)
+
+
+THOROUGH = "HOMENODE_FUZZ" in os.environ
+"""`make fuzz`: every edit."""
+
+
+@pytest.mark.parametrize("name", ["2 GPUs", "8 GPUs"])
+def test_every_edit_of_a_users_document_is_named_or_has_its_reason(name: str) -> None:
+    tuning = users_vm(name)
+    assert not are_bad(findings_of(tuning.document, tuning.plan))
+    tried = list(edits(tuning.document))
+    assert len(tried) > 500
+    sample = tried if THOROUGH else tried[:: len(tried) // 160]
+    assert not unnamed(sample, tuning.plan)
+
+
+def test_each_reason_is_one_of_an_edit_that_passes() -> None:
+    """A row of the tables that nothing needs would hide what it names."""
+    tuning = users_vm("2 GPUs")
+    passing = [e for e in edits(tuning.document) if reason(e) and e.done != "moved"]
+    names = {name for e in passing for name in e.path if name in USERS_OWN}
+    assert names == USERS_OWN.keys()
+    assert {e.done for e in passing} == {"removed", "doubled", "changed"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<memory unit='GiB'>4<", "<memory unit='KiB'>4194304<"),
+        ("<memory unit='GiB'>4<", "<memory>4194304<"),
+        ("<vcpu placement='static'>4<", '<vcpu  placement = "static" >4<'),
+        ("memory='2048' unit='MiB'", "memory='2' unit='GiB'"),
+        ("cpus='0,1'", "cpus='0-1'"),
+        ("cpus='0,1'", "cpus='0-3,^2,^3'"),
+        ("nodeset='0,1'", 'nodeset="0-1"'),
+        ("busNr='128'", "busNr='0x80'"),
+        ("bus='0x11' slot='0x00'", "bus='17' slot='0'"),
+        ("bus='0x03' slot='0x00' function='0x0'/>", "function='0' slot='00' bus='03'></address>"),
+        ("<sibling id='0' value='10'/>", "<!-- near --><sibling value='10' id='0'/>"),
+        ("cpuset='4'/>", "cpuset='4-4'></vcpupin>"),
+        ("machine='pc-q35-7.2'", "machine='q35'"),
+    ],
+)
+def test_other_spellings_of_the_same_are_nothing_wrong(before: str, after: str) -> None:
+    tuning = users_vm("2 GPUs")
+    document = changed(tuning.document, (before, after))
+    assert not are_bad(findings_of(document, tuning.plan)), findings_of(document, tuning.plan)
+    assert not validate(document)[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ("<cpu mode='host-passthrough'", "<cpu mode='maximum'", "plan-cpu"),
+        ("<cpu mode='host-passthrough' check='none' migratable='on'>", "<cpu>", "plan-cpu"),
+        ("<topology", "<feature policy='disable' name='ht'/><topology", "plan-setting"),
+        ("<topology", "<maxphysaddr mode='emulate' bits='36'/><topology", "plan-setting"),
+        ("type='kvm'", "type='qemu'", "plan-domain-type"),
+        ("machine='pc-q35-7.2'", "machine='pc-q35-4.0'", "plan-machine"),
+        ("<os firmware='efi'>", "<os>", "plan-firmware"),
+        (">4</currentMemory>", ">3</currentMemory>", "plan-current-memory"),
+        ("<currentMemory unit='GiB'>", "<currentMemory>", "plan-current-memory"),
+        ("<vcpu placement='static'>", "<vcpu current='2'>", "plan-vcpus-online"),
+        ("managed='yes'", "managed='no'", "plan-setting"),
+        (" managed='yes'", "", "plan-setting"),
+        ("iothread='1'/>", "/>", "plan-setting"),
+        ("type='qcow2' iothread='1'", "type='qcow2' iothread='2'", "iothread-of-none"),
+        ("<cell id='0'", "<cell id='0' memAccess='shared'", "plan-setting"),
+        ("<cputune>", "<cputune><quota>1000</quota>", "plan-setting"),
+        ("</cputune>", "<vcpusched vcpus='0' scheduler='idle'/></cputune>", "plan-setting"),
+        ("<vcpu ", "<memoryBacking><locked/></memoryBacking><vcpu ", "plan-setting"),
+        ("<vcpu ", "<memoryBacking><hugepages/></memoryBacking><vcpu ", "plan-setting"),
+        ("<vcpu ", "<memtune><soft_limit>9</soft_limit></memtune><vcpu ", "plan-setting"),
+        ("<memballoon", "<iommu model='intel'/><memballoon", "plan-setting"),
+    ],
+)
+def test_what_a_plan_relies_on_is_compared_with_it(before: str, after: str, named: str) -> None:
+    tuning = users_vm("2 GPUs")
+    document = changed(tuning.document, (before, after))
+    found = {one.id for one in findings_of(document, tuning.plan) if are_bad([one])}
+    assert named in found
+
+
+def test_a_device_that_no_one_gives_to_vfio_does_not_start() -> None:
+    tuning = users_vm("2 GPUs")
+    document = changed(tuning.document, (" managed='yes'", ""))
+    device = small_host().device(Bdf.parse(DEVICES[0]))
+    assert device is not None and device.driver is None
+    found = {one.id: one.severity for one in findings_of(document, host=small_host())}
+    assert found["not-bound-to-vfio"] == "inconclusive"
+
+
+def changed_plans(plan: Plan) -> dict[str, Plan]:
+    """By field, the plan with another value of it, for each field that a document holds."""
+    assert plan.aperture is not None and plan.topology is not None and plan.kept is not None
+    kept = plan.kept
+    aperture, cells, devices = plan.aperture, plan.cells, plan.devices
+    expander = next(c for c in plan.controllers if c.bus_nr is not None)
+    others = tuple(c for c in plan.controllers if c is not expander)
+
+    def cell(**values: object) -> Plan:
+        return replace(plan, cells=(replace(cells[0], **values), *cells[1:]))  # type: ignore[arg-type]
+
+    def controller(**values: object) -> Plan:
+        return replace(plan, controllers=(replace(expander, **values), *others))  # type: ignore[arg-type]
+
+    def device(**values: object) -> Plan:
+        return replace(plan, devices=(replace(devices[0], **values), *devices[1:]))  # type: ignore[arg-type]
+
+    def space(**values: int) -> Plan:
+        return replace(plan, aperture=replace(aperture, **values))
+
+    at = expander.address
+    far = GuestAddress(at.domain, at.bus, 30, 0)
+    return {
+        "host_fingerprint": replace(plan, host_fingerprint="f" * 64),
+        "layout": replace(plan, layout=replace(plan.layout, siblings=Siblings.AS_THEY_WERE)),
+        "vcpus": replace(plan, vcpus=plan.vcpus + 2),
+        "memory_bytes": replace(plan, memory_bytes=plan.memory_bytes + GIB),
+        "page_bytes": replace(plan, page_bytes=2 * MIB),
+        "vcpu_pins": replace(plan, vcpu_pins=(CpuSet([7]), *plan.vcpu_pins[1:])),
+        "emulator_pus": replace(plan, emulator_pus=CpuSet([7])),
+        "iothread_pus": replace(plan, iothread_pus=(CpuSet([7]),)),
+        "cells": replace(plan, cells=cells[:1]),
+        "cells.id": replace(plan, cells=cells[::-1]),
+        "cells.vcpus": cell(vcpus=CpuSet([0])),
+        "cells.memory_bytes": cell(memory_bytes=GIB),
+        "cells.host_nodes": cell(host_nodes=cells[1].host_nodes),
+        "cells.distances": cell(distances=(10, 32)),
+        "topology": replace(plan, topology=plan.topology._replace(sockets=plan.vcpus, cores=1)),
+        "cache": replace(plan, cache=GuestCache.PASSTHROUGH),
+        "topoext": replace(plan, topoext=True),
+        "memory_mode": replace(plan, memory_mode=MemoryMode.PREFERRED),
+        "memory_nodes": replace(plan, memory_nodes=plan.memory_nodes[:1]),
+        "devices": replace(plan, devices=devices[:1]),
+        "devices.bdf": device(bdf=Bdf(0, 0x99, 0, 0)),
+        "devices.address": device(address=devices[1].address),
+        "devices.uuid": device(uuid="0" * 32),
+        "devices.managed": device(managed=False),
+        "devices.initiator_cells": device(initiator_cells=(cells[1].id,)),
+        "controllers": replace(plan, controllers=(*plan.controllers, replace(expander, index=99))),
+        "controllers.index": controller(index=99),
+        "controllers.model": controller(model=PortModel.ROOT_PORT),
+        "controllers.address": controller(address=far),
+        "controllers.bus_nr": controller(bus_nr=expander.bus_nr + 1 if expander.bus_nr else 1),
+        "controllers.cell": controller(cell=cells[1].id if expander.cell == 0 else cells[0].id),
+        "aperture": replace(plan, aperture=replace(ROOM, pcihole64_bytes=4096 * GIB)),
+        "aperture.pcihole64_bytes": space(pcihole64_bytes=4096 * GIB),
+        "aperture.physical_address_bits": space(physical_address_bits=48),
+        "aperture.firmware_mmio64_mib": space(firmware_mmio64_mib=4_194_304),
+        "iommu_needed": replace(plan, iommu_needed=True, vcpus=256),
+        "memory_device_bytes": replace(plan, memory_device_bytes=GIB),
+        "kept": replace(plan, kept=replace(kept, domain_type="qemu")),
+        "kept.domain_type": replace(plan, kept=replace(kept, domain_type="qemu")),
+        "kept.machine": replace(plan, kept=replace(kept, machine="pc")),
+        "kept.firmware": replace(plan, kept=replace(kept, firmware="bios")),
+        "kept.cpu_mode": replace(plan, kept=replace(kept, cpu_mode="maximum")),
+        "kept.cpu_model": replace(plan, kept=replace(kept, cpu_model="Other")),
+        "kept.offline_vcpus": replace(plan, kept=replace(kept, offline_vcpus=CpuSet([3]))),
+        "kept.ballooned_bytes": replace(plan, kept=replace(kept, ballooned_bytes=GIB)),
+        "kept.settings": replace(plan, kept=replace(kept, settings=())),
+    }
+
+
+def test_each_field_of_a_plan_is_checked_or_says_why_not() -> None:
+    _, after, plan = with_room("pin-numa-pci")
+    plan = replace(plan, topoext=False)
+    after = after.replace(b"<feature policy='require' name='topoext'/>", b"")
+    plan = replace(plan, kept=read_kept(open_domain(after, "vm.xml")))
+    plans = changed_plans(plan)
+    parts = {
+        "cells": PlannedCell,
+        "devices": PlannedDevice,
+        "controllers": PlannedController,
+        "aperture": Aperture,
+        "kept": KeptSettings,
+    }
+    every = {field.name for field in fields(Plan)}
+    every |= {f"{name}.{field.name}" for name, part in parts.items() for field in fields(part)}
+    assert every == plans.keys() | NOT_IN_THE_DOCUMENT.keys()
+    assert not plans.keys() & NOT_IN_THE_DOCUMENT.keys()
+    assert not are_bad(findings_of(after, plan))
+    assert not [name for name, other in plans.items() if not is_named(after, other)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "element"),
+    [
+        (rb"<pcihole64[^>]*>[^<]*</pcihole64>", "pcihole64"),
+        (rb"<maxphysaddr[^>]*/>", "maxphysaddr"),
+        (rb"<qemu:commandline>.*</qemu:commandline>", "qemu:commandline"),
+    ],
+)
+def test_a_lost_aperture_is_named_with_what_the_plan_asks_for(lost: bytes, element: str) -> None:
+    _, after, plan = with_room("pin-numa-pci")
+    document, times = re.subn(lost, b"", after, flags=re.DOTALL)
+    assert times == 1
+    (found,) = findings_of(document, plan)
+    assert f"<{element}>" in found.subject
+    assert found.observed == "none"
+
+
+def test_more_room_than_the_plan_asks_for_is_nothing_wrong() -> None:
+    _, after, plan = with_room("pin-numa-pci")
+    more = changed(after, (">2048</pcihole64>", ">4096</pcihole64>"), ("bits='42'", "bits='46'"))
+    assert not are_bad(findings_of(more, plan))
+
+
+def test_what_one_check_names_is_not_named_twice() -> None:
+    _, after, plan = with_room("pin-numa-pci")
+    without = re.sub(rb"<vcpupin vcpu='3'[^>]*/>", b"", after)
+    assert [one.id for one in findings_of(without, plan) if one.id.startswith("plan-")] == [
+        "plan-pins"
+    ]

@@ -296,7 +296,7 @@ UNCOMPARED = frozenset(
     loaded-latency memory-traffic smt-gain sysbench-memory
 """.split()
 )
-"""What the suite and other tools print besides: it explains figures, and nothing is decided by it.
+"""What else the suite and other tools print: it explains figures, and nothing is decided by it.
 """
 
 MOST_PRIMARY = 6

@@ -107,7 +107,7 @@ def decide_for_machines(
 
 
 def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Without runs on the host itself besides those of its guests: bare metal is no choice."""
+    """Without runs on the host itself next to those of its guests: bare metal is no choice."""
     guests = tuple(run for run in runs if run.head.vantage is Vantage.GUEST)
     return guests or tuple(runs)
 

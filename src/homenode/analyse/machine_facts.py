@@ -15,7 +15,7 @@ from homenode.topology import Host
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What counts about a machine besides the figures.
+    """What counts about a machine in addition to the figures.
 
     fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
     its runs name, where they name no host; None where the machine itself is known. nodes: with

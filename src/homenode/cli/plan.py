@@ -43,7 +43,7 @@ def plan(
             "--target",
             metavar="NAME",
             help="Write for qemu, proxmox, openstack, cloud-hypervisor, xen or incus. Default: "
-            "what the VM's file is of.",
+            "the format of the VM's file.",
         ),
     ] = None,
     host: Annotated[

@@ -94,7 +94,7 @@ def verify(
 ) -> None:
     """Check a domain document against its host and plan, and what a guest of it sees.
 
-    This finds also errors that libvirt accepts silently. No domain of yours is started or changed.
+    Errors that libvirt accepts silently are found as well. No domain is started or changed.
 
     Examples:
       homenode verify tuned.xml --plan plan.json --boot

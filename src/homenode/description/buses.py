@@ -109,7 +109,7 @@ def _names(
 
 
 def _stated_node(placed: Sequence[Placed]) -> NodeIndex | None:
-    """The node of a root complex, which only the functions on its own bus tell."""
+    """The node of a root complex, which only the functions on its own bus show."""
     nodes = {each.device.node for each in placed if each.device.parent is None} - {None}
     return nodes.pop() if len(nodes) == 1 else None
 
@@ -230,7 +230,7 @@ def parse_links(file: Table, tree: PciTree) -> tuple[DeviceLink, ...]:
     """Every link of [[link]], each pair once, ascending by address.
 
     between: a model (each of its devices with each other) or names of devices; C2C joins each of
-    them with the CPU of its own node. Only what the tools of the GPUs' maker tell may be
+    them with the CPU of its own node. Only what the tools of the GPUs' maker show may be
     described: NVLinks are counted, the others are not.
     """
     links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}

@@ -14,7 +14,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T", bound=Hashable)
 
 LEAST = 3
-"""Hosts of one kind; of two that differ nobody knows which one is right."""
+"""Hosts of one kind; of two that differ neither is known to be right."""
 
 
 @dataclass(frozen=True, slots=True)

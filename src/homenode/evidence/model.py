@@ -23,7 +23,7 @@ class Choice:
     """What a document calls one of its configurations.
 
     name: the document's own word. switches: the layout's, None where it does not say. arrangement:
-    what was chosen besides the layout.
+    what was chosen in addition to the layout.
     """
 
     name: str

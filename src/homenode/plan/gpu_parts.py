@@ -86,7 +86,7 @@ def free_parts(
     by_bdf: Mapping[Bdf, PciDevice], function: Bdf, held: frozenset[str], profile: str | None
 ) -> Iterator[GpuPart]:
     """The parts at a function that may be chosen. held: UUIDs that other VMs have. Without a
-    profile only virtual functions that have none: a vGPU is never taken for a GPU."""
+    profile only virtual functions that have none: a vGPU never counts as a GPU."""
     for part in parts_at(by_bdf, function):
         wanted = part.profile is None if profile is None else same_profile(part, profile)
         if wanted and part.uuid not in held:

@@ -70,7 +70,7 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
     others = known - {host}
     vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
     groups, stuck = [], []
-    # The largest first: small ones find a place beside them, but not the other way round.
+    # The largest first: small ones find a place next to them, but not the other way round.
     for vm in sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name)):
         move = _moved(places, vm, host, others)
         if move is None:

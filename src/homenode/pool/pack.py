@@ -220,9 +220,7 @@ class _Realised:
                 if not any(self._try(t, name) for name in list(names)):
                     break
         unplaced = tuple(
-            (name, "no host takes it on whole cores beside the others")
-            for names in self.left
-            for name in names
+            (name, "no host has whole cores left for it") for names in self.left for name in names
         )
         crossed = sum(self._term(vm.plan, "packages_spanned") - 1 for vm in self.vms)
         away = sum(self._term(vm.plan, "gpus_away_from_home") for vm in self.vms)

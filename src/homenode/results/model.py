@@ -168,7 +168,7 @@ class RunHead:
 
     name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
     equal kind have equal texts ("2x Intel Xeon Platinum 8558, NVIDIA H200"). host: fingerprint of
-    the very machine. arrangement: what was chosen besides the layout ("local", "memory-first").
+    the very machine. arrangement: what else was chosen ("local", "memory-first").
     memory_mode: strict, interleave or preferred, of bound memory. page_bytes: of the guest's
     backing. pus, nodes: of the host, that the plan pinned or the host run was confined to. boots:
     identity of each boot, in the order of Sample.boot; empty where unknown. unusable: why nothing

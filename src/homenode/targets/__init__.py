@@ -1,1 +1,1 @@
-"""Targets: hypervisors besides libvirt that a plan is written for, one file each."""
+"""Targets: hypervisors other than libvirt's that a plan is written for, one file each."""

@@ -509,7 +509,7 @@ def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:
 
 
 def _carried(ours: str, keys: Mapping[str, str]) -> str:
-    """Our value of a device with the keys that it had besides."""
+    """Our value of a device with the other keys that it had."""
     mine = fields_of(ours)
     more = {key: text for key, text in keys.items() if key not in ("path", "pci_segment", "id")}
     return _merged(mine, dict(more))

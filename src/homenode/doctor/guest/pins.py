@@ -162,7 +162,7 @@ def _helpers(facts: DomainFacts) -> Iterator[Finding]:
             id="emulator-floats",
             severity=Severity.INFO,
             subject="<emulatorpin>",
-            expected="a pin besides those of the vCPUs",
+            expected="a pin, as the vCPUs have",
             observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
             cost="they interrupt vCPUs now and then",
             fix="homenode plan --emulator auto",

@@ -53,7 +53,7 @@ def dropped_links(
     """A critical finding for each GPU whose link is below what it was, the guest running.
 
     before: what the links had when the start began. Of a link that is not in there the speed is
-    held against what both ends can; its width may be the slot's.
+    compared with what both ends can; its width may be the slot's.
     """
     now = slot_links(host, gpus)
     for path in device_paths(host):

@@ -46,7 +46,7 @@ class GuestAgent:
         return _MOST_INPUT_BYTES
 
     def close(self) -> None:
-        """Nothing is held between scripts."""
+        """Nothing stays open between scripts."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
         arguments: dict[str, object] = {

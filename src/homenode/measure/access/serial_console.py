@@ -1,7 +1,7 @@
 """SerialConsole: a channel to a shell at a guest's serial port, for guests with nothing else. [I/O]
 
 The port is a pty, a Unix socket or a TCP port. A shell may be waiting there, or a login that asks
-for no password. It is told to say no echo and no prompt, and to take one line after the other; see
+for no password. It is set to no echo and no prompt, and reads one line after the other; see
 access.console_frame.
 """
 

@@ -70,7 +70,7 @@ class SshChannel:
         return None
 
     def close(self) -> None:
-        """Nothing is held between scripts."""
+        """Nothing stays open between scripts."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
         done = run(

@@ -41,7 +41,7 @@ class Allocations:
     mediated: tuple[tuple[str, str], ...] = ()
 
     def holder(self, device: Bdf | str) -> str | None:
-        """The domain that has the function, or the mediated device of that UUID; None = nobody."""
+        """The domain that has the function, or the mediated device of that UUID; None = none."""
         return next((name for one, name in (*self.devices, *self.mediated) if one == device), None)
 
 

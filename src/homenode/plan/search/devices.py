@@ -1,6 +1,6 @@
-"""Devices: which devices pull the VM towards their nodes, and which GPUs may be chosen for it.
+"""Devices: near which devices a VM should be, and which GPUs may be chosen for it.
 
-GPUs pull, and so do the NICs paired with them: those on a GPU's switch, else on its root complex.
+GPUs count, and so do the NICs paired with them: those on a GPU's switch, else on its root complex.
 GPUs are chosen together with the nodes (solve.py); here stands what there is to choose from.
 """
 
@@ -57,7 +57,7 @@ class DeviceOptions:
     """The functions that a VM gets, and the GPUs that it may get.
 
     named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
-    they are among them. homes: of each named device with a known node: (node, pulls, is a GPU).
+    they are among them. homes: of each named device with a known node: (node, counts, is a GPU).
     count: how many of the GPUs in `open` (bits) to choose. partitions: the only sets (bits) that
     may be chosen; None = any. sets: GPU sets (bits) that are wholly free now. link_groups: of each
     GPU the number of its NVLink or xGMI group, () where none of the host's GPUs is linked.
@@ -109,7 +109,9 @@ class DeviceOptions:
         """A gap for each of these functions whose node is unknown."""
         for bdf in devices:
             if bdf in self.without_node:
-                yield Gap(f"{bdf} node", "the firmware gives none, so the device pulls nowhere")
+                yield Gap(
+                    f"{bdf} node", "the firmware gives none, so placement does not consider it"
+                )
 
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """The GPUs `sure` and so many of each of the `tied` sets: those of the fewest link groups,

@@ -109,7 +109,7 @@ def placement_findings(
     others: Allocations,
     *,
     given: Sequence[Concession],
-    rung: Fallback,
+    fallback: Fallback,
     own: Sequence[NodeIndex],
     memory: Sequence[NodeIndex],
     vcpu_pus: CpuSet,
@@ -121,7 +121,7 @@ def placement_findings(
     yield from _away_from_home(host, request, devices, own)
     yield from _host_share(host, request, given, vcpu_pus, others)
     further = sorted(set(memory) - set(own))
-    if rung.memory is MemoryRule.ELSEWHERE and further:
+    if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
         yield PlanFinding(
             id="memory-from-other-nodes",
@@ -131,7 +131,7 @@ def placement_findings(
             f"{'it is bound to' if bound else 'some will lie on'} further nodes",
             fix="lower the memory, free some on the VM's nodes, or move its vCPUs",
         )
-    elif rung.memory is not MemoryRule.FOLLOWS:
+    elif fallback.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.MIRRORED
         yield PlanFinding(
             id="memory-uneven",
@@ -148,7 +148,7 @@ def placement_findings(
             detail="no number of equal cells fits without a further package or a GPU away "
             "from its node",
         )
-    if rung.falls_back:
+    if fallback.falls_back:
         yield PlanFinding(
             id="vcpus-share-cores",
             severity="warning",
@@ -161,17 +161,17 @@ def placement_findings(
             f"{sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
             "or fewer, or free cores",
         )
-    if request.layout.siblings is Siblings.EXPOSED and rung.grouping.threads == 1:
+    if request.layout.siblings is Siblings.EXPOSED and fallback.grouping.threads == 1:
         yield PlanFinding(
             id="siblings-not-exposed",
             severity="warning",
             subject=host.name,
             detail="no whole groups of siblings are free for the VM, so the guest sees one "
             "thread per core"
-            + (", also where two of its vCPUs share one" if rung.grouping.counts_pus else ""),
+            + (", also where two of its vCPUs share one" if fallback.grouping.counts_pus else ""),
             fix="turn SMT on, or take a layout that hides siblings",
         )
-    if rung.mixed:
+    if fallback.mixed:
         yield PlanFinding(
             id="mixed-kinds",
             severity="info" if request.mixed_kinds else "warning",

@@ -33,7 +33,7 @@ class PinnedCell:
 
 
 def pinned_cells(
-    search: PlacementSearch, rung: Fallback, problem: SearchProblem, best: Placing
+    search: PlacementSearch, fallback: Fallback, problem: SearchProblem, best: Placing
 ) -> Iterator[PinnedCell]:
     """The cells, node by node; mixed kinds make two cells of a node, performance cores first."""
     floating = search.request.layout.pinning is Pinning.NODE
@@ -41,9 +41,9 @@ def pinned_cells(
         groups = problem.supplies[node].allocate(number)
         strong = tuple(group for group in groups if group.kind is not CoreKind.EFFICIENCY)
         weak = tuple(group for group in groups if group.kind is CoreKind.EFFICIENCY)
-        for part in (strong, weak) if rung.mixed else (groups,):
+        for part in (strong, weak) if fallback.mixed else (groups,):
             if part and floating:
-                pus = _node_pus(search, rung, problem, node, best)
+                pus = _node_pus(search, fallback, problem, node, best)
                 yield PinnedCell(node, part, (pus,) * len(part))
             elif part:
                 yield PinnedCell(node, part, tuple(_pins(part)))
@@ -51,7 +51,7 @@ def pinned_cells(
 
 def assigned_cells(
     search: PlacementSearch,
-    rung: Fallback,
+    fallback: Fallback,
     problem: SearchProblem,
     best: Placing,
     assigned: tuple[tuple[int, int], ...],
@@ -62,24 +62,24 @@ def assigned_cells(
     for node, number in assigned:
         part, left[node] = left[node][:number], left[node][number:]
         if floating:
-            pus = _node_pus(search, rung, problem, node, best)
+            pus = _node_pus(search, fallback, problem, node, best)
             yield PinnedCell(node, part, (pus,) * len(part))
         else:
             yield PinnedCell(node, part, tuple(_pins(part)))
 
 
 def _node_pus(
-    search: PlacementSearch, rung: Fallback, problem: SearchProblem, node: int, best: Placing
+    search: PlacementSearch, fallback: Fallback, problem: SearchProblem, node: int, best: Placing
 ) -> CpuSet:
     """The PUs of a node that its vCPUs may float over: all that are free, less a core for the host
     where the VM has every other core of it."""
-    free = search.free_on(rung)
-    cores = [core.free for core in free.nodes[node].cores if core.kind in rung.grouping.kinds]
+    free = search.free_on(fallback)
+    cores = [core.free for core in free.nodes[node].cores if core.kind in fallback.grouping.kinds]
     whole = sum(core.whole for other, _ in best.split for core in free.nodes[other].cores)
     last = best.split[-1]
     if (
         node == last[0]
-        and rung.keeps_core
+        and fallback.keeps_core
         and free.cores_without_vcpus <= whole
         and len(cores) > last[1]
     ):
@@ -96,14 +96,14 @@ def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
 
 
 def memory_nodes(
-    search: PlacementSearch, rung: Fallback, own: tuple[NodeIndex, ...]
+    search: PlacementSearch, fallback: Fallback, own: tuple[NodeIndex, ...]
 ) -> tuple[NodeIndex, ...] | None:
     """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these the
     nearest. None where even all that are allowed hold too little."""
-    memory = search.memory_on(rung)
+    memory = search.memory_on(fallback)
     chosen = list(own)
-    if rung.memory is MemoryRule.ELSEWHERE:
-        wanted = search.problem(replace(rung, memory=MemoryRule.UNEVEN)).pages_together
+    if fallback.memory is MemoryRule.ELSEWHERE:
+        wanted = search.problem(replace(fallback, memory=MemoryRule.UNEVEN)).pages_together
         at = {node.index: position for position, node in enumerate(search.host.nodes)}
         between = search.distances.between
         others = sorted(
@@ -138,12 +138,12 @@ def _holds(memory: dict[NodeIndex, NodeMemory], nodes: Sequence[NodeIndex], want
 
 
 def uneven_memory(
-    search: PlacementSearch, rung: Fallback, problem: SearchProblem, cells: Sequence[PinnedCell]
+    search: PlacementSearch, fallback: Fallback, problem: SearchProblem, cells: Sequence[PinnedCell]
 ) -> tuple[int, ...]:
     """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes allow;
     () where they follow."""
     request = search.request
-    if rung.memory is not MemoryRule.UNEVEN or request.layout.cells is GuestCells.FLAT:
+    if fallback.memory is not MemoryRule.UNEVEN or request.layout.cells is GuestCells.FLAT:
         return ()
     page = page_size_bytes(search.host, request)
     total = -(-request.memory_bytes // page)

@@ -111,36 +111,38 @@ def place(
     refused: set[tuple[object, ...]] = set()
     said: set[tuple[object, ...]] = set()
     too_few: set[tuple[int, ...]] = set()
-    for rung in fallbacks(request, search.free[1]):
-        groups = (rung.groups, *(one.groups for one in search.supplies(rung)))
+    for fallback in fallbacks(request, search.free[1]):
+        groups = (fallback.groups, *(one.groups for one in search.supplies(fallback)))
         if groups in too_few:
             continue  # whatever of the memory gives way
-        problem = search.problem(rung)
+        problem = search.problem(fallback)
         if problem.key() in refused:
             continue  # nothing gave way that counts here
-        if _takes_host_core(search, problem, rung):
+        if _takes_host_core(search, problem, fallback):
             rejections.append(host_core(request, problem))
             continue
         solution = solve(problem)
         if solution is not None:
-            placement = _placement(search, rung, problem, solution, rejections)
+            placement = _placement(search, fallback, problem, solution, rejections)
             if placement is not None:
-                return _nearer(search, rung, problem, solution, rejections) or placement
+                return _nearer(search, fallback, problem, solution, rejections) or placement
             continue
         refused.add(problem.key())
-        if sum(groups[1:]) < rung.groups:
+        if sum(groups[1:]) < fallback.groups:
             too_few.add(groups)
         if brief:
             continue
         cores = (
-            rung.grouping.threads,
-            rung.grouping.counts_pus,
+            fallback.grouping.threads,
+            fallback.grouping.counts_pus,
             tuple(one.groups for one in problem.supplies),
         )
         if cores not in said:
             said.add(cores)
-            rejections += single_nodes(host, request, problem, rung, search.free_on(rung), others)
-        miss = _Miss(rung, problem, whole_host(host, request, problem, rung))
+            rejections += single_nodes(
+                host, request, problem, fallback, search.free_on(fallback), others
+            )
+        miss = _Miss(fallback, problem, whole_host(host, request, problem, fallback))
         misses.append(miss)
         rejections.append(miss.rejection)
     if brief:
@@ -152,7 +154,7 @@ def place(
 class _Miss:
     """A fallback that holds the VM on no nodes, and why."""
 
-    rung: Fallback
+    fallback: Fallback
     problem: SearchProblem
     rejection: Rejection
 
@@ -165,17 +167,17 @@ def _refusal(
     request = search.request
     first = next((miss for miss in misses if not is_of_cores(miss.rejection)), None)
     if first is None and misses:
-        first = max(misses, key=lambda miss: space_for(request, miss.problem, miss.rung))
+        first = max(misses, key=lambda miss: space_for(request, miss.problem, miss.fallback))
     headline = None
     if first is not None:
-        headline = with_hint(request, first.problem, first.rung, first.rejection)
+        headline = with_hint(request, first.problem, first.fallback, first.rejection)
         rejections = [headline if one == first.rejection else one for one in rejections]
     return refusal(search.host, request, search.free[0], rejections, headline)
 
 
 def _nearer(
     search: PlacementSearch,
-    rung: Fallback,
+    fallback: Fallback,
     problem: SearchProblem,
     solution: Solution,
     rejections: list[Rejection],
@@ -187,7 +189,7 @@ def _nearer(
     guest sees its PCIe tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it
     breaks.
     """
-    if search.request.policy is not Policy.CORES_FIRST or rung.memory is MemoryRule.ELSEWHERE:
+    if search.request.policy is not Policy.CORES_FIRST or fallback.memory is MemoryRule.ELSEWHERE:
         return None
     terms = problem.first[: problem.first.index("nodes_spanned")]
     best, found = solution.best.cost, None
@@ -202,8 +204,8 @@ def _nearer(
     ladder = list(fallbacks(search.request, search.free[1]))
     others = [
         other
-        for other in ladder[ladder.index(rung) + 1 :]
-        if other.memory is not MemoryRule.ELSEWHERE and other.is_like(rung)
+        for other in ladder[ladder.index(fallback) + 1 :]
+        if other.memory is not MemoryRule.ELSEWHERE and other.is_like(fallback)
     ]
     here = problem.capacities
     # Where every node holds as much as before, no other set of nodes holds the VM.
@@ -231,15 +233,15 @@ def _explicit(search: PlacementSearch) -> Placement:
     rejections = list(unusable_nodes(host, request))
     page = page_size_bytes(host, request)
     first: Rejection | None = None
-    for rung in fallbacks(request, search.free[1]):
-        if rung.memory is not MemoryRule.FOLLOWS or rung.mixed:
+    for fallback in fallbacks(request, search.free[1]):
+        if fallback.memory is not MemoryRule.FOLLOWS or fallback.mixed:
             continue
-        per_vcpu = rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1
+        per_vcpu = fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1
         if any(cell.vcpus % per_vcpu for cell in wanted):
             continue
-        problem = replace(search.problem(rung), pages=0)
+        problem = replace(search.problem(fallback), pages=0)
         groups = [cell.vcpus // per_vcpu for cell in wanted]
-        if _takes_host_core(search, problem, rung):
+        if _takes_host_core(search, problem, fallback):
             continue
         ways: dict[Split, tuple[int, ...]] = {}
         for nodes in explicit_cells.assignments(problem, wanted, groups, page):
@@ -250,11 +252,13 @@ def _explicit(search: PlacementSearch) -> Placement:
         solution = solve_fixed(problem, ways)
         if solution is not None:
             assigned = tuple(zip(ways[solution.best.split], groups, strict=True))
-            found = _placement(search, rung, problem, solution, rejections, assigned, tuple(ways))
+            found = _placement(
+                search, fallback, problem, solution, rejections, assigned, tuple(ways)
+            )
             if found is not None:
                 return replace(found, cell_memory_bytes=tuple(cell.memory_bytes for cell in wanted))
-        free = search.free_on(rung)
-        rejections += single_nodes(host, request, problem, rung, free, search.others)
+        free = search.free_on(fallback)
+        rejections += single_nodes(host, request, problem, fallback, free, search.others)
         first = first or Rejection(
             "cells",
             (),
@@ -289,11 +293,11 @@ def _unplaced(
     )
 
 
-def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Fallback) -> bool:
+def _takes_host_core(search: PlacementSearch, problem: SearchProblem, fallback: Fallback) -> bool:
     """Whether whole cores for all groups would leave the host too few without vCPUs."""
     if (
-        not rung.keeps_core
-        or rung.grouping.counts_pus
+        not fallback.keeps_core
+        or fallback.grouping.counts_pus
         or search.request.layout.pinning is Pinning.NONE
     ):
         return False
@@ -305,7 +309,7 @@ def _takes_host_core(search: PlacementSearch, problem: SearchProblem, rung: Fall
 
 def _placement(
     search: PlacementSearch,
-    rung: Fallback,
+    fallback: Fallback,
     problem: SearchProblem,
     solution: Solution,
     rejections: list[Rejection],
@@ -319,31 +323,31 @@ def _placement(
     """
     host, request = search.host, search.request
     best = solution.best
-    free = search.free_on(rung)
+    free = search.free_on(fallback)
     cells = tuple(
-        assigned_cells(search, rung, problem, best, assigned)
+        assigned_cells(search, fallback, problem, best, assigned)
         if assigned
-        else pinned_cells(search, rung, problem, best)
+        else pinned_cells(search, fallback, problem, best)
     )
     nodes = tuple(problem.supplies[cell.node].cores.index for cell in cells)
     own = tuple(dict.fromkeys(nodes))
-    memory = memory_nodes(search, rung, own)
+    memory = memory_nodes(search, fallback, own)
     floats = request.layout.pinning is Pinning.NONE
     vcpu_pus = CpuSet.from_bits(sum(g.pus for cell in cells for g in cell.groups))
     if memory is None or (
-        rung.grouping.counts_pus and not _host_keeps_core(search, rung, vcpu_pus)
+        fallback.grouping.counts_pus and not _host_keeps_core(search, fallback, vcpu_pus)
     ):
         return None
     pins = tuple(pin for cell in cells for pin in cell.pins)
-    unequal = rung.equal and len({len(cell.pins) for cell in cells}) > 1
-    given = (*rung.concessions, *((Concession.UNEQUAL_CELLS,) if unequal else ()))
+    unequal = fallback.equal and len({len(cell.pins) for cell in cells}) > 1
+    given = (*fallback.concessions, *((Concession.UNEQUAL_CELLS,) if unequal else ()))
     places = (
         ThreadPlaces(None, ())
         if floats
         else qemu_threads(search, problem, best, free, vcpu_pus, pins)
     )
     if len(best.split) > 1 and len(problem.supplies) <= MOST_REFUSED_NODES and not search.brief:
-        rejections += single_nodes(host, request, problem, rung, free, search.others)
+        rejections += single_nodes(host, request, problem, fallback, free, search.others)
     devices = search.options.chosen(best.gpus)
     names = (*problem.first, *problem.rest)
     found = Placement(
@@ -351,14 +355,14 @@ def _placement(
         vcpu_pins=() if floats else pins,
         vcpu_nodes=tuple(i for i, cell in enumerate(cells) for _ in cell.pins),
         memory_nodes=() if request.layout.memory is MemoryBinding.AS_IT_WAS else memory,
-        threads_per_core=_threads_shown(request, rung),
+        threads_per_core=_threads_shown(request, fallback),
         emulator_pus=places.emulator_pus,
         iothread_pus=places.iothread_pus,
         devices=devices,
         rung=fallback_name(_span(problem, best), given),
         concessions=tuple(given),
-        layout=_layout(request, rung),
-        cell_memory_bytes=uneven_memory(search, rung, problem, cells),
+        layout=_layout(request, fallback),
+        cell_memory_bytes=uneven_memory(search, fallback, problem, cells),
         cost=terms(best.cost, names),
         optimal=solution.optimal,
     )
@@ -370,7 +374,7 @@ def _placement(
         devices,
         search.others,
         given=given,
-        rung=rung,
+        fallback=fallback,
         own=own,
         memory=memory,
         vcpu_pus=vcpu_pus,
@@ -382,7 +386,7 @@ def _placement(
         rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
         findings=(*search.options.findings, *findings, *places.findings),
         gaps=(
-            *_host_gaps(search, rung, free),
+            *_host_gaps(search, fallback, free),
             *search.others.gaps,
             *search.options.gaps,
             *search.options.unplaced(devices),
@@ -390,23 +394,23 @@ def _placement(
     )
 
 
-def _threads_shown(request: GuestRequest, rung: Fallback) -> int:
-    exposed = request.layout.siblings is Siblings.EXPOSED or rung.falls_back
-    return rung.grouping.threads if exposed else 1
+def _threads_shown(request: GuestRequest, fallback: Fallback) -> int:
+    exposed = request.layout.siblings is Siblings.EXPOSED or fallback.falls_back
+    return fallback.grouping.threads if exposed else 1
 
 
-def _layout(request: GuestRequest, rung: Fallback) -> Layout | None:
+def _layout(request: GuestRequest, fallback: Fallback) -> Layout | None:
     """The layout that the VM gets where it is not the one asked for: siblings share cores."""
-    if not rung.falls_back:
+    if not fallback.falls_back:
         return None
-    siblings = Siblings.EXPOSED if rung.grouping.threads > 1 else Siblings.HIDDEN
+    siblings = Siblings.EXPOSED if fallback.grouping.threads > 1 else Siblings.HIDDEN
     if request.layout.pinning is Pinning.NODE:
         return None
     return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
 
 
-def _host_keeps_core(search: PlacementSearch, rung: Fallback, vcpu_pus: CpuSet) -> bool:
-    if not rung.keeps_core or search.request.layout.pinning is Pinning.NONE:
+def _host_keeps_core(search: PlacementSearch, fallback: Fallback, vcpu_pus: CpuSet) -> bool:
+    if not fallback.keeps_core or search.request.layout.pinning is Pinning.NONE:
         return True
     used = vcpu_pus.bits | search.others.vcpu_cores.bits
     left = sum(not core.pus.bits & used for core in search.host.cores)
@@ -468,12 +472,12 @@ def _other_gpus(
     return None if found is None else found.best
 
 
-def _host_gaps(search: PlacementSearch, rung: Fallback, free: Usable) -> Iterator[Gap]:
+def _host_gaps(search: PlacementSearch, fallback: Fallback, free: Usable) -> Iterator[Gap]:
     host = search.host
     if host.distances is None and len(host.nodes) > 1:
         yield Gap("distances between nodes", "the host gives none: 10 and 20 were taken")
     if free.nodes and not host.llcs:
         yield Gap("LLCs", "the host gives none, so cores were not kept within one")
-    for node, memory in search.memory_on(rung).items():
+    for node, memory in search.memory_on(fallback).items():
         if memory.pages is None:
             yield Gap(f"node {node} memory", "unknown, so it was taken to suffice")

@@ -278,47 +278,47 @@ class PlacementSearch:
         default_factory=dict, compare=False, repr=False
     )
 
-    def free_on(self, rung: Fallback) -> Usable:
-        return self.free[not rung.keeps_core]
+    def free_on(self, fallback: Fallback) -> Usable:
+        return self.free[not fallback.keeps_core]
 
-    def memory_on(self, rung: Fallback) -> dict[NodeIndex, NodeMemory]:
-        if rung.keeps_memory not in self._memory:
-            self._memory[rung.keeps_memory] = node_memory(
-                self.host, self.request, keeps_reserve=rung.keeps_memory
+    def memory_on(self, fallback: Fallback) -> dict[NodeIndex, NodeMemory]:
+        if fallback.keeps_memory not in self._memory:
+            self._memory[fallback.keeps_memory] = node_memory(
+                self.host, self.request, keeps_reserve=fallback.keeps_memory
             )
-        return self._memory[rung.keeps_memory]
+        return self._memory[fallback.keeps_memory]
 
-    def supplies(self, rung: Fallback) -> tuple[Supply, ...]:
+    def supplies(self, fallback: Fallback) -> tuple[Supply, ...]:
         """What each node with PUs gives on a fallback."""
-        free = self.free_on(rung)
-        key = (id(free), rung.grouping)
+        free = self.free_on(fallback)
+        key = (id(free), fallback.grouping)
         if key not in self._supplies:
-            self._supplies[key] = tuple(supply(cores, rung.grouping) for cores in free.nodes)
+            self._supplies[key] = tuple(supply(cores, fallback.grouping) for cores in free.nodes)
         return self._supplies[key]
 
-    def problem(self, rung: Fallback) -> SearchProblem:
+    def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
         pages = cell_pages_wanted(host, request)
         devices = device_pages(host, request)
         by_cell = (
-            rung.memory is not MemoryRule.ELSEWHERE
+            fallback.memory is not MemoryRule.ELSEWHERE
             and request.layout.cells is GuestCells.MIRRORED
-            and not rung.mixed
+            and not fallback.mixed
         )
         if not by_cell:
             pages += sum(pages for _, pages in devices)
-        if rung.keeps_memory and request.page_bytes is None:
+        if fallback.keeps_memory and request.page_bytes is None:
             pages += -(-overhead_bytes(request) // self._bare.page_bytes)
         return replace(
             self._bare,
-            supplies=self.supplies(rung),
-            memory=tuple(self.memory_on(rung)[cores.index] for cores in self.free[0].nodes),
-            groups=rung.groups,
-            equal=rung.equal,
-            pages=pages if rung.memory is MemoryRule.FOLLOWS else 0,
-            pages_together=pages if rung.memory is MemoryRule.UNEVEN else 0,
-            pages_anywhere=pages if rung.memory is MemoryRule.ELSEWHERE else 0,
+            supplies=self.supplies(fallback),
+            memory=tuple(self.memory_on(fallback)[cores.index] for cores in self.free[0].nodes),
+            groups=fallback.groups,
+            equal=fallback.equal,
+            pages=pages if fallback.memory is MemoryRule.FOLLOWS else 0,
+            pages_together=pages if fallback.memory is MemoryRule.UNEVEN else 0,
+            pages_anywhere=pages if fallback.memory is MemoryRule.ELSEWHERE else 0,
             device_pages=devices if by_cell else (),
         )
 

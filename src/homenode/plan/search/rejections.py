@@ -55,7 +55,7 @@ def single_nodes(
     host: Host,
     request: GuestRequest,
     problem: SearchProblem,
-    rung: Fallback,
+    fallback: Fallback,
     free: Usable,
     others: Allocations,
 ) -> Iterator[Rejection]:
@@ -67,10 +67,10 @@ def single_nodes(
         where = f"node {supply.cores.index} (PUs {supply.cores.pus})"
         indices = (supply.cores.index,)
         if supply.groups < need:
-            detail = f"{where}: needs {_groups_text(rung, need)}, {supply.groups} free"
+            detail = f"{where}: needs {_groups_text(fallback, need)}, {supply.groups} free"
             owned = _owned(request, supply, free, others)
             yield Rejection(
-                "pus" if rung.grouping.counts_pus else "cores",
+                "pus" if fallback.grouping.counts_pus else "cores",
                 indices,
                 f"{detail}; {owned}" if owned else detail,
             )
@@ -85,7 +85,7 @@ def single_nodes(
 
 
 def whole_host(
-    host: Host, request: GuestRequest, problem: SearchProblem, rung: Fallback
+    host: Host, request: GuestRequest, problem: SearchProblem, fallback: Fallback
 ) -> Rejection:
     """Why no set of nodes does: too few cores in all, too little memory, too few nodes, or nodes
     that cannot reach each other."""
@@ -98,12 +98,12 @@ def whole_host(
     wanted += sum(pages for _, pages in problem.device_pages)
     if total < problem.groups:
         return Rejection(
-            "pus" if rung.grouping.counts_pus else "cores",
+            "pus" if fallback.grouping.counts_pus else "cores",
             indices,
-            f"{_together(indices)}: need {_groups_text(rung, problem.groups)}, {total} free",
+            f"{_together(indices)}: need {_groups_text(fallback, problem.groups)}, {total} free",
         )
     if len(known) == len(free) and sum(known) < wanted:
-        extra = overhead_bytes(request) if rung.keeps_memory else 0
+        extra = overhead_bytes(request) if fallback.keeps_memory else 0
         neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return Rejection(
             "memory" if request.page_bytes is None else "pages",
@@ -154,20 +154,20 @@ def whole_host(
 
 
 def with_hint(
-    request: GuestRequest, problem: SearchProblem, rung: Fallback, rejection: Rejection
+    request: GuestRequest, problem: SearchProblem, fallback: Fallback, rejection: Rejection
 ) -> Rejection:
     """The rejection, and how many vCPUs would fit where it has no hint yet."""
     if rejection.hint is not None:
         return rejection
-    count = most_vcpus(request, problem, rung)
+    count = most_vcpus(request, problem, fallback)
     kept = " with --keep-vcpus" if request.keep_vcpus else ""
     return replace(rejection, hint=f"lower vcpus to {count}{kept}" if count else None)
 
 
-def space_for(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> int:
+def space_for(request: GuestRequest, problem: SearchProblem, fallback: Fallback) -> int:
     """vCPUs that the cores of a fallback have space for, whatever their memory."""
     total = sum(supply.groups for supply in problem.supplies)
-    return total * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
+    return total * (fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1)
 
 
 def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
@@ -180,13 +180,13 @@ def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
     )
 
 
-def most_vcpus(request: GuestRequest, problem: SearchProblem, rung: Fallback) -> int:
+def most_vcpus(request: GuestRequest, problem: SearchProblem, fallback: Fallback) -> int:
     """The most vCPUs, fewer than were asked for, that the fallback has space for; 0 = none."""
     total = sum(supply.groups for supply in problem.supplies)
     tries = range(min(problem.groups - 1, total), 0, -1)
     place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))
     groups = tries[place] if place < len(tries) else 0
-    return groups * (rung.grouping.threads if request.keep_vcpus or rung.falls_back else 1)
+    return groups * (fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1)
 
 
 def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
@@ -217,8 +217,8 @@ def refusal(
     )
 
 
-def _groups_text(rung: Fallback, groups: int) -> str:
-    threads, kinds, counts_pus = rung.grouping
+def _groups_text(fallback: Fallback, groups: int) -> str:
+    threads, kinds, counts_pus = fallback.grouping
     kind = " performance" if kinds == {CoreKind.PERFORMANCE} else ""
     if counts_pus:
         if threads == 1:

@@ -44,7 +44,7 @@ class PcieBuild:
     def lay_ideal(self, positions: list[int]) -> dict[int, int]:
         """Lays the tree up to the last of these ports; the index of each that could have its own.
 
-        A port whose index or slot something else has taken is left out of the answer.
+        A port whose index or slot is in use is left out of the answer.
         """
         if self.base is None:
             return {}
@@ -208,7 +208,7 @@ class PcieBuild:
     def _root_slot(self) -> int:
         if not self._root_slots:
             raise Unplannable(
-                "pcie.0: expected a free slot for an expander bus, found all taken",
+                "pcie.0: expected a free slot for an expander bus, found none",
                 hint="move devices of the document behind root ports",
             )
         return self._root_slots.pop(0)

@@ -105,8 +105,8 @@ def best_ones(
     addresses: dict[Bdf, GuestAddress],
     right: dict[int, GuestAddress],
 ) -> dict[int, GuestAddress]:
-    """Of the seats on their cell, those behind their own port, and those whose port something else
-    has taken, which no move would better."""
+    """Of the places on their cell, those behind their own port, and those whose port something else
+    occupies, which no move would improve."""
     if base is None or not right:
         return {}
     ideal = {s.position for s in assignments if _is_ideal(s, addresses, stated, tree, base)}

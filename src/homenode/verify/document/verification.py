@@ -19,7 +19,7 @@ from homenode.verify.document.versions import versions_on_host
 from homenode.verify.domain_facts import DomainFacts, domain_facts
 
 _NOT_CHECKED = "the host's KVM and VFIO, and the files of disks, networks, emulator and firmware"
-"""What a start needs besides, and no capture of a host has."""
+"""What else a start needs, and no capture of a host has."""
 
 
 def verify_document(

@@ -156,6 +156,15 @@ def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
         assert what in found.detail
 
 
+def test_a_function_of_a_gpu_with_vgpus_that_is_none_itself_is_critical() -> None:
+    for bdf, fix in (("81:00.1", UUIDS[0]), ("81:00.4", "current_vgpu_type"), ("12:00.4", "type")):
+        made = tuned(divided(), devices=(Bdf.parse(bdf),)).plan
+        (found,) = [f for f in made.findings if f.id == "vgpu-missing"]
+        assert found.severity == "critical" and fix in str(found.fix)
+    fine = tuned(divided(), devices=(Bdf.parse("12:00.1"),), mediated=(UUIDS[0],)).plan
+    assert "vgpu-missing" not in {f.id for f in fine.findings}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -32,15 +32,28 @@ REFUSED_FOR = {
 """What each target is refused for here; the others take every plan."""
 
 
+LARGE = ("x86-2p8n128c256t-64gpu",)
+"""Hosts that are planned with one layout here, and with every one in the lab."""
+
 TWICE = {"x86-2p2n16c32t-isolated-pus", "small-2n8c-2gpu", "gh200x4"}
 """Hosts on which the file that came of a plan is planned again."""
 
 
 @pytest.mark.parametrize("name", shipped_hosts())
 def test_a_plan_becomes_a_file_that_says_it_or_a_refusal(name: str) -> None:
+    become_files(name, ("pin-numa-pci",) if name in LARGE else tuple(PRESETS))
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("name", LARGE)
+def test_every_layout_of_a_large_host_becomes_a_file_or_a_refusal(name: str) -> None:
+    become_files(name, tuple(PRESETS))
+
+
+def become_files(name: str, layouts: tuple[str, ...]) -> None:
     host = host_named(name)
     gpus = min(len(host.devices_of_kind(DeviceKind.GPU)), 2) or None
-    for layout, target in product(PRESETS, TARGETS):
+    for layout, target in product(layouts, TARGETS):
         wanted = options(layout, gpu_count=gpus)
         try:
             planned = rendered(target, name, wanted)

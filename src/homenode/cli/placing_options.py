@@ -296,6 +296,13 @@ def plan_options(
     host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)
     emulator_pus = placement.emulator_pus
     mediated = {text for text in vm.device if canonical_uuid(text) is not None}
+    for text in vm.device:
+        if text.startswith("MIG-"):
+            raise UsageError(
+                f"--device {text}: expected a PCI address or a mediated device, found a MIG "
+                "instance, which serves processes and containers of the host alone",
+                hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
+            )
     return PlanOptions(
         layout=layout.layout,
         objective=layout.objective,

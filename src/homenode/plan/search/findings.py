@@ -1,7 +1,7 @@
 """Findings: what the user should know of a placement that works."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -60,6 +60,7 @@ def _parts_of_gpus(
         if gpu.physical_function is not None:
             continue
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
+        yield from _without_vgpu(host, gpu, devices, mediated)
         own = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
         holders = (
             others.holder(one)
@@ -88,6 +89,31 @@ def _parts_of_gpus(
                 + (f", some of {listed(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
+
+
+def _without_vgpu(
+    host: Host, gpu: PciDevice, devices: Sequence[Bdf], mediated: Mapping[Bdf, str]
+) -> Iterator[PlanFinding]:
+    """Virtual functions of a GPU with vGPUs, passed by their address, that are none themselves."""
+    parts = {part.bdf: part for part in gpu.parts if part.is_for_vms and part.profile is not None}
+    for bdf in devices:
+        function = host.device_at[bdf]
+        if function.physical_function != gpu.bdf or not parts or bdf in mediated:
+            continue
+        part = parts.get(bdf)
+        if part is not None and part.uuid is None:
+            continue
+        yield PlanFinding(
+            id="vgpu-missing",
+            severity="critical",
+            subject=str(bdf),
+            detail="it has no vGPU type, so the VM's start fails"
+            if part is None
+            else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
+            fix="write a type to its nvidia/current_vgpu_type, or choose another part"
+            if part is None
+            else f"--device {part.uuid}",
+        )
 
 
 def _parts_counted(gpu: PciDevice) -> str:

@@ -91,6 +91,8 @@ def head_line(kind: str, value: Any) -> str:
 
 def line(value: Any) -> str:
     """A line of a value. Fields at their defaults are left out."""
+    if isinstance(value, msgspec.Struct):  # which says itself what is left out
+        return msgspec.json.encode(value, enc_hook=_to_text).decode() + "\n"
     return _line(_changed_fields(value))
 
 
@@ -134,6 +136,15 @@ def decode_journal(
         where = f"{source}:{number}"
         found.append(convert(decode_record(text, where), kind, entry, where))
     return first, tuple(found)
+
+
+def plain_lines(text: bytes, of: type[T]) -> list[T] | None:
+    """The values of whole lines of one type, in one step; None where any line is not one."""
+    try:
+        found = msgspec.json.Decoder(of, dec_hook=_from_text).decode_lines(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
+        return None
+    return found if len(found) == text.count(b"\n") else None
 
 
 def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from homenode.analyse.alternative import alternatives
@@ -287,7 +288,9 @@ def test_placement_states_are_never_pooled() -> None:
 def test_zeroes_are_refused_and_said() -> None:
     rng = random.Random(8)
     first, second = pair(rng, 0.0, "memory-latency")
-    zeroes = Run(second.head, tuple(replace(sample, value=0.0) for sample in second.samples))
+    zeroes = Run(
+        second.head, tuple(msgspec.structs.replace(sample, value=0.0) for sample in second.samples)
+    )
     comparison = compared(first, zeroes)
     assert not comparison.effects
     (doubt,) = comparison.doubts
@@ -317,7 +320,9 @@ def test_disturbed_samples_are_left_out_while_others_are_there() -> None:
     noisy = Run(
         second.head,
         tuple(
-            replace(one, value=one.value / 3, disturbed=True) if one.number < 7 else one
+            msgspec.structs.replace(one, value=one.value / 3, disturbed=True)
+            if one.number < 7
+            else one
             for one in second.samples
         ),
     )

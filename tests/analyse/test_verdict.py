@@ -4,6 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from homenode.analyse.comparison import EvidenceLevel
@@ -141,7 +142,9 @@ def test_measured_zero_latencies_stop_the_answer_for_latency_alone() -> None:
     zeroed = [
         Run(
             run.head,
-            tuple(replace(s, value=0.0) if s.unit == "ns" else s for s in run.samples),
+            tuple(
+                msgspec.structs.replace(s, value=0.0) if s.unit == "ns" else s for s in run.samples
+            ),
         )
         for run in runs
     ]
@@ -287,7 +290,10 @@ def test_one_run_of_each_configuration_comes_to_the_articles_recommendation(
     runs = [
         Run(
             replace(run.head, origin=Origin.IMPORTED, unusable=(), source=None),
-            tuple(replace(sample, statistic=Statistic.SAMPLE) for sample in run.samples),
+            tuple(
+                msgspec.structs.replace(sample, statistic=Statistic.SAMPLE)
+                for sample in run.samples
+            ),
         )
         for run in _printed(system)
     ]

@@ -51,10 +51,7 @@ def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
 
 def narrowed(alternative: Alternative, metrics: frozenset[str]) -> Alternative:
     """The alternative with the samples of these metrics only."""
-    runs = tuple(
-        Run(run.head, tuple(sample for sample in run.samples if sample.metric in metrics))
-        for run in alternative.runs
-    )
+    runs = tuple(run.only(lambda key: key.metric in metrics) for run in alternative.runs)
     return replace(alternative, runs=runs)
 
 

@@ -5,7 +5,6 @@ from itertools import chain
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import ORDER, Doubt
-from homenode.analyse.summary import is_refused
 from homenode.plan.layout import GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, RunHead
 from homenode.results.vantage import Vantage
@@ -58,7 +57,7 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
                 cause="emulated run: tests the workflow only",
                 remedy="measure on the machine itself",
             )
-        refused = sorted({sample.metric for sample in run.samples if is_refused(sample)})
+        refused = sorted({sample.metric for sample in run.refused})
         if refused:
             detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
             yield Doubt(
@@ -190,7 +189,7 @@ def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:
         any(gpu.node is None for gpu in run.head.gpus)
         or (not run.head.gpus and alternative.switches.pcie is GuestPcie.AS_IT_WAS)
         for run in alternative.runs
-        if any(sample.metric.startswith(_GPU_METRICS) for sample in run.samples)
+        if any(key.metric.startswith(_GPU_METRICS) for key in run.groups)
     )
     if not nodeless:
         return

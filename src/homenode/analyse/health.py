@@ -34,9 +34,10 @@ def figure_findings(runs: Sequence[Run]) -> tuple[Finding, ...]:
 def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
     for run in runs:
         by_size: dict[int, list[float]] = {}
-        for one in run.samples:
-            if one.metric.endswith("-busbw") and one.size_bytes is not None and one.value > 0:
-                by_size.setdefault(one.size_bytes, []).append(one.value)
+        for key, samples in run.groups.items():
+            if key.metric.endswith("-busbw") and key.size_bytes is not None:
+                values = [one.value for one in samples]
+                by_size.setdefault(key.size_bytes, []).extend(values)
         points = sorted((size, statistics.median(values)) for size, values in by_size.items())
         if not points:
             continue
@@ -59,11 +60,12 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
     for metric, what in (("h2d-bandwidth", "host to device"), ("d2h-bandwidth", "device to host")):
         for run in runs:
             by_gpu: dict[object, list[float]] = {}
-            for one in run.samples:
-                if one.metric == metric and one.variant is None and one.size_bytes is None:
-                    by_gpu.setdefault(one.device or one.index, []).append(one.value)
+            for key, samples in run.groups.items():
+                if key.metric == metric and key.variant is None and key.size_bytes is None:
+                    values = [one.value for one in samples]
+                    by_gpu.setdefault(key.device or key.position, []).extend(values)
             medians = [statistics.median(values) for values in by_gpu.values()]
-            low = [value for value in medians if 0 < value < LOW_COPY_BYTES_PER_S]
+            low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
             if low:
                 yield Finding(
                     id="h2d-low",

@@ -20,6 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import msgspec
+
 from homenode.plan.layout import Pinning
 from homenode.results.model import MOVING, UNSETTLED, Run, Sample
 from homenode.results.placement_states import classes_of, latency_name
@@ -48,7 +50,7 @@ _Names = dict[tuple[int, _Where, str], str | None]
 def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
     """The runs of some alternatives, with states named alike over all of them."""
     runs = [run for group in groups for run in group]
-    if not any(sample.state is not None for run in runs for sample in run.samples):
+    if not any(key.state is not None for run in runs for key in run.groups):
         return tuple(map(tuple, groups))
     named = _applied(groups, _joint_names(runs))
     return _applied(named, _usual_names(named))
@@ -155,7 +157,9 @@ def _renamed(run: Run, place: int, names: _Names) -> Run:
     samples = []
     for sample in run.samples:
         key = (place, _where(sample), sample.state or "")
-        samples.append(replace(sample, state=names[key]) if key in names else sample)
+        samples.append(
+            msgspec.structs.replace(sample, state=names[key]) if key in names else sample
+        )
     return replace(run, samples=tuple(samples))
 
 

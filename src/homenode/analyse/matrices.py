@@ -8,9 +8,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.summary import is_refused
 from homenode.bdf import Bdf
-from homenode.results.model import Sample
+from homenode.results.model import SampleKey
 
 _PAIR = re.compile(r"(\d{1,6}) to (\d{1,6})", re.ASCII)
 _SEVERAL = ("memory binding", "several nodes")
@@ -85,16 +84,15 @@ def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
     found: dict[MatrixKey, dict[tuple[Place, Place], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
     for run in alternative.runs:
-        for sample in run.samples:
-            if is_refused(sample):
-                continue
-            if (placed := _placed(sample)) is not None:
+        for one, samples in run.groups.items():
+            values = [sample.value for sample in samples]
+            if (placed := _placed(one)) is not None:
                 axes, place = placed
-                key = MatrixKey(sample.metric, sample.unit, axes.variant, axes.rows, axes.columns)
-                found.setdefault(key, {}).setdefault(place, []).append(sample.value)
-            elif sample.metric == "p2p-bandwidth" and sample.index is not None:
-                key = MatrixKey(sample.metric, sample.unit, sample.variant, Axis.GPU, Axis.GPU)
-                pairs_of_gpus.setdefault(key, {}).setdefault(sample.index, []).append(sample.value)
+                key = MatrixKey(one.metric, one.unit, axes.variant, axes.rows, axes.columns)
+                found.setdefault(key, {}).setdefault(place, []).extend(values)
+            elif one.metric == "p2p-bandwidth" and one.position is not None:
+                key = MatrixKey(one.metric, one.unit, one.variant, Axis.GPU, Axis.GPU)
+                pairs_of_gpus.setdefault(key, {}).setdefault(one.position, []).extend(values)
     for key, by_index in pairs_of_gpus.items():
         if (cells := _square(by_index)) is not None:
             found.setdefault(key, cells)
@@ -132,27 +130,27 @@ class _Axes(NamedTuple):
     variant: str | None
 
 
-def _placed(sample: Sample) -> tuple[_Axes, tuple[Place, Place]] | None:
-    if sample.size_bytes is not None:
+def _placed(one: SampleKey) -> tuple[_Axes, tuple[Place, Place]] | None:
+    if one.size_bytes is not None:
         return None
-    has_gpu = sample.device is not None or sample.index is not None
-    if sample.node is not None and sample.peer_node is not None:
-        nodes = Place(Axis.NODE, sample.node, None), Place(Axis.NODE, sample.peer_node, None)
-        return _Axes(Axis.NODE, Axis.NODE, sample.variant), nodes
-    if sample.node is not None and has_gpu and sample.peer is None:
-        gpu = Place(Axis.GPU, sample.index or 0, sample.device)
-        return _Axes(Axis.NODE, Axis.GPU, sample.variant), (
-            Place(Axis.NODE, sample.node, None),
+    has_gpu = one.device is not None or one.position is not None
+    if one.node is not None and one.peer_node is not None:
+        nodes = Place(Axis.NODE, one.node, None), Place(Axis.NODE, one.peer_node, None)
+        return _Axes(Axis.NODE, Axis.NODE, one.variant), nodes
+    if one.node is not None and has_gpu and one.peer is None:
+        gpu = Place(Axis.GPU, one.position or 0, one.device)
+        return _Axes(Axis.NODE, Axis.GPU, one.variant), (
+            Place(Axis.NODE, one.node, None),
             gpu,
         )
-    if sample.device is not None and sample.peer is not None:
-        pair = Place(Axis.GPU, 0, sample.device), Place(Axis.GPU, 0, sample.peer)
-        return _Axes(Axis.GPU, Axis.GPU, sample.variant), pair
-    if sample.metric == "core-to-core-latency" and sample.variant is not None:
-        found = _PAIR.fullmatch(sample.variant)
+    if one.device is not None and one.peer is not None:
+        pair = Place(Axis.GPU, 0, one.device), Place(Axis.GPU, 0, one.peer)
+        return _Axes(Axis.GPU, Axis.GPU, one.variant), pair
+    if one.metric == "core-to-core-latency" and one.variant is not None:
+        found = _PAIR.fullmatch(one.variant)
         if found is not None:
-            one, other = (Place(Axis.PU, int(part), None) for part in found.groups())
-            return _Axes(Axis.PU, Axis.PU, None), (one, other)
+            pu, other = (Place(Axis.PU, int(part), None) for part in found.groups())
+            return _Axes(Axis.PU, Axis.PU, None), (pu, other)
     return None
 
 

@@ -5,8 +5,10 @@ is the node that copies are clearly fastest from: derived by measuring, and said
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
+
+import msgspec
 
 from homenode.measure.bindings.evidence import JobEvidence, device_of, measured_homes
 from homenode.measure.bindings.experiments import Mode
@@ -137,7 +139,9 @@ def _run(label: str, boot: str, part: list[tuple[JobEvidence, Sample]]) -> Run:
         block=first.block,
     )
     samples = (
-        replace(one, boot=0, device=None, node=None, peer=None, index=gpus.index(device_of(one)))
+        msgspec.structs.replace(
+            one, boot=0, device=None, node=None, peer=None, index=gpus.index(device_of(one))
+        )
         for _, one in part
     )
     return Run(head, tuple(samples))

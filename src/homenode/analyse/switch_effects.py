@@ -13,7 +13,7 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import PRINTED, Effect, Outcome
 from homenode.analyse.outcomes import is_large
 from homenode.metrics import METRICS
-from homenode.results.model import Run, Sample
+from homenode.results.model import SampleKey
 
 PRINTED_MATTERS = 0.10
 """Single printed figures that are nearer than this give nothing: their noise is unknown."""
@@ -79,24 +79,16 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
 
 def _over_all(alternative: Alternative) -> Alternative:
     """Without samples of single sizes, nodes and pairs: they stand for nothing but themselves."""
-    runs = tuple(
-        Run(
-            run.head,
-            tuple(
-                sample
-                for sample in run.samples
-                if sample.size_bytes is None and sample.node is None and _may_stand(sample)
-            ),
-        )
-        for run in alternative.runs
-    )
-    return replace(alternative, runs=runs)
+    return replace(alternative, runs=tuple(run.only(_may_stand) for run in alternative.runs))
 
 
-def _may_stand(sample: Sample) -> bool:
-    metric = METRICS.get(sample.metric)
-    return metric is not None and (
-        metric.control or metric.worst_device or sample.variant in (None, metric.headline)
+def _may_stand(key: SampleKey) -> bool:
+    metric = METRICS.get(key.metric)
+    return (
+        metric is not None
+        and key.size_bytes is None
+        and key.node is None
+        and (metric.control or metric.worst_device or key.variant in (None, metric.headline))
     )
 
 

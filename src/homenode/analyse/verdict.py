@@ -8,7 +8,6 @@ from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.comparison import Doubt, EvidenceLevel, once
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.ranking import Position, RankedResult, Ranking, ranking_for
-from homenode.analyse.summary import is_refused
 from homenode.findings import Finding
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
@@ -235,15 +234,15 @@ def _stops(runs: Sequence[Run]) -> tuple[Reason, ...]:
 
 def _is_refused(runs: Sequence[Run], metric: str) -> bool:
     """Whether every figure of a metric is one that no machine gives."""
-    samples = [one for run in runs for one in run.samples if one.metric == metric]
-    return bool(samples) and all(map(is_refused, samples))
+    refused = any(one.metric == metric for run in runs for one in run.refused)
+    return refused and not any(key.metric == metric for run in runs for key in run.groups)
 
 
 def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
     if not used or any(run.head.origin is Origin.PUBLISHED for one in used for run in one.runs):
         return None
     counts = [
-        len({(place, s.boot) for place, run in enumerate(one.runs) for s in run.samples})
+        len({(place, key.boot) for place, run in enumerate(one.runs) for key in run.groups})
         for one in used
     ]
     return min(counts), max(counts)

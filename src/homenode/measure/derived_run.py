@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -191,7 +193,7 @@ def _samples(record: RunRecord, read: Sequence[_Read]) -> tuple[tuple[Sample, ..
             if placed.bracket is not None:
                 state = states.labels[place_of[number, placed.at_ns, placed.bracket]]
             found.append(
-                replace(
+                msgspec.structs.replace(
                     placed.sample,
                     state=state,
                     device=_on_host(placed.sample.device, on_host),

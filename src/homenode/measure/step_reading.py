@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
+
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -181,7 +183,7 @@ def _half_peak(curve: CollectiveCurve | None) -> tuple[Sample, ...]:
 
 
 def _varied(one: Sample, *words: str | None) -> Sample:
-    return replace(one, variant=", ".join(filter(None, words)) or None)
+    return msgspec.structs.replace(one, variant=", ".join(filter(None, words)) or None)
 
 
 def _choices(test: BenchTest, text: str) -> Figures:
@@ -251,6 +253,7 @@ def disturbed(reading: StepReading) -> StepReading:
     return replace(
         reading,
         placed=tuple(
-            replace(one, sample=replace(one.sample, disturbed=True)) for one in reading.placed
+            replace(one, sample=msgspec.structs.replace(one.sample, disturbed=True))
+            for one in reading.placed
         ),
     )

@@ -5,8 +5,15 @@ that others have published have the same shape, with `origin` and `statistic` sa
 """
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -131,10 +138,10 @@ class GpuPlace:
     node: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One figure, in its metric's own unit (homenode.metrics).
 
+    A Struct, because a results folder has millions: read in a seventh of a dataclass's time.
     device, peer: the GPU, and the other one of a pair: host addresses where the run says
     `host_addresses`, else those that the suite saw. index: position in a tool's own order where
     nothing better is known; never used to pair. node, peer_node: where the memory or the thread
@@ -204,12 +211,68 @@ class RunHead:
     block: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+class SampleKey(NamedTuple):
+    """What samples of a run share that are repeats of one measurement in one boot. position: the
+    index of a Sample."""
+
+    metric: str
+    unit: str
+    variant: str | None
+    size_bytes: int | None
+    node: int | None
+    peer_node: int | None
+    device: Bdf | None
+    peer: Bdf | None
+    state: str | None
+    position: int | None
+    boot: int
+
+
+_FIELDS = attrgetter(*("index" if one == "position" else one for one in SampleKey._fields))
+
+
+_LEAST, _MOST = 1e-12, 1e30
+"""No unit of ours leads beyond these; arithmetic on what lies between cannot overflow."""
+
+
+def is_refused(sample: Sample) -> bool:
+    """A figure that no machine gives: every metric is a rate or a time, above zero and bounded."""
+    return not _LEAST < sample.value < _MOST
+
+
+@dataclass(frozen=True)
 class Run:
     """One results folder."""
 
     head: RunHead
     samples: tuple[Sample, ...]
+
+    @cached_property
+    def groups(self) -> Mapping[SampleKey, Sequence[Sample]]:
+        """Samples that are not refused, by what they share. Made once: whatever reads a run by
+        series reads a fifth as much."""
+        by_fields: dict[tuple[object, ...], list[Sample]] = {}
+        for sample in self.samples:
+            if _LEAST < sample.value < _MOST:
+                fields = _FIELDS(sample)
+                if (group := by_fields.get(fields)) is None:
+                    group = by_fields[fields] = []
+                group.append(sample)
+        return {SampleKey._make(fields): group for fields, group in by_fields.items()}
+
+    @cached_property
+    def refused(self) -> tuple[Sample, ...]:
+        """Samples whose figures no machine gives."""
+        return tuple([one for one in self.samples if not _LEAST < one.value < _MOST])
+
+    def only(self, is_wanted: Callable[[SampleKey], bool]) -> "Run":
+        """The run with these groups of its samples, and what was refused of the same metrics."""
+        groups = {key: group for key, group in self.groups.items() if is_wanted(key)}
+        metrics = {key.metric for key in self.groups} - {key.metric for key in groups}
+        refused = tuple([one for one in self.refused if one.metric not in metrics])
+        run = Run(self.head, (*chain.from_iterable(groups.values()), *refused))
+        run.__dict__.update(groups=groups, refused=refused)  # as cached_property keeps them
+        return run
 
 
 def host_kind(host: Host) -> str:

@@ -1,8 +1,10 @@
 """Figures: what a tool's output comes to, before it is known of which run it is."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from homenode.findings import Finding
 from homenode.gap import Gap
@@ -59,7 +61,7 @@ def numbered(samples: Iterable[Sample]) -> tuple[Sample, ...]:
         )
         number = seen.get(series, 0)
         seen[series] = number + 1
-        found.append(replace(sample, number=number))
+        found.append(msgspec.structs.replace(sample, number=number))
     return tuple(found)
 
 

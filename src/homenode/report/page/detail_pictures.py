@@ -4,7 +4,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.summary import is_refused
 from homenode.analyse.words import figure_text
 from homenode.measure.figures.processors import DEVIATION
 from homenode.metrics import METRICS, Metric
@@ -166,13 +165,14 @@ def _device_figures(one: Alternative) -> dict[str, dict[object, list[float]]]:
     """Figures of single GPUs, by metric: of no pair, node or size."""
     found: dict[str, dict[object, list[float]]] = {}
     for run in one.runs:
-        for sample in run.samples:
-            if sample.metric not in _BY_DEVICE or sample.node is not None or is_refused(sample):
+        for key, samples in run.groups.items():
+            if key.metric not in _BY_DEVICE or key.node is not None:
                 continue
-            device = sample.index if sample.device is None else sample.device
-            others = (sample.peer, sample.size_bytes, sample.variant)
+            device = key.position if key.device is None else key.device
+            others = (key.peer, key.size_bytes, key.variant)
             if device is not None and others == (None, None, None):
-                found.setdefault(sample.metric, {}).setdefault(device, []).append(sample.value)
+                values = [one.value for one in samples]
+                found.setdefault(key.metric, {}).setdefault(device, []).extend(values)
     return found
 
 

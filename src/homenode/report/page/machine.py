@@ -184,7 +184,7 @@ def _verdicts(
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
     if not measured:
         return ()
-    runs = () if system is not None else tuple(map(_decisive, measured))
+    runs = () if system is not None else tuple(measured)
     machine: MachineFacts
     if host is not None:
         machine = facts_of_host(host, publications)
@@ -226,18 +226,6 @@ def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
         else run
         for run in runs
     )
-
-
-def _decisive(run: Run) -> Run:
-    """Without the points of curves, and the cells of matrices whose metric has figures over all:
-    no verdict reads them, and they are most of a run."""
-    over_all = {s.metric for s in run.samples if s.size_bytes is None and s.node is None}
-    kept = (
-        s
-        for s in run.samples
-        if s.size_bytes is None and (s.node is None or s.metric not in over_all)
-    )
-    return Run(run.head, tuple(kept))
 
 
 def _order(one: Alternative) -> int:

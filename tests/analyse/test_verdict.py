@@ -162,7 +162,7 @@ def test_ibm_wants_expander_buses() -> None:
 
 def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
     memory_bound = published("GH200 x4", Objective.DEVICE_TRANSFER)
-    assert memory_bound.choice == "memory and CPUs on the GPU's own node"
+    assert memory_bound.choice == "the GPU's own node"
     assert memory_bound.layout == "pin-numa-pci"
     assert memory_bound.why(ReasonId.NO_LAYOUT)
     (source,) = memory_bound.published

@@ -20,7 +20,8 @@ def sentence_of(verdict: Verdict) -> str:
 
 
 def effect_text(verdict: Verdict) -> str:
-    """What the choice gives, in a few words: "561.2 GB/s, 7.3 x default"; "" where no figure is."""
+    """What the choice gives, in a few words: "561.2 GB/s, 7.3 x default"; "18.4 GB/s, like default
+    (20.2 GB/s)" where it is no worse; "" where no figure is."""
     for metric in _metrics(verdict):
         results = verdict.on(metric)
         own = next((one for one in results if one.alternative == verdict.choice), None)
@@ -30,7 +31,9 @@ def effect_text(verdict: Verdict) -> str:
         others = [one for one in results if one is not own]
         base = next((one for one in others if one.alternative == "default"), None)
         base = next(iter(others), None) if base is None else base
-        if base is not None:
+        if base is not None and base.alternative in verdict.also:
+            said += f", like {base.alternative} ({figure_text(base.value, base.unit)})"
+        elif base is not None:
             said += f", {multiple_text(own.value / base.value)} {base.alternative}"
         maybe = verdict.why(ReasonId.MAY_BE_BETTER)
         return said if maybe is None else f"{said}; {maybe.alternative} may be better"

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from homenode.analyse.comparison import PRINTED, EvidenceLevel
+from homenode.analyse.comparison import PRINTED, Doubt, EvidenceLevel
 from homenode.analyse.statement import ground_of, sentence_of, source_sentence
 from homenode.analyse.verdict import ReasonId, Verdict, Verdicts
 from homenode.report.terminal_text import AsciiWhereNeeded
@@ -56,10 +56,16 @@ def answer_of(verdict: Verdict) -> str:
     return answer
 
 
-def doubts_of(verdict: Verdict) -> tuple[str, ...]:
-    """The doubts that its level does not say already, with remedies."""
+def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
+    """The doubts that its level does not say already, with remedies. listed: elsewhere, in full."""
     stated = [one for one in verdict.doubts if one.id not in SAID_BY_LEVEL]
-    return tuple(f"{one.detail}; {one.remedy}; likely cause: {one.cause}" for one in stated)
+    known = {one.id for one in listed}
+    return tuple(
+        f"{one.id}: {one.detail}"
+        if one.id in known
+        else f"{one.detail}; {one.remedy}; likely cause: {one.cause}"
+        for one in stated
+    )
 
 
 def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[RenderableType]:

@@ -98,16 +98,15 @@ class MachinePart:
 class Document:
     """A report. made: when and by what. hatches: patterns that its topology pictures share.
 
-    chain: from figures of collectives to a cause. objectives: (name, the metrics that decide), the
-    columns of the decisions. sources, field: what
-    publications say of no machine, and figures that decide nothing. skipped: folders that were
-    left out, with the reason.
+    chain: from figures of collectives to a cause. objectives: (name, use, the metrics that decide),
+    the columns of the decisions. sources, field: what publications say of no single machine, and
+    figures that decide nothing. skipped: folders that were left out, with the reason.
     """
 
     title: str
     made: str
     runs: int
-    objectives: tuple[tuple[str, str], ...]
+    objectives: tuple[tuple[str, str, str], ...]
     across: tuple[Picture, ...]
     chain: tuple[ChainLink, ...]
     link_speeds: tuple[LinkSpeedRow, ...]
@@ -149,7 +148,7 @@ def document_of(
         title,
         made,
         sum(len(machine.runs) for machine in machines),
-        tuple((str(one), titles_of(one)) for one in Objective),
+        tuple((str(one), one.use, titles_of(one)) for one in Objective),
         tuple(across_pictures(machines)),
         collective_chain(machines),
         link_speed_rows(machines, anchors),

@@ -36,12 +36,12 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """A GPU or NIC and its link. node, link: in words."""
+    """GPUs or NICs of one model on one node with equal links. node, link: in words."""
 
-    device: str
     name: str
     node: str
     link: str
+    addresses: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +130,12 @@ def _map(title: str, host: Host, plan: Plan | None, with_style: bool) -> Map:
 
 
 def _links(host: Host) -> tuple[LinkRow, ...]:
-    found = []
+    found: dict[tuple[str, str, str], list[str]] = {}
     for kind in (DeviceKind.GPU, DeviceKind.NIC):
         for device in host.devices_of_kind(kind):
             if device.physical_function is None:
                 node = "unknown" if device.node is None else str(device.node)
                 link = link_text(device.link) or "unknown"
-                found.append(
-                    LinkRow(str(device.bdf), device_model(device) or str(kind), node, link)
-                )
-    return tuple(found)
+                alike = (device_model(device) or str(kind), node, link)
+                found.setdefault(alike, []).append(str(device.bdf))
+    return tuple(LinkRow(*alike, tuple(addresses)) for alike, addresses in found.items())

@@ -190,9 +190,7 @@ def path_pictures(machine: Machine) -> Iterator[Picture]:
             paths, note = meant, "what the layout means on this kind of host; no plan is published"
         else:
             continue
-        yield Picture(
-            f"{one.label}: host and guest", f"{note}. {paths_text(paths)}", paths_picture(paths)
-        )
+        yield Picture(one.label, f"{note}. {paths_text(paths)}", paths_picture(paths))
 
 
 def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:

@@ -1,6 +1,6 @@
 """Printed: what publications say of a machine, word for word, and what of it follows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from homenode.analyse.words import figure_text, multiple_text
@@ -53,7 +53,8 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """What a publication says of no machine in particular. advice: (quote, what homenode does)."""
+    """What a publication says of no machine in particular, or of several. advice: (quote, what
+    homenode does)."""
 
     title: str
     advice: tuple[tuple[str, str], ...]
@@ -89,9 +90,17 @@ def source_parts(publications: Sequence[Publication], drawn: Iterable[str]) -> l
             SourcePart(
                 f"{one.id}: {one.title}, {one.publisher}, {one.dated}",
                 tuple((r.source, r.ours or "") for r in one.remarks if r.is_advice),
-                tuple(r.source for r in one.remarks if not r.is_advice and not r.systems),
+                tuple(
+                    _of_several(r.systems, r.source)
+                    for r in one.remarks
+                    if not r.is_advice and _is_shared(r.systems, names)
+                ),
                 tuple(figures),
-                tuple(note_text(note) for note in one.notes if not note.systems),
+                tuple(
+                    _of_several(note.systems, note_text(note))
+                    for note in one.notes
+                    if _is_shared(note.systems, names)
+                ),
             )
         )
     return found
@@ -109,6 +118,15 @@ def field_reports(publications: Sequence[Publication]) -> tuple[tuple[FieldRepor
 def note_text(note: Note) -> str:
     """A note with its arithmetic."""
     return f"{note.certainty}: {note.text}" + "".join(f" [{line}]" for line in note.arithmetic)
+
+
+def _is_shared(systems: Sequence[str], drawn: Set[str]) -> bool:
+    """What is about no machine in particular, or about several, is said once for all."""
+    return not systems or (len(systems) > 1 and not drawn.isdisjoint(systems))
+
+
+def _of_several(systems: Sequence[str], text: str) -> str:
+    return f"{', '.join(systems)}: {text}" if systems else text
 
 
 def _is_general(one: Publication) -> bool:
@@ -144,10 +162,10 @@ def _of(publication: Publication, machine: Machine) -> Printed:
         tuple(
             _claim_row(publication, claim)
             for claim in publication.claims
-            if system.name in (claim.system, claim.against_system)
+            if claim.against_system == system.name  # ratios to another machine: with the other
         ),
-        tuple(note_text(note) for note in publication.notes if system.name in note.systems),
-        tuple(one.source for one in publication.remarks if system.name in one.systems),
+        tuple(note_text(one) for one in publication.notes if one.systems == (system.name,)),
+        tuple(one.source for one in publication.remarks if one.systems == (system.name,)),
     )
 
 

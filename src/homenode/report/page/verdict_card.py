@@ -46,8 +46,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class VerdictCard:
-    """One machine. grade: the word; tone: its look; reason: in a sentence. authors: what its
-    publications say of the whole machine, word for word."""
+    """One machine. grade: the word; tone: its look; reason: in a sentence. stop: why no layout is
+    named, in a few words. authors: what its publications say of the whole machine, word for word.
+    """
 
     name: str
     anchor: str
@@ -55,6 +56,7 @@ class VerdictCard:
     grade: str
     tone: str
     reason: str
+    stop: str
     answers: tuple[Answer, ...]
     authors: tuple[str, ...]
 
@@ -76,9 +78,25 @@ def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
         str(graded.grade),
         TONES[graded.grade],
         graded.reason,
-        tuple(_answer(one, evidence) for one in machine.verdicts),
+        _stop(machine) or graded.reason,
+        tuple(_answer(one, evidence, machine) for one in machine.verdicts),
         tuple(_authors(machine)),
     )
+
+
+def _stop(machine: Machine) -> str:
+    """The first of the findings that stop every recommendation, and how many are like it."""
+    findings = next((one.findings for one in machine.verdicts if one.findings), ())
+    if not findings:
+        return ""
+    first = findings[0]
+    like = sum(one.id == first.id for one in findings)
+    observed, expected = (
+        text.partition(":")[0].partition(", ")[0] for text in (first.observed, first.expected)
+    )
+    subject = first.subject if like == 1 else f"{first.subject} and {like - 1} more like it"
+    fix = f" Fix: {first.fix}" if first.fix else ""
+    return f"{subject}: found {observed}, expected {expected}.{fix}"
 
 
 def machine_line(machine: Machine) -> str:
@@ -88,7 +106,7 @@ def machine_line(machine: Machine) -> str:
         gpu = f"{system.gpus} x {system.gpu}" if system.gpu and system.gpus else system.gpu
         return ", ".join(filter(None, (gpu, system.cpu)))
     kinds = dict.fromkeys(run.head.host_kind for run in machine.runs if run.head.host_kind)
-    return "; ".join(kinds) or "machine not described by its results"
+    return "; ".join(kinds) or "the results do not name its processor and GPUs"
 
 
 def _authors(machine: Machine) -> Iterator[str]:
@@ -109,7 +127,7 @@ def _other(source: SourceVerdict, ours: Verdict) -> str:
     return ("\u2260 " if another else "") + f"{source.publication}: {theirs}"
 
 
-def _answer(one: Verdict, origins: str) -> Answer:
+def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
     said = [f"measure next: {one.measure_next}"] if one.measure_next is not None else []
     ground = ground_of(one)
     if origins and one.boots is not None:
@@ -125,5 +143,5 @@ def _answer(one: Verdict, origins: str) -> Answer:
         ground,
         "; ".join(other),
         tuple(source_sentence(source, one) for source in one.published),
-        tuple(dict.fromkeys((*said, *doubts_of(one)))),
+        tuple(dict.fromkeys((*said, *doubts_of(one, machine.doubts)))),
     )

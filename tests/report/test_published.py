@@ -1,5 +1,6 @@
 """The report of what others have published: each table and figure of theirs has its counterpart."""
 
+import html
 import re
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
 from homenode.report.page.render import report_html
 from homenode.sources import load_host
+from tests.shared_data import needs_shared, shared
 
 ARTICLE = ["H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 4080", "RTX 5090"]
 """In its own order."""
@@ -29,6 +31,17 @@ def machines() -> tuple[Machine, ...]:
 @pytest.fixture(scope="module")
 def document(machines: tuple[Machine, ...]) -> Document:
     return document_of(machines, (), "now", publications=publications())
+
+
+@pytest.fixture(scope="module")
+def sections(document: Document) -> dict[str, str]:
+    """The text of each section of the page, by its title."""
+    found = {}
+    for part in re.split(r"(?=<section )", report_html(document))[1:]:
+        title = re.search(r"<h2[^>]*>([^<]*)", part)
+        assert title is not None
+        found[title[1].strip()] = plain(html.unescape(re.sub(r"<[^>]*>", " ", part)))
+    return found
 
 
 def part_of(document: Document, name: str) -> MachinePart:
@@ -200,3 +213,98 @@ def test_the_chain_from_printed_collectives_to_a_cause_names_each_ground(
     assert "= 120 GB/s" in h200[1] and "140 GB/s" in h200[1]
     assert "homenode trial VM --tests collectives" in document.chain[-1].method
     assert 'id="collectives"' in report_html(document)
+
+
+def plain(text: str) -> str:
+    """With one kind of dash, minus and space."""
+    for odd, usual in (("\u2013", "-"), ("\u2212", "-"), ("\u00d7", "x"), ("\u2060", "")):
+        text = text.replace(odd, usual)
+    return " ".join(text.split())
+
+
+STUDY, SCRIPTS = "000_2d6e43fb326d5310.txt", "001_0e7d6af3fa4b28bb.txt"
+IBM, SDUMONT, XAPI = (
+    "002_3ec5936733e7fa59.txt", "003_babfeca1c0efd1b9.txt", "004_abbde5934c03793c.txt",
+)  # fmt: skip
+SLURM, XEN = ["GH200 x4"], ["Xen, 2 nodes of 16 cores"]
+
+CHECKLIST: list[tuple[str, str, str, str, list[str]]] = [
+    (STUDY, "test setup", "| GPU | Host CPU", "The RTX 4080 entry", ARTICLE),
+    (STUDY, "STREAM", "| System | default |", "The H200 host has four", ARTICLE),
+    (STUDY, "latency profile", "| Level | Latency", "Effect of vCPU", ["H200"]),
+    (STUDY, "DRAM latency of H200", "| H200 config |", "Pinning alone cut", ["H200"]),
+    (STUDY, "DRAM latency of MI350X", "| MI350X config |", "That is a useful", ["MI350X"]),
+    (STUDY, "sysbench", "| System | Config |", "This is the clearest", ["H200", "MI350X"]),
+    (STUDY, "pinning of the RTX 4080", "total CPU EVS from", " compared to", ["RTX 4080"]),
+    (STUDY, "matrix product", "| GPU | Time", "Matmul time was", ARTICLE),
+    (STUDY, "PCIe", "| GPU | H2D", "Server-class GPUs", ["Machines compared"]),
+    (STUDY, "NCCL of RTX PRO", "pinning gives +144%", "For this 8-GPU", ["RTX PRO 6000"]),
+    (STUDY, "NCCL of H200", "| Config | NUMA nodes |", "The H200 host has four NUMA", ["H200"]),
+    (STUDY, "NCCL of MI350X", "stable across all configs\n|", "The MI350X VF setup", ["MI350X"]),
+    (STUDY, "NCCL of RTX 5090", "flat at 0.53", "Summary: What", ["RTX 5090"]),
+    (STUDY, "what matters", "| Metric | vcpu_pin", "If you want one", ["Effects and risks"]),
+    (STUDY, "conclusions", "| System | Verdict |", "The biggest lesson", [
+        "Which layout to run, for what, and how sure that is",
+    ]),
+    (SCRIPTS, "latency by size", "| Array size", "For vCPU tuning this", ["Sources"]),
+    (SCRIPTS, "slow link", "A newer GPU (e.g.", "Device-to-device (internal", ["Sources"]),
+    (IBM, "copies before", "Running host_to", "Notice that four", ["HGX A100"]),
+    (IBM, "copies with threads", "Running host_to_device_memcpy_ce.\nThread", "The logs are", [
+        "HGX A100",
+    ]),
+    (IBM, "near and far, in the mean", "As a result, we observed", "image3", ["HGX A100"]),
+    (IBM, "latency, in the mean", "The same pattern appears", "image4", ["HGX A100"]),
+    (IBM, "copies after", "We would expect", "We also observe", ["HGX A100"]),
+    (SDUMONT, "hardware", "Component\tSpec", "Node Topology", SLURM),
+    (SDUMONT, "queues", "Queue\tType", "0.2.3 2.3", SLURM),
+    (SDUMONT, "tools", "Tool\tVersion", "0.3 3.", SLURM),
+    (SDUMONT, "scenarios", "Scenario\tJobs", "```\n[2]", SLURM),
+    (SDUMONT, "heat maps, in the mean", "Key Finding:", "This result is", SLURM),
+    (SDUMONT, "latency map, in the mean", "Latency Analysis:", "4.1.2 Shared", SLURM),
+    (SDUMONT, "GPU to GPU", "4. **GPU-to-GPU", "Recommendations", SLURM),
+    (SDUMONT, "recommendations", "Workload Type\tRec", "```\n[8]", SLURM),
+    (SDUMONT, "summary", "0   H2D Bandwidth", "0.5 5. Conclusions", SLURM),
+    (XAPI, "gain and loss", "The potential gain", "If the NUMA node is large", XEN),
+    (XAPI, "unbalanced hosts", "E.g. if you have 1 large VM", "We probably", XEN),
+    (XAPI, "test of the change", "I've tested this on a host", "None of those", XEN),
+]  # fmt: skip
+"""Each table and figure of the five sources: from where to where, and our sections with it."""
+
+INSTRUCTIONS = ("| Part | Meaning |", "| Offset | Register |", "| Value | Speed |")
+"""Tables without a figure of any machine: how to write PCIe registers, as doctor retrain does."""
+
+
+@needs_shared
+@pytest.mark.parametrize(
+    ("source", "what", "start", "end", "where"), CHECKLIST, ids=[one[1] for one in CHECKLIST]
+)
+def test_every_figure_of_the_sources_stands_in_the_report_as_it_is_printed(
+    sections: dict[str, str], source: str, what: str, start: str, end: str, where: list[str]
+) -> None:
+    text = shared(f"seeds/{source}").read_text(encoding="utf-8")
+    begins = text.index(start)
+    part = text[begins : text.index(end, begins)]
+    if part.startswith("|"):
+        part = part.partition("\n")[2]  # without the names of the columns
+    report = " ".join(sections[title] for title in where)
+    words = [word.strip("()[].,;:|*'<=~\u2018\u2019") for word in plain(part).split()]
+    figures = [word for word in words if re.search(r"\d", word)]
+    assert figures
+    assert not [one for one in figures if one not in report], what
+
+
+@needs_shared
+def test_the_checklist_leaves_out_no_table_of_the_sources() -> None:
+    for source in (STUDY, SCRIPTS, IBM, SDUMONT, XAPI):
+        text = shared(f"seeds/{source}").read_text(encoding="utf-8")
+        ranges = [
+            (begins := text.index(start), text.index(end, begins))
+            for of, _, start, end, _ in CHECKLIST if of == source
+        ]  # fmt: skip
+        tables = re.finditer(r"^\|.*\|\n\|[-|]+\|$", text, re.MULTILINE)
+        heads = [match.start() for match in tables]
+        heads += [match.start() for match in re.finditer(r"^Running \w+\.$", text, re.MULTILINE)]
+        for head in heads:
+            title = text[head:].partition("\n")[0]
+            is_listed = any(begins <= head < ends for begins, ends in ranges)
+            assert is_listed or title.startswith(INSTRUCTIONS), title

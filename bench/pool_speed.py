@@ -1,9 +1,10 @@
 """Pools: how long 1,000 and 10,000 hosts take, and shares of published traces under each policy.
 
-python bench/pool_speed.py               speed of show, place and the hook
+python bench/pool_speed.py               processor time of show, place and the hook
 python bench/pool_speed.py TRACES [N]    replays openb/ and numa-vms/ below TRACES, N orders
 """
 
+import random
 import resource
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from homenode.pool.flavour import default_flavours
 from homenode.pool.hook import Hook
+from homenode.pool.model import Pool
 from homenode.pool.outlook import outlook
 from homenode.pool.place import PoolPlaces
 from homenode.pool.replay.cells import CellPolicy, replay_cells
@@ -28,28 +30,44 @@ from homenode.pool.sources import load_pool
 LISTS = ("default", "multigpu20", "multigpu30", "multigpu40", "multigpu50")
 
 
-def speed(sources: list[str]) -> None:
-    begin = time.perf_counter()
-    pool = load_pool(sources)
-    loaded = time.perf_counter()
-    outlook(pool, default_flavours())
-    shown = time.perf_counter()
+def speed(what: str, pool: Pool, loaded_s: float) -> None:
+    begin = time.process_time()
+    found = outlook(pool, default_flavours())
+    shown = time.process_time()
     places = PoolPlaces(pool, default_flavours())
-    entered = time.perf_counter()
     list(islice(places.ranked(default_flavours()[1]), 3))
-    placed = time.perf_counter()
+    placed = time.process_time()
     hook = Hook(places, default_flavours())
-    hook.answer(b'{"vm":"first","gpus":2}')
-    answered = time.perf_counter()
-    for number in range(20):
-        hook.answer(f'{{"vm":"vm{number}","gpus":{1 << number % 3}}}'.encode())
-    end = time.perf_counter()
+    hook.prepare()
+    prepared = time.process_time()
+    took = []
+    for number in range(60):
+        at = time.process_time()
+        hook.answer(f'{{"vm":"new{number}","gpus":{1 << number % 3}}}'.encode())
+        took.append(time.process_time() - at)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
-        f"{len(pool.hosts)} hosts: load {loaded - begin:.2f} s, show {shown - loaded:.2f} s, "
-        f"place {placed - entered:.3f} s, a request of the hook "
-        f"{(end - answered) / 20 * 1000:.1f} ms; {peak} MiB"
+        f"{what}, {found.states} states: load {loaded_s:.2f} s, show {shown - begin:.2f} s, place "
+        f"{placed - shown:.2f} s, hook prepared in {prepared - placed:.2f} s, a request "
+        f"{sorted(took)[30] * 1000:.1f} ms (at most {max(took) * 1000:.0f}); {peak} MiB"
     )
+
+
+def loaded(source: str) -> tuple[Pool, float]:
+    begin = time.process_time()
+    return load_pool([source]), time.process_time() - begin
+
+
+def diverse(pool: Pool, vms: int, seed: int) -> Pool:
+    """The pool after so many VMs have been placed on hosts that were drawn, and a third gone."""
+    rng = random.Random(seed)
+    hook = Hook(places := PoolPlaces(pool, default_flavours()), default_flavours())
+    for number in range(vms):
+        gpus, host = rng.choice((1, 1, 2, 4)), rng.choice(pool.hosts).name
+        hook.answer(f'{{"vm":"vm{number}","gpus":{gpus},"hosts":["{host}"]}}'.encode())
+        if rng.random() < 1 / 3:
+            hook.answer(f'{{"vm":"vm{rng.randrange(number + 1)}","op":"remove"}}'.encode())
+    return places.pool()
 
 
 def replay(traces: Path, orders: int) -> None:
@@ -80,5 +98,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         replay(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 10)
     else:
-        speed(["hgx-h100*1000"])
-        speed(["hgx-h100*10000"])
+        for count in (1000, 10000):
+            pool, took = loaded(f"hgx-h100*{count}")
+            speed(f"{count} hosts alike", pool, took)
+            speed(f"{count} hosts in use", diverse(pool, 3 * count, 1), took)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.plan.search.distances import distance_matrix
-from homenode.plan.search.fewest import fewest
+from homenode.plan.search.supply import fewest
 from tests.small_hosts import even_host
 
 

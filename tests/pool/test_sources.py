@@ -10,10 +10,9 @@ from homenode.domain.read import read_guest
 from homenode.errors import InputError, UsageError
 from homenode.formats import line
 from homenode.pool.flavour import default_flavours
-from homenode.pool.journal import PLACEMENTS, PlacementLine, with_placements
 from homenode.pool.model import PoolBuilder
 from homenode.pool.outlook import outlook
-from homenode.pool.recorded import record_vm, remove_vm
+from homenode.pool.recorded import PLACEMENTS, PlacementLine, record_vm, remove_vm, with_placements
 from homenode.pool.sources import POOL_FILE, load_pool
 from homenode.pool.stored import encode_pool, read_pool
 from tests.pool.pools import filled, pool_of, shipped, with_vm

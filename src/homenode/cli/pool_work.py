@@ -437,6 +437,7 @@ def pack(
     from homenode.pool.pack import pack as pack_vms
     from homenode.pool.pack import parse_requests
     from homenode.pool.packing import (
+        check_file_names,
         encode_packing,
         packing_text,
         tuned_documents,
@@ -448,6 +449,7 @@ def pack(
 
     text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
     wanted = parse_requests(text, str(requests), read_document)
+    check_file_names(name for request in wanted for name in request.names)
     pool = read_the_pool(sources)
     note_failures(pool)
     packing = pack_vms(pool, wanted, seconds=seconds)

@@ -175,7 +175,7 @@ class PoolBuilder:
     def fail(self, source: str, reason: str) -> None:
         """A source that gave no host. What its reader says opens with its name, which is here
         already."""
-        for name in (source, source.rstrip("/").rpartition("/")[2]):
+        for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
             reason = reason.removeprefix(f"{name}: ")
         self._failures.append(PoolFailure(source, reason))
 

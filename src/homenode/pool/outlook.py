@@ -1,7 +1,7 @@
 """Outlook: what a pool has free, what still fits which flavour, and which GPUs are stranded."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -237,8 +237,3 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
         every = own or [one.constraint for one in refused.rejections]
         return every[0] if every else "cores"
     return "memory" if set(found.concessions) & _OF_MEMORY else "cores"
-
-
-def by_name(pool: Pool) -> Mapping[str, PoolHost]:
-    """The hosts by name."""
-    return {host.name: host for host in pool.hosts}

@@ -1,7 +1,7 @@
 """Packing on disk and in words: a plan for each VM, and what they come to. [I/O]"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,6 +67,13 @@ def encode_packing(packing: Packing) -> str:
     )
 
 
+def check_file_names(names: Iterable[str]) -> None:
+    """Raises InputError for a VM whose name cannot be a file's."""
+    for name in names:
+        if not _FILE.fullmatch(name) or name == "packing":
+            raise InputError(f"VM {name!r}: expected a name that can be a file's")
+
+
 def tuned_documents(packing: Packing, pool: Pool) -> dict[str, Tuning]:
     """The tuned document of each VM that has one, by name. Raises what tuning raises."""
     host_of = {host.name: host for host in pool.hosts}
@@ -82,10 +89,8 @@ def tuned_documents(packing: Packing, pool: Pool) -> dict[str, Tuning]:
 
 def write_packing(folder: Path, packing: Packing, tuned: Mapping[str, Tuning]) -> None:
     """NAME.json for each VM, NAME.xml where it has a document, and packing.json. Raises InputError
-    for names that are no file's, HostError where the folder cannot be written."""
-    for vm in packing.vms:
-        if not _FILE.fullmatch(vm.name) or vm.name == "packing":
-            raise InputError(f"VM {vm.name!r}: expected a name that can be a file's")
+    as check_file_names does, HostError where the folder cannot be written."""
+    check_file_names(vm.name for vm in packing.vms)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for vm in packing.vms:

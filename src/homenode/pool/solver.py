@@ -1,10 +1,25 @@
-"""Solver: linear programs in whole numbers, by CP-SAT (OR-tools); docs/decisions has why."""
+"""Solver: linear programs in whole numbers, by CP-SAT (OR-tools); docs/decisions has why.
+
+Its libraries are those of the extra `pool`, loaded when they are needed.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
-from homenode.pool.optional import optional_module
+from homenode.errors import UsageError
+
+
+def optional_module(name: str, what: str) -> Any:
+    """A library of the extra. Raises UsageError that says how to install it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(
+            f"{what}: expected the library {name}, found none",
+            hint="pip install 'homenode[pool]'",
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)

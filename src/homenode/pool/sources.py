@@ -10,15 +10,14 @@ from homenode.discover import discover
 from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.hypervisor.connection import checked_uri, is_local
-from homenode.pool.journal import PLACEMENTS, read_placements, with_placements
 from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
+from homenode.pool.recorded import PLACEMENTS, read_placements, with_placements
 from homenode.pool.stored import read_pool
 from homenode.snapshot.capture import collect_over_ssh
 from homenode.sources import load_host
 from homenode.topology import Host
 
 POOL_FILE = "pool.jsonl"
-CAPTURES = "captures"
 MAX_POOL_BYTES = 1 << 30
 MOST_HOSTS = 100_000
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)

@@ -3,10 +3,10 @@
 A sibling group is what one guest core gets: one PU of a core, or several. The tiers of a node are
 used in order, each to its end before the next: performance cores before efficiency cores,
 and of either the isolated ones (isolcpus, nohz_full) first. Within a tier: the LLCs that are in use
-already, then the fewest further LLCs, of those the tightest (fewest.py).
+already, then the fewest further LLCs, of those the tightest.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,7 +15,6 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
-from homenode.plan.search.fewest import fewest
 from homenode.topology import CoreKind, Host, NumaNode
 
 UNKNOWN_LLC = 1 << 20
@@ -74,14 +73,8 @@ class Usable:
     cores_without_vcpus: int
 
 
-class HostCore(NamedTuple):
-    """A core of the host, whosever it is. pus: bits. whole: its shape while all of them are
-    free. isolated: those of its PUs that are."""
-
-    pus: int
-    node: NodeIndex | None
-    whole: CoreShape
-    isolated: int
+HostCore = tuple[int, NodeIndex | None, CoreShape]
+"""A core of the host, whosever it is: PUs as bits, node, its shape while all of them are free."""
 
 
 @dataclass(frozen=True)
@@ -101,21 +94,22 @@ class CoreInventory:
 
     @cached_property
     def cores(self) -> tuple[HostCore, ...]:
-        """Those of the host's nodes of PUs."""
-        known: dict[CoreShape, CoreShape] = {}
+        """All of them; node None where the host's nodes do not have it."""
+        known: dict[tuple[object, ...], CoreShape] = {}
         nodes = {node.index for node in self.host.nodes}
+        pu_at, isolated = self.host.pu_at, self.isolated
         found = []
         for core in self.host.cores:
             bits = core.pus.bits
-            first = self.host.pu_at[(bits & -bits).bit_length() - 1]
-            if first.node not in nodes:
-                continue
+            first = pu_at[(bits & -bits).bit_length() - 1]
             llc = UNKNOWN_LLC if first.llc is None else first.llc
-            shape = CoreShape(
-                bits.bit_count(), True, not bits & ~self.isolated, llc, core.id.package, core.kind
-            )
-            shape = known.setdefault(shape, shape)
-            found.append(HostCore(bits, first.node, shape, bits & self.isolated))
+            count, package, kind = bits.bit_count(), core.id.package, core.kind
+            key = (count, True, not bits & ~isolated, llc, package, kind)
+            shape = known.get(key)
+            if shape is None:
+                shape = known[key] = CoreShape(*key)
+            node = first.node if first.node in nodes else None
+            found.append((bits, node, shape))
         return tuple(found)
 
 
@@ -143,13 +137,18 @@ def usable(
         node.index: [] for node in host.nodes
     }
     known: dict[CoreShape, CoreShape] = {}
-    for bits, node, shape, own_isolated in inventory.cores:
+    free_of_vcpus = 0
+    for bits, node, shape in inventory.cores:
+        if not bits & vcpu_cores:
+            free_of_vcpus += 1
         free = bits & open_pus
+        if node is None:
+            continue
         if free == bits:
             by_node[node].append((free, shape))
         elif free:
             partly = shape._replace(
-                pus=free.bit_count(), whole=False, isolated=not free & ~own_isolated
+                pus=free.bit_count(), whole=False, isolated=not free & ~isolated
             )
             by_node[node].append((free, known.setdefault(partly, partly)))
     nodes = tuple(
@@ -157,7 +156,6 @@ def usable(
         for position, node in enumerate(host.nodes)
         if node.pus
     )
-    free_of_vcpus = sum([not core.pus.bits & vcpu_cores for core in host.cores])
     return Usable(CpuSet.from_bits(open_pus), CpuSet.from_bits(isolated), nodes, free_of_vcpus)
 
 
@@ -382,3 +380,40 @@ def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int]])
         for rank in sorted(tiers)
     ]
     return Part(package, sum([tier.total for tier in made]), tuple(made))
+
+
+def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """Positions of the fewest groups that together hold `wanted`, ascending.
+
+    Among those the tightest, so that whole groups stay whole; among those the lowest positions.
+    () where all together hold too little, or wanted is 0. Polynomial: counts are added up as bits
+    of one integer per number of groups.
+
+    >>> fewest([8, 8, 8], 16), fewest([8, 4, 8], 4), fewest([8, 4, 8], 12)
+    ((0, 1), (1,), (0, 1))
+    """
+    if wanted <= 0 or sum(counts) < wanted:
+        return ()
+    number, owned = 0, 0
+    for count in sorted(counts, reverse=True):
+        number, owned = number + 1, owned + count
+        if owned >= wanted:
+            break
+    if len(set(counts)) == 1:
+        return tuple(range(number))
+    # sums[i][c]: bit s is set where c of the groups i.. can hold exactly s.
+    sums = [[0] * (number + 1) for _ in range(len(counts) + 1)]
+    sums[-1][0] = 1
+    for i in range(len(counts) - 1, -1, -1):
+        sums[i][0] = 1
+        for c in range(1, number + 1):
+            sums[i][c] = sums[i + 1][c] | sums[i + 1][c - 1] << counts[i]
+    enough = sums[0][number] >> wanted
+    target = wanted + (enough & -enough).bit_length() - 1
+    chosen: list[int] = []
+    for i, count in enumerate(counts):
+        left = number - len(chosen)
+        if left and target >= count and sums[i + 1][left - 1] >> (target - count) & 1:
+            chosen.append(i)
+            target -= count
+    return tuple(chosen)

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.pool.optional import optional_module
 from homenode.pool.replay.trace import MILLI, GpuNode, Task
+from homenode.pool.solver import optional_module
 
 Column = tuple[float, list[tuple[int, float]], float]
 """Gain, (row, coefficient) and largest value of a variable from 0."""

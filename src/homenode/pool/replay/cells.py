@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from homenode.pool.optional import optional_module
 from homenode.pool.replay.trace import CellVm, Spread, TwoNodeServer
+from homenode.pool.solver import optional_module
 
 
 class CellPolicy(StrEnum):

@@ -17,11 +17,10 @@ from homenode.pool.division import PackRequest, division_model
 from homenode.pool.flavour import Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool
-from homenode.pool.optional import optional_module
 from homenode.pool.outlook import stranded
 from homenode.pool.place import PoolPlaces
 from homenode.pool.planner import Planner, Step
-from homenode.pool.solver import solve
+from homenode.pool.solver import optional_module, solve
 from homenode.pool.state import HostState
 
 

@@ -9,13 +9,13 @@ from homenode.analyse.t_distribution import t_quantile
 from homenode.errors import UsageError
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool
-from homenode.pool.optional import optional_module
 from homenode.pool.planner import Planner
 from homenode.pool.replay.bound import most_accepted, most_allocated
 from homenode.pool.replay.cells import CellPolicy, replay_cells
 from homenode.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
 from homenode.pool.replay.tasks import TaskPolicy, arrivals, replay_tasks
 from homenode.pool.replay.trace import CellVm, GpuNode, Task, TwoNodeServer
+from homenode.pool.solver import optional_module
 
 Curve = tuple[tuple[float, float], ...]
 Progress = Callable[[int, int], None]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from homenode.pool.optional import optional_module
 from homenode.pool.replay.trace import MILLI, GpuNode, Task
+from homenode.pool.solver import optional_module
 
 ARRIVED = 1.3
 """How much of the GPUs' capacity arrives, as published."""

@@ -7,22 +7,15 @@ import resource
 import time
 from dataclasses import dataclass
 
-from lxml import etree
-
 from homenode.discover.host import discover
-from homenode.doctor.diagnosis import domain_findings
 from homenode.doctor.expectation import Expectation
-from homenode.domain.metadata import read_record
-from homenode.domain.read import open_domain, read_running_domain
+from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.snapshot.protocol import QuietSnapshot, Snapshot
-from homenode.tools.xml_text import parse_xml
 from homenode.topology import Host
-from homenode.verify.domain_facts import domain_facts
-from homenode.verify.live.domain import verify_running_domain
 from homenode.watch.alert import DomainState, alerts
 from homenode.watch.state import WatchState
 
@@ -69,6 +62,15 @@ def _domains(
         return ()
     if not listed.strip():
         return ()
+    # Most of the work of a host without VMs would be to load these.
+    from lxml import etree
+
+    from homenode.doctor.diagnosis import domain_findings
+    from homenode.domain.metadata import read_record
+    from homenode.domain.read import open_domain
+    from homenode.tools.xml_text import parse_xml
+    from homenode.verify.domain_facts import domain_facts
+
     found: list[DomainState] = []
     for child in parse_xml(listed, "domains", f"{snapshot.name}: virsh dumpxml"):
         if child.get("id") is None:  # libvirt gives only active domains an id
@@ -94,6 +96,8 @@ def _domains(
 
 
 def _live(uuid: str, connect: str, not_read: list[Gap]) -> list[Finding]:
+    from homenode.verify.live.domain import verify_running_domain
+
     try:
         return list(verify_running_domain(uuid, connect).findings)
     except HomenodeError as error:

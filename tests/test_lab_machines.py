@@ -9,7 +9,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.sources import load_host
 from homenode.topology import Host
-from tests.lab.boot import Booted, boot
+from tests.lab.boot import Booted, boot, run_to_its_end
 from tests.lab.virtual_host import Unbuildable, virtual_host
 
 LAB = Path(__file__).parent / "lab"
@@ -75,6 +75,13 @@ def test_the_plan_made_inside_puts_each_gpu_on_the_cell_of_its_node(
 
 def _count(pus: str) -> int:
     return len(CpuSet.parse(pus))
+
+
+def test_a_machine_that_does_not_end_is_killed_in_its_time(tmp_path: Path) -> None:
+    console = tmp_path / "console"
+    assert run_to_its_end(("sh", "-c", "echo up; exec sleep 60"), console, 0.5) is None
+    assert console.read_text() == "up\n"
+    assert run_to_its_end(("sh", "-c", "echo down"), console, 60) is not None
 
 
 def test_a_machine_that_qemu_cannot_be_is_refused_by_name() -> None:

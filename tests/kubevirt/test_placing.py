@@ -46,6 +46,16 @@ def guest(placed: Placed) -> Guest:
     return guest_of(open_domain(placed.document, "placed"))
 
 
+def test_a_document_without_acpi_gets_it_with_its_expander_buses() -> None:
+    """spec.domain.features.acpi.enabled: false; its guest would see no node of any device."""
+    xml = document(["01:00.0", "02:00.0"])
+    assert "<acpi></acpi>" in xml
+    placed = place(xml.replace("<acpi></acpi>", ""))
+    assert cell_of_device(placed) == {"01:00.0": 0, "02:00.0": 1}
+    assert b"<acpi/>" in placed.document
+    assert b"<acpi/>" not in place(xml).document
+
+
 def cell_of_device(placed: Placed) -> dict[str, int | None]:
     """Function -> the cell of the expander bus that it hangs on, None on pcie.0."""
     seen = guest(placed)

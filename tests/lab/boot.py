@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from tests.lab.virtual_host import VirtualHost
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 
+TRIES = 2
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -69,7 +70,9 @@ def boot(
 ) -> Booted:
     """Boots the machine, runs a module of tests.lab in it with homenode, and powers off.
 
-    files: by name, for /payload/files of the machine.
+    files: by name, for /payload/files of the machine. A machine that does not end in time is booted
+    once more: with threads of its own for each vCPU an emulated one may stop in its own boot where
+    the host has fewer PUs and others use them. What it said is printed.
     """
     lab = need_lab()
     image = payload(program, work, files)
@@ -88,6 +91,19 @@ def boot(
         "-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot",
     )  # fmt: skip
     console = work / "console"
+    for attempt in range(1, TRIES + 1):
+        seconds = run_to_its_end(argv, console, timeout_s)
+        text = console.read_text(errors="replace")
+        if seconds is not None:
+            return Booted(text, seconds)
+        print(
+            f"try {attempt}: the virtual host did not end within {timeout_s:g} s:\n{text[-6000:]}"
+        )
+    pytest.fail(f"the virtual host did not end within {timeout_s:g} s, {TRIES} times")
+
+
+def run_to_its_end(argv: Sequence[str], console: Path, timeout_s: float) -> float | None:
+    """The seconds that a machine took; None where it did not end in time and was killed."""
     started = time.monotonic()
     with console.open("wb") as file:
         process = subprocess.Popen(
@@ -96,12 +112,11 @@ def boot(
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            text = console.read_text(errors="replace")
-            pytest.fail(f"the virtual host did not end within {timeout_s:g} s:\n{text[-6000:]}")
+            return None
         finally:
             process.kill()
             process.wait()
-    return Booted(console.read_text(errors="replace"), time.monotonic() - started)
+    return time.monotonic() - started
 
 
 def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:

@@ -48,7 +48,7 @@ STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
 )
 """Cells come before whatever names a cell, controllers before what is plugged into them."""
 
-PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots)
+PCIE_STEPS = (edit_cells, edit_controllers, edit_hostdevs, edit_shared_slots, edit_acpi)
 """For a plan whose pins and memory are the document's own: its PCIe tree and distances alone."""
 
 

@@ -126,7 +126,6 @@ def _unmanaged(
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
     if hostdev.is_managed or is_vgpu or "vfio" in (device.driver or ""):
         return
-    node = f"pci_{str(device.bdf).replace(':', '_').replace('.', '_')}"
     yield Finding(
         id="not-bound-to-vfio",
         severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
@@ -134,7 +133,7 @@ def _unmanaged(
         expected="driver vfio-pci, because without managed='yes' that is left to you",
         observed=f"driver {device.driver}" if device.driver else "no driver that is known",
         cost="the start fails",
-        fix=f"managed='yes', or virsh nodedev-detach {node}",
+        fix="managed='yes', or virsh nodedev-detach for each",
         source=facts.source,
     )
 

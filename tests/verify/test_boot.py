@@ -31,10 +31,6 @@ pytestmark = pytest.mark.qemu
 FLAT = ("default", "pin-numa")
 GOOD = (*FLAT, "pin-numa-pci")
 SKYLAKE = "<cpu mode='custom' match='exact'><model fallback='allow'>Skylake-Server</model></cpu>"
-OFFLINE = (
-    "</vcpu><vcpus><vcpu id='0' enabled='yes' hotpluggable='no'/>"
-    "<vcpu id='1' enabled='no' hotpluggable='yes'/></vcpus>"
-)
 SIBLINGS = changed(
     PLAIN[: PLAIN.index(b"    <hostdev")] + b"  </devices>\n</domain>\n",
     ("<cpu mode='host-passthrough'/>", SKYLAKE),
@@ -65,7 +61,6 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
             changed(right.document, ("busNr='192'", "busNr='129'")),
             right.plan,
         ),
-        "vCPU 1 offline": (changed(right.document, ("</vcpu>", OFFLINE)), right.plan),
         "siblings": (siblings.document, siblings.plan),
         "siblings missing": (
             changed(siblings.document, ("cores='2' threads='2'", "cores='4' threads='1'")),
@@ -132,15 +127,6 @@ def test_with_an_expander_bus_per_cell_the_guest_sees_the_right_node_for_each_de
     assert node_of_device(seen) == dict(zip(DEVICES, ("numa_node 0", "numa_node 1"), strict=True))
     assert not named(seen)
     assert len(seen.observation.nodes) == 2
-
-
-def test_a_guest_with_an_offline_vcpu_has_the_others_on_their_cells(
-    booted: dict[str, Future[Booted]],
-) -> None:
-    seen = view(booted, "vCPU 1 offline")
-    assert not named(seen)
-    assert len(seen.observation.vcpus) == 3
-    assert [len(node.vcpus) for node in seen.observation.nodes] == [1, 2]
 
 
 def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(

@@ -74,6 +74,7 @@ class CollectiveGuest(FakeMachine):
     fewer_channels: bool = False
     lies: frozenset[str] = frozenset()
     boot_speed: float = 1.0
+    shown: tuple[str, ...] = GPUS
 
     def __post_init__(self) -> None:
         if self.layout in ("default", "pin", "pin-numa"):
@@ -96,7 +97,7 @@ class CollectiveGuest(FakeMachine):
         if "find_spec" in " ".join(words):
             return Completed(words, 0, "False\n", "")
         if words[1:] == ("-", "cuda"):
-            shown = {"format": "homenode.gpus/1", "addresses": GPUS, "reason": None}
+            shown = {"format": "homenode.gpus/1", "addresses": self.shown, "reason": None}
             return Completed(words, 0, json.dumps(shown) + "\n", "")
         if "all_reduce_perf" not in words or "-" not in words:
             return super().run(argv, timeout_s, input, environment=environment)

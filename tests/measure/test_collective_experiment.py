@@ -151,7 +151,7 @@ def test_what_the_log_says_becomes_conditions_of_the_run(tmp_path: Path) -> None
     assert found["nccl graph, the study's settings"] == "nodes -1; rings 0 1"
     assert found["nccl HOST_NUMA_ID, the study's settings"] == "-1 -1"
     assert "GPU 0 on 0-3" in found["nccl threads, NCCL file"]
-    assert found["nccl memory taken, the study's settings"] == "node 0 1024 MiB, node 1 0 MiB"
+    assert found["nccl memory allocated, the study's settings"] == "node 0 1024 MiB, node 1 0 MiB"
     shares = {
         one.variant: one.value for one in run.samples if one.metric == "collective-fullest-node"
     }

@@ -189,7 +189,7 @@ def test_a_document_that_was_tuned_for_another_host_is_a_warning(
     assert "tuned-for-other-host" in capsys.readouterr().err
 
 
-def test_a_guest_is_explained_with_and_without_a_file_and_held_against_a_log(
+def test_a_guest_is_explained_with_and_without_a_file_and_compared_with_a_log(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("--explain", "--host", HOST, "--domain", str(folder / "vm.xml"))

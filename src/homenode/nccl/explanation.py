@@ -159,10 +159,19 @@ def explain(
     )
 
 
+def named(library: str) -> str:
+    """For people.
+
+    >>> named("2.30"), named("RCCL")
+    ('NCCL 2.30', 'RCCL')
+    """
+    return f"NCCL {library}" if library[:1].isdigit() else library
+
+
 def statements_of(made: Explanation) -> tuple[str, ...]:
     """What the newest library does, a line each, with its source."""
     view = made.views[-1]
-    name = " ".join(("NCCL", view.libraries[-1]))
+    name = named(view.libraries[-1])
     return tuple(f"{name}: {one.subject}: {one.text} [{one.source}]" for one in view.statements)
 
 
@@ -417,7 +426,7 @@ def _findings(
             yield Finding(
                 id="nccl-ring-crosses-nodes",
                 severity=Severity.WARNING,
-                subject=f"ring of NCCL {graph.library.name}",
+                subject=f"ring of {named(graph.library.name)}",
                 expected="paths within a node that are faster than those between nodes",
                 observed=f"{graph.pairs[0].through_host.gb_per_s:g} GB/s for both",
                 cost="NCCL may order the ring so that every hop crosses a node",

@@ -1,7 +1,7 @@
 """Library: what versions of NCCL, and RCCL, do differently with one and the same topology.
 
 Values were read in NVIDIA/nccl at 2.20.5 (ab2b89c), 2.22.3 (178b6b7), 2.26.2 (f44ac75) and 2.30.7,
-and in ROCm/rccl. A version between two of these is taken for the older one.
+and in ROCm/rccl. A version between two of these counts as the older one.
 """
 
 import re

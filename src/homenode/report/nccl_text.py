@@ -7,7 +7,14 @@ from rich.text import Text
 
 from homenode.cpuset import CpuSet
 from homenode.nccl.assemble import Assembled
-from homenode.nccl.explanation import Explanation, LibraryView, Memory, Processes, Statement
+from homenode.nccl.explanation import (
+    Explanation,
+    LibraryView,
+    Memory,
+    Processes,
+    Statement,
+    named,
+)
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import printable
 
@@ -39,7 +46,7 @@ def explanation_text(made: Explanation) -> RenderableType:
     file = "no topology file" if made.file is None else f"topology file {made.file}"
     parts: list[RenderableType] = [Text(printable(f"{made.machine}, {file}"), style="bold")]
     for view in made.views:
-        parts += [Text(""), Text(f"NCCL {', '.join(view.libraries)}", style="bold")]
+        parts += [Text(""), Text(", ".join(map(named, view.libraries)), style="bold")]
         parts += [_gpus(view), _paths(view)]
         if view.ceilings:
             parts.append(_ceilings(view))

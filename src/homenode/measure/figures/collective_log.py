@@ -23,15 +23,16 @@ _SOURCE = "NCCL's log"
 _LINE = re.compile(r"^# homenode collective: (\{.*\})$", re.M)
 _MOST_NODES = 4096
 _LEAST_BYTES = 64 << 20
-"""Less taken than this gives no share of a node."""
+"""Less than this gives no share of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What happened meanwhile. taken: bytes more than before, the most, by node. looks: by PU."""
+    """What happened meanwhile. allocated: bytes more than before, the most, by node. looks: by
+    PU."""
 
     facts: LogFacts
-    taken: tuple[tuple[int, int], ...]
+    allocated: tuple[tuple[int, int], ...]
     looks: tuple[tuple[int, int], ...]
     host_numa_ids: tuple[int, ...] | None
 
@@ -113,9 +114,9 @@ def _samples(watched: Watched) -> Iterator[Sample]:
     bound = sum(bool(cpus) for _, cpus in facts.affinities)
     if bound:  # a figure of 0 is refused everywhere; none next to the channels is none bound
         yield sample("collective-bound-gpus", "count", float(bound))
-    taken = [max(bytes_taken, 0) for _, bytes_taken in watched.taken]
-    if sum(taken) >= _LEAST_BYTES:
-        yield sample("collective-fullest-node", "ratio", max(taken) / sum(taken))
+    allocated = [max(more, 0) for _, more in watched.allocated]
+    if sum(allocated) >= _LEAST_BYTES:
+        yield sample("collective-fullest-node", "ratio", max(allocated) / sum(allocated))
 
 
 def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
@@ -134,8 +135,8 @@ def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
         ),
     )
     yield (
-        "memory taken",
-        ", ".join(f"node {node} {taken >> 20} MiB" for node, taken in sorted(watched.taken)),
+        "memory allocated",
+        ", ".join(f"node {node} {more >> 20} MiB" for node, more in sorted(watched.allocated)),
     )
     node_of_pu = {int(pu.index): pu.node for pu in host.pus}
     busy = {node_of_pu.get(pu) for pu, _ in watched.looks} - {None}

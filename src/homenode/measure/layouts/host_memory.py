@@ -1,4 +1,4 @@
-"""HostMemory: what a guest took of each node of its host, by two looks at the host."""
+"""HostMemory: what a guest allocated on each node of its host, by two looks at the host."""
 
 import re
 
@@ -26,7 +26,7 @@ def used_by_node(snapshot: Snapshot) -> dict[int, int]:
     return found
 
 
-def taken(before: dict[int, int], after: dict[int, int]) -> tuple[Condition, ...]:
+def allocated_between(before: dict[int, int], after: dict[int, int]) -> tuple[Condition, ...]:
     """In words, as a condition of a run; () where nothing is known."""
     grown = {node: after[node] - before[node] for node in after if node in before}
     if not grown:

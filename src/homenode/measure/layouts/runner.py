@@ -30,7 +30,7 @@ from homenode.measure.layouts.guest import (
     stop,
 )
 from homenode.measure.layouts.guest_topology import topology_text
-from homenode.measure.layouts.host_memory import taken, used_by_node
+from homenode.measure.layouts.host_memory import allocated_between, used_by_node
 from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
 from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
 from homenode.measure.layouts.trial_config import (
@@ -230,7 +230,7 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
         assert machine is not None, "one of the two is there"
         orders = _orders(trial, step, name, machine)
         if alive is None:
-            more = taken(before, _host_memory(trial))
+            more = allocated_between(before, _host_memory(trial))
             orders = replace(orders, versions=(*orders.versions, *more))
         _measure(trial, step, machine, orders, resume=alive is not None and there is not None)
     except HomenodeError as error:

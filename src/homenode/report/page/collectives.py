@@ -1,6 +1,6 @@
 """Collectives: the chain from printed figures to a cause, each link with its ground.
 
-What was printed, what NCCL's own code computes (reasoned: nobody measured it), what memory allows,
+What was printed, what NCCL's own code computes (reasoned: it is not measured), what memory allows,
 what speaks against it, and the command that settles it. No claim is worded as more than its ground.
 """
 
@@ -124,7 +124,7 @@ def _links(figures: Sequence[_Figures]) -> Iterator[ChainLink]:
     yield ChainLink(
         "unknown",
         "whether that is the cause. Against it: rings of flat guests carry more than STREAM shows "
-        "there, and one flat guest was as slow. Nobody has measured cells with the GPUs' places",
+        "there, and one flat guest was as slow. Cells with the GPUs' places are not measured yet",
         "it would be settled by pin-numa with and without the file, with and without a binding to "
         f"the first node, with one process and several: {COMMAND}",
     )

@@ -1,0 +1,52 @@
+"""The program that runs an all-reduce with NCCL's log on, really run."""
+
+import sys
+
+from homenode.measure.figures.collective_log import split
+from homenode.tools import torch_report
+from tests.torch_programs import run_program
+
+TOOL = """
+import os, time
+path = os.environ["NCCL_DEBUG_FILE"].replace("%p", str(os.getpid()))
+with open(path, "w") as log:
+    log.write("h:1:1 [0] NCCL INFO CPU/0 (1/1/2)\\n")
+    log.write("h:1:1 [0] NCCL INFO Loading topology file " + os.environ["NCCL_TOPO_FILE"] + "\\n")
+    log.write("h:1:1 [0] NCCL INFO " + os.environ["NCCL_DEBUG_SUBSYS"] + "\\n")
+assert open(os.environ["NCCL_TOPO_FILE"]).read() == "<system/>"
+until = time.monotonic() + 0.3
+while time.monotonic() < until:
+    pass
+print("the tool's own output")
+"""
+
+
+def test_the_log_the_memory_and_the_threads_come_behind_the_tools_output() -> None:
+    ended = run_program(
+        "collective_watch", "--gpus", "2", "--topology", "<system/>", "--", sys.executable, "-c",
+        TOOL,
+    )  # fmt: skip
+    own, watched = split(ended.stdout_or_raise())
+    assert own.strip() == "the tool's own output"
+    assert watched.facts.cpu_nodes == (0,)
+    (file,) = watched.facts.files
+    assert file.endswith("topology.xml")
+    assert watched.looks and watched.host_numa_ids is None
+
+
+def test_a_tool_that_is_missing_or_fails_ends_with_its_status() -> None:
+    missing = run_program("collective_watch", "--gpus", "2", "--", "no-such-tool-here")
+    assert missing.returncode == 127 and "no-such-tool-here" in missing.stderr
+    failed = run_program(
+        "collective_watch", "--gpus", "2", "--", sys.executable, "-c", "raise SystemExit(3)"
+    )
+    assert failed.returncode == 3
+
+
+def test_a_process_for_each_gpu_is_our_own_program() -> None:
+    ended = run_program(
+        "collective_watch", "--gpus", "2", "--", "torch", "--gpus", "2", "--largest", "4096",
+        "--iterations", "5", "--warmups", "1", "--no-peers",
+    )  # fmt: skip
+    own, _ = split(ended.stdout_or_raise())
+    assert any(run.rows for run in torch_report.parse(own))

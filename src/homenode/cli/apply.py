@@ -80,9 +80,9 @@ def apply(
 ) -> None:
     """Plan a domain of libvirt, show what would change, ask, and define it.
 
-    The original is saved first, and `homenode restore NAME` gives it back. The domain must be shut
-    off, without a managed save and without snapshots of another topology; --live-pins moves the
-    threads of one that runs.
+    The original is saved first, and `homenode restore NAME` gives it back. On a terminal it asks;
+    elsewhere it defines without asking. The domain must be shut off, without a managed save and
+    without snapshots of another topology; --live-pins moves the threads of one that runs.
 
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.

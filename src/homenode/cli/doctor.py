@@ -229,7 +229,7 @@ def expect(
     pool: FleetOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Write down what a certified host is like: topology, links and bandwidth floors.
+    """Record a good host's topology, links and bandwidth floors, to compare with later.
 
     `homenode doctor --expect SITE.toml` then finds any drift.
 

@@ -49,7 +49,7 @@ def import_results(
         bool, typer.Option("--all", help="Everything that was left out or open.")
     ] = False,
 ) -> None:
-    """Read results of the study's scripts and outputs of other tools as runs.
+    """Read outputs of other tools, and of the published study's scripts, as runs.
 
     Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.

@@ -80,7 +80,7 @@ def nccl_topo(
         ),
     ] = None,
     rccl: Annotated[
-        bool, typer.Option("--rccl", help="For AMD's RCCL, which takes another version.")
+        bool, typer.Option("--rccl", help="Write the file's version for AMD's RCCL.")
     ] = False,
     cloud_init: Annotated[
         Path | None,

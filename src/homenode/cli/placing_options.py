@@ -85,7 +85,7 @@ class LayoutOptions:
         typer.Option(
             "--results",
             metavar="DIR",
-            help="With --layout auto: results that decide as well as the published figures.",
+            help="With --layout auto: results to use besides the published figures.",
         ),
     ] = ()
 

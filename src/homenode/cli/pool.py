@@ -157,8 +157,7 @@ def place(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Rank the hosts for a VM, by its own locality and then by what the pool loses; tune it for
-    the best.
+    """Rank the hosts for a VM by its locality, then by what no longer fits; plan for the best.
 
     Examples:
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml

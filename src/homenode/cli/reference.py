@@ -10,7 +10,7 @@ from homenode.errors import InputError
 
 
 def layouts() -> None:
-    """List the layouts: what each changes in a VM, and the names that the study uses for them.
+    """List the layouts: what each changes in a VM, and its name in the published study.
 
     Examples:
       homenode layouts

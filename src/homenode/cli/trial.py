@@ -191,7 +191,7 @@ def undo(
         ),
     ] = STOP_S,
 ) -> None:
-    """Stop the last trial of a domain, and have the VM as it was before.
+    """Stop the last trial of a domain, and restore the VM.
 
     Examples:
       homenode trial undo gpu-vm

@@ -1,4 +1,4 @@
-"""JSON text: what guests, tools and files say in JSON, read so that nothing in it ends us."""
+"""JSON text of guests, tools and files, parsed so that no input can crash the reader."""
 
 from typing import Any, TypeVar, overload
 

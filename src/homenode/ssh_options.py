@@ -1,4 +1,4 @@
-"""Ssh options: what no machine that we reach may have of us."""
+"""Options of every ssh connection: no forwarding, no tunnel, no local command."""
 
 CLOSED = tuple(
     """

@@ -198,7 +198,7 @@ def _and_below(of: type[HomenodeError]) -> Iterator[type[HomenodeError]]:
         yield from _and_below(one)
 
 
-def test_the_dataflow_names_every_room_and_every_file_outside_of_one() -> None:
+def test_the_dataflow_names_every_package_and_every_file_outside_of_one() -> None:
     source = ROOT / "src/homenode"
     spaces = {f"{one.parent.relative_to(source)}/" for one in source.rglob("*/*.py")}
     files = {one.stem for one in source.glob("*.py")} - {"__init__"}

@@ -238,6 +238,7 @@ class Hostile:
         (b"A" * (1 << 20), 0.001, 60.0),  # all that it can
         (b"", 1.0, 300.0),
     ],
+    ids=["patience", "slow", "slow line", "flood", "silence"],
 )
 @pytest.mark.parametrize("after", [b"sh /", b"base64 <"], ids=["the program", "its output"])
 def test_a_console_that_answers_slowly_or_for_ever_is_left(
@@ -451,7 +452,11 @@ def test_a_frame_with_a_letter_changed_is_never_believed(
 
 
 @pytest.mark.parametrize("summer", SUMMERS)
-@pytest.mark.parametrize("content", [b"", b"a", b"\xff" * 255, bytes(range(256)) * 300])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"a", b"\xff" * 255, bytes(range(256)) * 300],
+    ids=["nothing", "a byte", "ones", "75 KiB"],
+)
 def test_a_checksum_is_that_of_the_program(content: bytes, summer: str) -> None:
     said = subprocess.run([summer], input=content, capture_output=True, check=True).stdout
     assert said.split()[0] == checksum(content, summer).encode()

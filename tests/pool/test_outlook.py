@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.host_reserve import HostReserve
+from homenode.pci import GpuPart, PartKind
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
@@ -77,6 +78,17 @@ def test_states_that_differ_in_which_of_like_gpus_and_nodes_are_in_use_have_one_
     assert len(set(states)) == 4
     assert len({planner.canonical(state) for state in states}) == 1
     assert planner.canonical(planner.canonical(states[0])) == planner.canonical(states[0])
+
+
+def test_nodes_stand_for_each_other_although_each_has_a_gpu_that_no_vm_can_have() -> None:
+    host = shipped("hgx-h100")
+    divided = {gpus[0].bdf for gpus in (passable_gpus(host)[:4], passable_gpus(host)[4:])}
+    part = GpuPart(PartKind.MIG, "1g.10gb", number=1)
+    devices = tuple(
+        replace(one, parts=(part,)) if one.bdf in divided else one for one in host.pci_devices
+    )
+    found = outlook(pool_of([("a", replace(host, pci_devices=devices))]), [Flavour("g", 1, 8, GIB)])
+    assert found.hosts[0].fits[0].local == 6
 
 
 @pytest.mark.parametrize("name", ["hgx-h100", "epyc-nps4-gpu-nic", "small-2n8c-2gpu"])

@@ -99,7 +99,10 @@ def symmetry(
     known = [place for place in places if place is not None]
     if len(known) < len(places) or host.housekeeping_pus:
         return None
-    gpu_classes, gpu_keys = _gpu_classes(devices, gpus)
+    passable = {gpu.bdf for gpu in gpus}
+    # A set with a GPU that no VM can have is never free: nothing is lost of it.
+    sets = [one for one in devices.sets if one <= passable]
+    gpu_classes, gpu_keys = _gpu_classes(devices, gpus, sets)
     by_llc: dict[tuple[int, object], list[int]] = {}
     for i, place in enumerate(known):
         by_llc.setdefault((place.node, place.llc), []).append(i)
@@ -116,7 +119,7 @@ def symmetry(
         )
     ]
     if all(len(nodes) == 1 for nodes in nodes_of_llc) and len(host.nodes) <= _NODES_TO_ORDER:
-        orders += _node_orders(host, devices.sets, gpu_classes, gpu_keys, alike, position)
+        orders += _node_orders(host, sets, gpu_classes, gpu_keys, alike, position)
     groups = (tuple(group) for group in alike.values() if len(group) > 1)
     return Symmetry(tuple(gpu_classes), tuple(groups), tuple(orders))
 
@@ -145,7 +148,7 @@ def _place_of(
 
 
 def _gpu_classes(
-    devices: DeviceInventory, gpus: Sequence[PciDevice]
+    devices: DeviceInventory, gpus: Sequence[PciDevice], sets: Sequence[frozenset[Bdf]]
 ) -> tuple[list[GpuClass], list[tuple[object, ...]]]:
     """The classes, and what the GPUs of each have in common but for their node."""
     host = devices.host
@@ -159,7 +162,7 @@ def _gpu_classes(
             tuple(_what_it_is(host.device_at[bdf]) for bdf in others),
             len(host.bridges_above(gpu.bdf)),
         )
-        member_of = tuple(i for i, one in enumerate(devices.sets) if gpu.bdf in one)
+        member_of = tuple(i for i, one in enumerate(sets) if gpu.bdf in one)
         alone = gpu.bdf if gpu.bdf in memory_of else None
         key = (what, gpu.node, gpu.physical_function, member_of, alone)
         found.setdefault(key, []).append((gpu.bdf, *others))

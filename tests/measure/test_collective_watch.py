@@ -1,5 +1,6 @@
 """The program that runs an all-reduce with NCCL's log on, really run."""
 
+import json
 import sys
 
 from homenode.measure.figures.collective_log import split
@@ -50,3 +51,9 @@ def test_a_process_for_each_gpu_is_our_own_program() -> None:
     )  # fmt: skip
     own, _ = split(ended.stdout_or_raise())
     assert any(run.rows for run in torch_report.parse(own))
+
+
+def test_a_node_of_thousands_of_digits_is_none() -> None:
+    document = {"log": "", "before": {"9" * 5000: 1, "0": 1}, "during": {"0": 3}}
+    _, watched = split(f"# homenode collective: {json.dumps(document)}")
+    assert watched.allocated == ((0, 2),)

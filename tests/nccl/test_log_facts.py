@@ -155,3 +155,17 @@ def test_a_ring_that_crosses_at_every_hop_is_named() -> None:
         )
         text += f"h:1:1 [0] NCCL INFO Channel 00/01 : {order}\n"
         assert (differing(made, text) == ["nccl-ring-crosses-nodes"]) is crosses
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Channel 00/02 : {} 1",
+        "Pattern {}, crossNic 0, nChannels 2, bw 1.0/1.0, type NVL/PIX",
+        "Pattern 4, crossNic 0, nChannels {}, bw 1.0/1.0, type NVL/PIX",
+        "GPU/1B000 :GPU/1C000 ({}/1.0/NVL)",
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_no_number(line: str) -> None:
+    facts = facts_of_log("NCCL INFO " + line.format("9" * 5000))
+    assert (facts.rings, facts.graphs, facts.paths) == ((), (), ())

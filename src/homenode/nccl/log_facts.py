@@ -30,11 +30,13 @@ _RANK = re.compile(
 )
 _CPU_NODE = re.compile(r"CPU/(?:[0-9a-fA-F]+-)?([0-9a-fA-F]+) \((-?\d+)/(-?\d+)/(-?\d+)\)")
 _PATHS = re.compile(r"GPU/(?:[0-9a-fA-F]+-)?([0-9a-fA-F]+) :(.*)")
-_PATH = re.compile(r"(GPU|CPU)/(?:[0-9a-fA-F]+-)?([0-9a-fA-F]+) \((\d+)/([0-9.]+)/([A-Z0-9]{3})\)")
-_RING = re.compile(r"Channel (\d{1,4})/(\d{1,4}) :([ 0-9]+)$")
+_PATH = re.compile(
+    r"(GPU|CPU)/(?:[0-9a-fA-F]+-)?([0-9a-fA-F]+) \((\d{1,4})/([0-9.]+)/([A-Z0-9]{3})\)"
+)
+_RING = re.compile(r"Channel (\d{1,4})/(\d{1,4}) :((?: *\d{1,6}(?!\d))+)$")
 _CHANNELS = re.compile(r"(\d{1,4}) coll channels,")
 _PATTERN = re.compile(
-    r"Pattern (\d+), crossNic -?\d+, nChannels (\d+), (?:bw|speed) ([0-9.]+)/([0-9.]+), "
+    r"Pattern (\d{1,4}), crossNic -?\d+, nChannels (\d{1,4}), (?:bw|speed) ([0-9.]+)/([0-9.]+), "
     r"type ([A-Z0-9]+)/([A-Z0-9]+)"
 )
 _AFFINITY = re.compile(r"(Setting affinity|Affinity) for GPU (\d{1,4}) (?:to|is) ([0-9a-fA-F,-]+)")

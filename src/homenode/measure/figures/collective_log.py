@@ -21,6 +21,7 @@ from homenode.topology import Host
 
 _SOURCE = "NCCL's log"
 _LINE = re.compile(r"^# homenode collective: (\{.*\})$", re.M)
+_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_NODES = 4096
 _LEAST_BYTES = 64 << 20
 """Less than this gives no share of a node."""
@@ -64,7 +65,7 @@ def _numbers(value: Any) -> dict[int, int]:
     return {
         int(key): count
         for key, count in list(value.items())[:_MOST_NODES]
-        if str(key).isascii() and str(key).isdigit() and isinstance(count, int)
+        if _NUMBER.fullmatch(key) and isinstance(count, int)
     }
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from homenode.analyse.alternative import alternatives_of
@@ -172,3 +174,22 @@ def test_the_default_is_seven_settings_and_the_whole_twenty() -> None:
     assert len(set(whole)) == 20 and set(settings_of(Depth.NORMAL)) <= set(whole)
     assert len({one.name for one in whole}) == 20
     assert replace(CollectiveSettings(), ring=True) in whole
+
+
+def test_figures_of_zero_decide_nothing(tmp_path: Path) -> None:
+    guests = []
+    for layout, number in product(("pin", "pin-numa"), range(2)):
+        machine = CollectiveGuest(layout=layout, effect=by_mechanism)
+        run = measured(machine, tmp_path, f"{layout}-{number}", number).run
+        assert run is not None
+        samples = [
+            msgspec.structs.replace(one, value=0.0)
+            if number and one.variant == CollectiveSettings(file=True).name
+            else one
+            for one in run.samples
+        ]
+        guests.append(replace(run, samples=tuple(samples)))
+    found = diagnose(alternatives_of([("trial", guests)]))
+    assert found is not None
+    answer = next(one for one in found.answers if one.question.id == "file")
+    assert answer.change is Change.HIGHER and answer.boots == 1

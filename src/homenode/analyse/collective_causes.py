@@ -162,10 +162,10 @@ def _cells(guests: Sequence[Alternative], bare: Sequence[Alternative]) -> _Cells
             series.setdefault((layout, key.variant, key.metric), found)
         by_settings: dict[str, dict[int, list[float]]] = {}
         for place, run in enumerate(alternative.runs):
-            for sample in run.samples:
-                if sample.metric == METRIC and sample.variant is not None:
-                    of = by_settings.setdefault(sample.variant, {})
-                    of.setdefault(place, []).append(sample.value)
+            for fields, samples in run.groups.items():
+                if fields.metric == METRIC and fields.variant is not None:
+                    of = by_settings.setdefault(fields.variant, {})
+                    of.setdefault(place, []).extend(one.value for one in samples)
         for settings, values in by_settings.items():
             boots[layout, settings] = tuple(
                 (place, statistics.median(one)) for place, one in values.items()

@@ -70,7 +70,7 @@ _Block = tuple[str, int] | None
 
 
 class _Boot(NamedTuple):
-    samples: Sequence[Sample]
+    samples: list[Sample]
     block: _Block
 
 
@@ -93,9 +93,10 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
             if fields.state != UNSETTLED:
                 boot = _boot(run.head.boots, own, fields.boot)
                 boots = by_fields.setdefault(fields[: len(SeriesKey._fields) - 1], {})
-                if boot in boots:
-                    samples = [*boots[boot].samples, *samples]
-                boots[boot] = _Boot(samples, block)
+                known = boots.get(boot)
+                together = [] if known is None else known.samples
+                together += samples
+                boots[boot] = _Boot(together, block)
     in_use = {SeriesKey._make((*fields, False)): boots for fields, boots in by_fields.items()}
     if len(names) < len(alternative.runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
@@ -203,10 +204,13 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
             continue
         folded = key._replace(device=None, peer=None, worst=True)
         for name, (samples, block) in boots.items():
-            for index in dict.fromkeys(one.index for one in samples):
+            by_index: dict[int | None, list[Sample]] = {}
+            for one in samples:
+                by_index.setdefault(one.index, []).append(one)
+            for index, own in by_index.items():
                 if (device := (key.device, key.peer, index)) != (None, None, None):
                     of_device = groups.setdefault(folded, {}).setdefault(device, {})
-                    of_device[name] = _Boot([one for one in samples if one.index == index], block)
+                    of_device[name] = _Boot(own, block)
     return {key: _folded(key, devices) for key, devices in groups.items()}
 
 

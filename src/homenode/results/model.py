@@ -266,10 +266,9 @@ class Run:
         return tuple([one for one in self.samples if not _LEAST < one.value < _MOST])
 
     def only(self, is_wanted: Callable[[SampleKey], bool]) -> "Run":
-        """The run with these groups of its samples, and what was refused of the same metrics."""
+        """The run with these of its samples, of those that are refused as well."""
         groups = {key: group for key, group in self.groups.items() if is_wanted(key)}
-        metrics = {key.metric for key in self.groups} - {key.metric for key in groups}
-        refused = tuple([one for one in self.refused if one.metric not in metrics])
+        refused = tuple([one for one in self.refused if is_wanted(SampleKey._make(_FIELDS(one)))])
         run = Run(self.head, (*chain.from_iterable(groups.values()), *refused))
         run.__dict__.update(groups=groups, refused=refused)  # as cached_property keeps them
         return run

@@ -250,3 +250,10 @@ def test_outputs_of_tools_that_are_cut_or_mixed_up_are_refused_or_read() -> None
     survives(
         amd_smi.parse_partitions, '{"current_partition": [{"gpu_id": 0, "partition_id": "0"}]}'
     )
+
+
+def test_a_mediated_device_that_leads_to_the_top_is_a_gap() -> None:
+    snapshot = render(parse_description(HOST, "parts.toml"))
+    path = f"/sys/bus/mdev/devices/{T4[1]}"
+    found = discover(changed(links={**snapshot.links, path: "/"}))
+    assert any(T4[1] in gap.subject for gap in found.gaps)

@@ -92,7 +92,7 @@ def _mediated(snapshot: Snapshot, devices: tuple[PciDevice, ...], found: _Found)
             found.carriers.add(bdf)
     for uuid in snapshot.list(_MEDIATED) or ():
         real = snapshot.real_path(f"{_MEDIATED}/{uuid}")
-        function = None if real is None else _bdf(real.rstrip("/").split("/")[-2])
+        function = None if real is None else _bdf(real.rpartition("/")[0].rpartition("/")[2])
         if not is_uuid(uuid) or function is None:
             reason = f"{_MEDIATED} gives no PCI function that it is on"
             found.gaps.append(Gap(f"mediated device {uuid[:60]!r}", reason))

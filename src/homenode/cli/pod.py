@@ -171,6 +171,8 @@ def _of_node(given: Path | None, name: str) -> Path | None:
     """What a folder has of one node; a file is for all of them."""
     if given is None or not given.is_dir():
         return given
+    if "/" in name or "\0" in name or name in ("", ".", ".."):
+        raise UsageError(f"{given}: expected a host whose name can be a file's, found {name!r}")
     own = given / name
     if not own.exists():
         raise UsageError(f"{given}: expected {name} there, found nothing of that name")

@@ -212,6 +212,50 @@ def test_other_spellings_of_the_same_are_nothing_wrong(before: str, after: str) 
 
 
 @pytest.mark.parametrize(
+    ("place", "written", "printed"),
+    [
+        (
+            "</features>",
+            "<pvspinlock/><vmcoreinfo/>",
+            "<pvspinlock state='on'/><vmcoreinfo state='on'/>",
+        ),
+        ("</features>", "<ioapic/><tcg/>", ""),
+        (
+            "</features>",
+            "<tcg><tb-cache unit='MiB'>8</tb-cache></tcg>",
+            "<tcg><tb-cache unit='KiB'>8192</tb-cache></tcg>",
+        ),
+        (
+            "</features>",
+            "<smm><tseg>48</tseg></smm>",
+            "<smm state='on'><tseg unit='KiB'>49152</tseg></smm>",
+        ),
+        (
+            "</features>",
+            "<hyperv><vapic state='on'/></hyperv>",
+            "<hyperv mode='custom'><vapic state='on'/></hyperv>",
+        ),
+        ("</cpu>", "<feature name='x2apic'/>", "<feature policy='require' name='x2apic'/>"),
+        (
+            "</cputune>",
+            "<cachetune vcpus='0,1'><cache id='0' level='3' type='both' size='3072'/></cachetune>",
+            "<cachetune vcpus='0-1'><cache id='0' level='3' type='both' size='3' unit='MiB'/>"
+            "</cachetune>",
+        ),
+    ],
+)
+def test_settings_as_libvirt_prints_them_are_those_that_were_written(
+    place: str, written: str, printed: str
+) -> None:
+    document = users_vm("2 GPUs").document
+    one, other = (
+        read_kept(open_domain(changed(document, (place, text + place)), "vm.xml")).settings
+        for text in (written, printed)
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize(
     ("before", "after", "named"),
     [
         ("<cpu mode='host-passthrough'", "<cpu mode='maximum'", "plan-cpu"),

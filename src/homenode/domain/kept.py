@@ -18,7 +18,11 @@ _SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
 _PINS = ("vcpupin", "emulatorpin", "iothreadpin")
 _OF_CPU = ("feature", "maxphysaddr")
 _SETS = ("vcpus", "nodeset", "cpus")
-_SIZES = ("hard_limit", "soft_limit", "swap_hard_limit", "min_guarantee", "maxMemory")
+_SIZES = ("hard_limit", "soft_limit", "swap_hard_limit", "min_guarantee", "maxMemory", "tb-cache")
+_WITH_SIZE = ("page", "cache")
+_DEFAULTS = {"feature": {"policy": "require"}, "hyperv": {"mode": "custom"}}
+_NOT_PRINTED = ("ioapic", "tcg")
+"""Elements that libvirt drops where they say nothing."""
 _VFIO = (None, "vfio")
 
 
@@ -87,13 +91,20 @@ def _lines(document: Document, element: Element, above: str = "") -> Iterator[st
     text = element.text.strip()
     if element.name in _SIZES:
         text = f"{size_bytes(document, element, element.text, values.pop('unit', None))} bytes"
-    elif element.name == "page" and values.get("size") is not None:
+    elif element.name == "tseg":
+        text = f"{size_bytes(document, element, element.text, values.pop('unit', 'MiB'))} bytes"
+    elif element.name in _WITH_SIZE and values.get("size") is not None:
         size = values.pop("size")
         values["bytes"] = str(size_bytes(document, element, size, values.pop("unit", None)))
+    for name, value in _DEFAULTS.get(element.name, {}).items():
+        values.setdefault(name, value)
+    if values.get("state") == "on":  # what a feature without a state is
+        del values["state"]
     for name in _SETS:
         if name in values:
             values[name] = str(CpuSet.parse(values[name], document.source))
     words = [f"{name}={value}" for name, value in sorted(values.items())]
-    yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
+    if words or text or element.name not in _NOT_PRINTED:
+        yield " ".join(filter(None, (f"{above}{element.tag}", *words, text)))
     for child in element.children:
         yield from _lines(document, child, f"{above}{element.tag} ")

@@ -119,6 +119,16 @@ def test_what_both_changed_is_a_conflict_by_place_with_all_three_values() -> Non
     assert conflict.endswith(", now 9")
 
 
+def test_an_element_that_the_layout_changed_and_somebody_removed_is_a_conflict() -> None:
+    own = b"  <numatune><memory mode='strict' nodeset='0'/></numatune>\n  <os>"
+    plan = tune(
+        PLAIN.replace(b"  <os>", own, 1), "vm.xml", PlanOptions(layout="pin-numa"), small_host()
+    )
+    now = re.sub(rb"\s*<numatune>.*?</numatune>", b"", plan.document, flags=re.DOTALL)
+    (conflict,) = merged(plan.original, plan.document, now).conflicts
+    assert conflict == "/domain/numatune: the layout changed it, now none"
+
+
 def test_an_element_put_among_those_of_the_layout_stays() -> None:
     applied = tuned("pin")
     now = applied.replace(b"</cputune>", b"  <shares>7</shares>\n  </cputune>")

@@ -159,6 +159,13 @@ class _Work:
             before = len(self.edits)
             self.element(place, first.get(key), second.get(key), child)
             left += not _removes(self.edits[before:], child)
+        if here.name != "devices":  # a device that was detached stays detached
+            self.conflicts.extend(
+                f"{place}/{child.tag}{_named(child)}: the layout changed it, now none"
+                for key, child in first.items()
+                if key[0] not in unchanged and key in second and key not in third
+                if not _same(child, second[key])
+            )
         back = [
             (key, child)
             for key, child in first.items()

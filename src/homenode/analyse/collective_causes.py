@@ -10,7 +10,7 @@ their boots, as every comparison is.
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
@@ -18,6 +18,7 @@ from homenode.analyse.intervals import interval
 from homenode.analyse.summary import Series, SeriesKey, series_of
 from homenode.measure.model import CollectiveSettings
 from homenode.metrics import METRICS
+from homenode.results.model import SampleKey
 
 METRIC = "allreduce-busbw-peak"
 FLAT, CELLS, PLACES, BARE = "pin", "pin-numa", "pin-numa-pci", "bare"
@@ -138,6 +139,9 @@ def diagnose(guests: Sequence[Alternative], bare: Sequence[Alternative] = ()) ->
 
     guests: by layout. bare: of the host itself.
     """
+    runs = [run for one in (*guests, *bare) for run in one.runs]
+    if not any(key.metric == METRIC and _is_setting(key) for run in runs for key in run.groups):
+        return None  # before any series is made
     cells = _cells(guests, bare)
     if not any(metric == METRIC for _, _, metric in cells.series):
         return None
@@ -157,7 +161,8 @@ def _cells(guests: Sequence[Alternative], bare: Sequence[Alternative]) -> _Cells
     boots: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {}
     named = [(one.switches.name, one) for one in guests] + [(BARE, one) for one in bare]
     for layout, alternative in named:
-        for key, found in _of_experiment(series_of(alternative)):
+        of_settings = tuple(run.only(_is_setting) for run in alternative.runs)
+        for key, found in _of_experiment(series_of(replace(alternative, runs=of_settings))):
             assert key.variant is not None, "the experiment's series have variants"
             series.setdefault((layout, key.variant, key.metric), found)
         by_settings: dict[str, dict[int, list[float]]] = {}
@@ -175,9 +180,13 @@ def _cells(guests: Sequence[Alternative], bare: Sequence[Alternative]) -> _Cells
 
 def _of_experiment(found: Mapping[SeriesKey, Series]) -> Iterator[tuple[SeriesKey, Series]]:
     for key, series in found.items():
-        is_whole = key.size_bytes is None and key.device is None and not key.worst
-        if is_whole and key.variant is not None:
+        if _is_setting(key) and not key.worst:
             yield key, series
+
+
+def _is_setting(key: SampleKey | SeriesKey) -> bool:
+    """Whether its figure may be that of one setting: of all sizes and devices together."""
+    return key.variant is not None and key.size_bytes is None and key.device is None
 
 
 def _answer(question: Question, cells: _Cells) -> Answer:

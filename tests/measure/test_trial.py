@@ -399,7 +399,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
         subprocess.run(["umount", root], check=True)
 
 
-def test_libvirt_gone_for_good_is_an_error_and_undo_mends_it_later(
+def test_libvirt_gone_for_good_is_an_error_that_undo_repairs_later(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     root = tmp_path / "state"

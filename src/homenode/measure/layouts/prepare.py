@@ -185,8 +185,9 @@ def latest(root: Path, name: str, virsh: Virsh | None = None) -> Known:
     if found and not known:
         raise InputError(
             f"{found[-1].reason}",
-            hint="mend that line, or take the VM's definition back without the journal: homenode "
-            "restore NAME, or " + command_line("virsh", "define", found[-1].folder / ORIGINAL),
+            hint="correct that line, or take the VM's definition back without the journal: "
+            "homenode restore NAME, or "
+            + command_line("virsh", "define", found[-1].folder / ORIGINAL),
         )
     if not known and virsh is not None and is_there(virsh, name):
         known = [one for one in known_trials(root, virsh.domain(name).name) if one.head]

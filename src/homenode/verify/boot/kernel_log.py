@@ -79,7 +79,7 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
             subject=f"{topic}, in the guest's kernel log",
             expected="no warning",
             observed="; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
-            cost="the kernel mends what it is shown by guessing",
+            cost="the kernel replaces what it cannot use by a guess",
             fix="look at its log with --keep DIR",
             source=source,
         )

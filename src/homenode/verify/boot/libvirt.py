@@ -83,7 +83,7 @@ def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[F
             expected=f"libvirt at {uri} to take it",
             observed=said[:400],
             cost="it cannot be defined",
-            fix="mend what libvirt names",
+            fix="correct what libvirt names",
             source=document.source,
         ),
     )

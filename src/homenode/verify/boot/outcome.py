@@ -19,7 +19,7 @@ def refusal(who: str, said: str, source: str) -> Finding:
         expected=f"{who} to start it",
         observed=said.strip()[:400] or "no reason given",
         cost="the VM itself would not start either",
-        fix="mend what the document check names, then boot again",
+        fix="correct what the document check names, then boot again",
         source=source,
     )
 

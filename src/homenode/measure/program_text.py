@@ -18,7 +18,7 @@ from homenode.measure.access.machine import Machine
 from homenode.process import Completed
 
 _PACKAGE = "homenode.measure.programs"
-_CARRIED = ("torch_place", "torch_timing", "torch_collectives")
+_CARRIED = ("torch_place", "torch_timing", "torch_collectives", "watched")
 
 _SAFE = {"PYTHONSAFEPATH": "1"}
 _NOT_FROM_HERE = """\

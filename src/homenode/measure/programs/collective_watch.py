@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from homenode.measure.programs.torch_place import bind
+from homenode.measure.programs.watched import busy_pus, exit_status
 
 LOOK_S = 0.05
 MOST_LOG = 4 << 20
 _HOST_NUMA_ID = 134  # CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CUDA 12.2
 _SUBSYSTEMS = "INIT,ENV,GRAPH,SHM,P2P,ALLOC"
-_STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(5)
 
 
 def used_bytes() -> dict[str, int]:
@@ -54,20 +54,6 @@ def _children(process: int) -> list[int]:
             for task in Path(f"/proc/{one}/task").iterdir():
                 found += [int(word) for word in (task / "children").read_text().split()]
         except OSError:
-            continue
-    return found
-
-
-def busy_pus(process: int) -> list[int]:
-    """PUs of the threads that are running now, of a process and its children."""
-    found = []
-    for one in _children(process):
-        try:
-            for task in Path(f"/proc/{one}/task").iterdir():
-                fields = (task / "stat").read_text().rpartition(")")[2].split()
-                if fields[_STATE] == "R":
-                    found.append(int(fields[_PROCESSOR]))
-        except (OSError, IndexError):  # a thread that has just ended
             continue
     return found
 
@@ -165,7 +151,7 @@ def main(words: list[str]) -> int:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 break
-            for pu in busy_pus(child):
+            for pu in (pu for one in _children(child) for pu in busy_pus(one)):
                 looks[pu] = looks.get(pu, 0) + 1
             for node, used in used_bytes().items():
                 during[node] = max(used, during.get(node, 0))
@@ -179,7 +165,7 @@ def main(words: list[str]) -> int:
         }
     sys.stdout.write(f"\n# homenode collective: {json.dumps(said)}\n")
     sys.stdout.flush()
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    return exit_status(status)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,11 @@ def busy_pus(process: int) -> list[int]:
     return found
 
 
+def exit_status(status: int) -> int:
+    """Of what waitpid gives: the exit status, 128 + N for a signal."""
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
 def main(words: list[str]) -> int:
     """Runs the command and returns its exit status, 128 + N for a signal."""
     child = os.fork()
@@ -55,7 +60,7 @@ def main(words: list[str]) -> int:
     counts = " ".join(f"{pu}:{count}" for pu, count in sorted(looks.items()))
     sys.stdout.write(f"\n# homenode watched: {counts}\n")
     sys.stdout.flush()
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+    return exit_status(status)
 
 
 if __name__ == "__main__":

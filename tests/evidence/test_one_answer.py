@@ -1,6 +1,5 @@
 """Every command that says which layout to run says the same, for every machine and objective."""
 
-import json
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -10,26 +9,34 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from homenode import api
 from homenode.analyse.decide import decide
 from homenode.analyse.machine_facts import facts_of_host, facts_of_measured
 from homenode.analyse.trial_conclusion import conclude
 from homenode.analyse.verdict import Verdict, Verdicts
 from homenode.auto_layout import NotRecommended, settled
 from homenode.cli import terminal
+from homenode.cli.apply import tuned_on
+from homenode.cli.plan import plan
+from homenode.cli.pool import place
 from homenode.cli.recommend import recommend
 from homenode.domain.read import read_guest
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.formats import decode
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.options import PlanOptions
+from homenode.plan.stored import read_plan
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
 from homenode.results.model import Run
 from homenode.results.store import write_run
 from homenode.sources import load_host
 from homenode.topology import Host
+from tests.sdumont_study import write_study
 from tests.simulated_runs import simulated_run
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
@@ -43,7 +50,8 @@ STREAM = {"default": 77e9, "pin": 75e9, "pin-numa": 84e9}
 
 app = typer.Typer()
 app.command("recommend")(recommend)
-app.command("other")(lambda: None)  # a command of one has no name
+app.command("plan")(plan)
+app.command("place")(place)
 
 Answer = tuple[str | None, str | None, str | None, bool]
 
@@ -62,7 +70,6 @@ def recommended(*arguments: str) -> dict[Objective, Answer]:
     done = CliRunner().invoke(app, ["recommend", *arguments, "--json"])
     assert done.exit_code == 0, done.output
     found = decode(done.output, "verdict", Verdicts, "output").verdicts
-    assert json.loads(done.output)["verdicts"]
     return {one.objective: answer(one) for one in found}
 
 
@@ -128,3 +135,82 @@ def test_every_command_gives_one_answer_from_measured_figures(system: str, tmp_p
     assert concluded(runs, host) == expected
     layouts = {one: (layout, keep) for one, (_, layout, _, keep) in expected.items()}
     assert dict(planned(host, evidence)) == layouts
+
+
+SMALL = (
+    DOCUMENT.read_bytes()
+    .replace(b"'GiB'>1024<", b"'GiB'>2<")
+    .replace(b">88</vcpu>", b">2</vcpu>")
+    .replace(b"<iothreads>1</iothreads>", b"")
+    .replace(b" iothread='1'", b"")
+    .replace(
+        b"<hugepages>\n      <page size='1' unit='GiB'/>\n    </hugepages>", b"<nosharepages/>"
+    )
+)
+
+
+def placed_with(command: str, document: Path, host: str, objective: Objective) -> str | None:
+    """The layout of the plan that a command makes; None where it makes none, as none is
+    recommended."""
+    if command in ("apply", "Python"):
+        wanted = PlanOptions("auto", objective=objective)
+        try:
+            if command == "Python":
+                return api.plan(document, host, wanted).layout.name
+            content = document.read_bytes()
+            return tuned_on("gpu-vm", content, wanted, host, (), [], quiet=True).plan.layout.name
+        except NotRecommended:
+            return None
+    words = {
+        "plan": ["plan", str(document), "--host", host],
+        "plan --target": ["plan", str(document), "--host", host, "--target", "qemu"],
+        "pool place": ["place", str(document), "--pool", host],
+    }[command]
+    terminal.console.cache_clear()
+    options = ["--layout", "auto", "--objective", str(objective), "--json"]
+    done = CliRunner().invoke(app, [*words, *options])
+    if done.exit_code:
+        return None
+    return read_plan(done.stdout.encode(), "output").layout.name
+
+
+COMMANDS = ("plan", "plan --target", "pool place", "apply", "Python")
+
+
+def check_commands(system: str, objectives: tuple[Objective, ...], folder: Path) -> None:
+    document = folder / "vm.xml"
+    is_arm = host_of(system).architecture == "aarch64"
+    small = SMALL.replace(b"x86_64' machine='q35'", b"aarch64' machine='virt'") if is_arm else SMALL
+    document.write_bytes(small)
+    source = MACHINES[system] or ""
+    machine = facts_of_host(host_of(system), publications())
+    for command, objective in zip(COMMANDS, objectives, strict=True):
+        made = decide(Evidence(publications()), machine, objective)
+        assert placed_with(command, document, source, objective) == made.layout, command
+        assert answer(api.decide(host_of(system), objective)) == answer(made)
+
+
+@pytest.mark.parametrize("system", MACHINES)
+def test_commands_that_place_a_vm_take_that_answer(system: str, tmp_path: Path) -> None:
+    """Each command for one objective of each machine, another one on each."""
+    first = list(MACHINES).index(system)
+    wanted = [list(Objective)[(first + n) % len(Objective)] for n in range(len(COMMANDS))]
+    check_commands(system, tuple(wanted), tmp_path)
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize("system", MACHINES)
+def test_commands_that_place_a_vm_take_every_answer(
+    system: str, objective: Objective, tmp_path: Path
+) -> None:
+    check_commands(system, (objective,) * len(COMMANDS), tmp_path)
+
+
+def test_logs_whose_layout_is_unknown_have_one_answer(tmp_path: Path) -> None:
+    """The names of such runs are no layouts: nothing is chosen among them."""
+    write_study(tmp_path / "transfer")
+    for one in imported_runs(find_sources([tmp_path / "transfer"]).folders, ImportOptions()):
+        write_run(tmp_path / "results", one.run)
+    assert recommended(str(tmp_path / "results")) == {}
+    assert reported(str(tmp_path / "results")) == {}

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from homenode.analyse.health import link_health
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import is_divided, parts_at
@@ -79,13 +80,17 @@ def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
 
 def shape_of(host: Host) -> Host:
     """The host without what differs between machines that are alike: name, memory, domains, states
-    of links and devices, settings that do not change where a VM goes."""
+    of links and devices, settings that do not change where a VM goes.
+
+    Links stay where one of them is broken: on such a machine no layout is recommended.
+    """
+    bare = _bare_device if not link_health(host) else lambda device: device
     return replace(
         host,
         name="",
         nodes=tuple(map(_bare_node, host.nodes)),
         domains=(),
-        pci_devices=tuple(map(_bare_device, host.pci_devices)),
+        pci_devices=tuple(map(bare, host.pci_devices)),
         settings=replace(
             host.settings,
             governors=None,

@@ -141,7 +141,8 @@ def _machine(
     )
     rest += () if on_host is None else (on_host,)
     host = _host(runs, system, hosts)
-    verdicts = _verdicts(name, measured, system, host, publications)
+    # Of the runs as they are stored: their names are nothing that could be chosen.
+    verdicts = _verdicts(name, runs, system, host, publications)
     series = {one.label: series_of(one) for one in (*chosen, *rest)}
     comparison = compare(chosen, known=series) if len(chosen) > 1 else None
     bare = None
@@ -176,22 +177,20 @@ def _machine(
 
 def _verdicts(
     name: str,
-    measured: Sequence[Run],
+    runs: Sequence[Run],
     system: System | None,
     host: Host | None,
     publications: Sequence[Publication],
 ) -> tuple[Verdict, ...]:
     """The answers for a machine, of which the reader may know the host or nothing but its runs."""
-    if not measured:
-        return ()
-    runs = () if system is not None else tuple(measured)
+    measured = () if system is not None else tuple(runs)
     machine: MachineFacts
     if host is not None:
         machine = facts_of_host(host, publications)
-        runs = of_host(runs, host)
+        measured = of_host(measured, host)
     else:
-        machine = facts_of_runs(measured[0].head.system, measured, publications)
-    found = decide_all(Evidence(tuple(publications), runs), replace(machine, name=name))
+        machine = facts_of_runs(runs[0].head.system, runs, publications)
+    found = decide_all(Evidence(tuple(publications), measured), replace(machine, name=name))
     figures = machine.nodes is not None
     return tuple(
         one for one in found if figures or one.level is not EvidenceLevel.REASONED or one.passed

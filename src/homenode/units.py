@@ -28,7 +28,7 @@ _BYTES_OF_UNIT = {
     "t": TIB,
     "tib": TIB,
 }
-_SIZE = re.compile(r"\s*(\d+)(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,30})(?:\.(\d{1,6}))?\s*+([A-Za-z]*)\s*\Z", re.ASCII)
 
 
 def bytes_of(number: int, unit: str) -> int:

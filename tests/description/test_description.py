@@ -223,7 +223,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ),
         ("packages_per_node = 3", "expected a whole number, 1 to 2, found 3"),
         ("llcs_per_package = 3", "llcs_per_package: expected a whole number, 0 to 2, found 3"),
-        ("numbering = 'random'", "numbering: expected one of siblings-far, siblings-adjacent"),
+        ("numbering = 'random'", "numbering: expected one of nodes-interleaved, siblings-adjacent"),
         ("format = 2", "expected a host.toml up to version 1, found 2"),
         ("node_numbers = [1, 0]", "node_numbers: expected 2 ascending numbers, found [1, 0]"),
         ("offline_pus = '8'", "expected some of the PUs 0-7, not all, found '8'"),
@@ -246,7 +246,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
         ("[[package]]\nindex = 2", "package[0].index: expected a whole number, 0 to 1, found 2"),
         ("[[root]]\nnode = 2\nports = ['gpu']", "root[0].node: expected one of the nodes 0, 1"),
         ("[[root]]\nnode = 0", "root[0].ports: expected 1 to 31 devices on its bus, found 0"),
-        ("[[root]]\nports = ['gpux']", "did you mean 'gpu'?"),
+        ("[[root]]\nports = ['gpux']", "did you mean gpu?"),
         ("[[root]]\nbus = 3\nports = ['gpu@03:00.0']", "expected device 0 of a bus from 0000:04"),
         ("[[root]]\nbus = [0, 1]\nports = ['gpu']", "expected 1 numbers, one per node"),
         (
@@ -269,7 +269,7 @@ def test_virtual_functions_follow_their_physical_function() -> None:
             "cpu = { nam = 'x' }",
             "cpu.nam: expected one of family, model, name, vendor, found 'nam'",
         ),
-        ("[expect]\ncoers = 3", "did you mean 'cores'?"),
+        ("[expect]\ncoers = 3", "did you mean cores?"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_key(change: str, words: str) -> None:
@@ -283,6 +283,12 @@ def test_a_file_that_is_no_toml_or_lacks_what_is_needed_is_refused() -> None:
     assert "memory_per_node: expected the memory" in refusal("name = 'a'\ncores_per_package = 1")
     assert "characters" in refusal("#" * (1 << 21))
     assert "expected TOML" in refusal("a = " + "[" * 5000)
+    assert "expected TOML" in refusal("packages = " + "9" * 5000)
+    assert "llc_size: expected a size with its unit" in refusal(f"llc_size = '{'9' * 5000}GiB'")
+    assert "model.g.clas: expected" in refusal(TWO + "[model.g]\nclas = 'gpu'")
+    assert "root[0].ports[1].switch[0].iommu_group: expected a whole number, 0 to 65535" in refusal(
+        TWO + "[[root]]\nports = ['gpu', { switch = [{ model = 'gpu', iommu_group = -1 }] }]"
+    )
 
 
 def test_a_host_too_large_to_be_one_is_refused_before_it_is_built() -> None:

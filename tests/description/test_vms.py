@@ -95,7 +95,7 @@ def test_devices_are_named_or_addressed(tmp_path: Path) -> None:
         ('vcpus = 1\nstate = "paused"', "vm[0].state: expected one of planned, running, shut-off"),
         ('vcpus = 1\ndevices = ["gpu.7"]', "addresses or names of devices (gpu.0, gpu.1)"),
         ('vcpus = 1\ndevices = ["ff:00.0"]', "addresses or names of devices"),
-        ('vcpus = 1\nemulators = "0"', "did you mean 'emulator'"),
+        ('vcpus = 1\nemulators = "0"', "did you mean emulator"),
         ('vcpus = 1\n[[vm]]\nname = "a"\nvcpus = 1', "a name that no other [[vm]] has"),
         (
             'vcpus = 1\ndevices = ["gpu.0"]\n[[vm]]\nname = "b"\nvcpus = 1\ndevices = ["gpu.0"]',

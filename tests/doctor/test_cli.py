@@ -169,7 +169,7 @@ def test_expectations_round_through_their_file_and_name_drift(
         ("", "format"),
         ("format = 1\n[counts]\ncoers = 3", "coers"),
         ("format = 1\ndistances = [[10, 20]]", "columns"),
-        ("format = 1\ndistances = ['a']", "whole numbers"),
+        ("format = 1\ndistances = ['a']", r"distances\[0\]: expected a list, each a whole number"),
         ("format = 1\n[[device]]\nkind = 'gpu'", "bdf"),
         ("format = 1\n[[device]]\nbdf = '1:0'", "bdf"),
         ("format = 1\n[[device]]\nbdf = '01:00.0'\nlink = 'fast'", "link"),

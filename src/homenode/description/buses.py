@@ -9,9 +9,9 @@ from itertools import combinations, pairwise
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.description.document import HostDocument, LinkTable
 from homenode.description.functions import Place, Placed, bridge, endpoint_functions, trained
 from homenode.description.models import NVIDIA_DRIVER, DeviceModel
-from homenode.description.table import Table
 from homenode.description.tree import Endpoint, Port, Root, Switch
 from homenode.discover.device_kinds import AMD, NVIDIA
 from homenode.errors import InputError
@@ -221,12 +221,10 @@ def _free_bus(place: Place, where: str, last: int) -> int:
     return last + 1
 
 
-LINK_KEYS = ("kind", "between", "count")
-
 _VENDOR_OF_KIND = {LinkKind.NVLINK: NVIDIA, LinkKind.C2C: NVIDIA, LinkKind.XGMI: AMD}
 
 
-def parse_links(file: Table, tree: PciTree) -> tuple[DeviceLink, ...]:
+def parse_links(file: HostDocument, tree: PciTree) -> tuple[DeviceLink, ...]:
     """Every link of [[link]], each pair once, ascending by address.
 
     between: a model (each of its devices with each other) or names of devices; C2C joins each of
@@ -234,9 +232,8 @@ def parse_links(file: Table, tree: PciTree) -> tuple[DeviceLink, ...]:
     described: NVLinks are counted, the others are not.
     """
     links: dict[tuple[LinkKind, Bdf, Bdf | None], DeviceLink] = {}
-    for table in file.tables("link", LINK_KEYS):
-        kind = LinkKind(table.choice("kind", tuple(LinkKind), "nvlink"))
-        count = table.optional_integer("count", least=1, most=999)
+    for table in file.link:
+        kind, count = table.kind, table.count
         if (count is None) is (kind is LinkKind.NVLINK):
             raise table.refusal("count", "a number with nvlink, and with nothing else", count)
         devices = _devices(table, tree)
@@ -258,7 +255,7 @@ def parse_links(file: Table, tree: PciTree) -> tuple[DeviceLink, ...]:
     return tuple(sorted(links.values(), key=lambda link: (link.a, link.kind, link.b or link.a)))
 
 
-def _check(table: Table, kind: LinkKind, device: PciDevice) -> None:
+def _check(table: LinkTable, kind: LinkKind, device: PciDevice) -> None:
     """Refuses a device that cannot have such a link, or that the maker's tools do not see."""
     vendor = _VENDOR_OF_KIND[kind]
     is_gpu = device.kind is DeviceKind.GPU and device.physical_function is None
@@ -271,14 +268,14 @@ def _check(table: Table, kind: LinkKind, device: PciDevice) -> None:
         raise table.refusal("between", "GPUs with a node, whose CPU they join", str(device.bdf))
 
 
-def _devices(table: Table, tree: PciTree) -> tuple[PciDevice, ...]:
-    value = table.values.get("between")
-    names = value if isinstance(value, list) else [value]
+def _devices(table: LinkTable, tree: PciTree) -> tuple[PciDevice, ...]:
+    value = table.between
+    names = value if isinstance(value, tuple) else [value]
     found: list[Bdf] = []
     for name in names:
-        if isinstance(name, str) and name in tree.bdfs_of_model and name is value:
+        if name in tree.bdfs_of_model and name is value:
             found += tree.bdfs_of_model[name]
-        elif isinstance(name, str) and name in tree.bdf_of_name:
+        elif name in tree.bdf_of_name:
             found.append(tree.bdf_of_name[name])
         else:
             known = sorted(tree.bdfs_of_model.keys() | tree.bdf_of_name.keys())[:20]

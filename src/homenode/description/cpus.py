@@ -1,30 +1,11 @@
 """The CPU part of a host.toml: packages, cores, last-level caches, and the numbers of the PUs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 
-from homenode.description.table import Table
+from homenode.description.document import MAX_PUS, HostDocument, NodeTable, PackageTable
 from homenode.topology import CoreKind
-
-MAX_PUS = 8192
-"""Most PUs of a described host. Source: NR_CPUS_RANGE_END of arch/x86/Kconfig."""
-MAX_NODES = 1024
-"""Source: NODES_SHIFT up to 10 in arch/x86/Kconfig."""
-
-CPU_KEYS = tuple(
-    """
-    packages package_numbers nodes_per_package packages_per_node node_numbers
-    dies_per_package llcs_per_package llc_size llc_level cores_per_package threads_per_core
-    core_groups numbering package
-""".split()
-)
-NUMBERINGS = ("siblings-far", "siblings-adjacent", "siblings-far-in-package", "nodes-interleaved")
-"""How the firmware numbers PUs; docs/formats/host-toml.md shows each."""
-
-_PACKAGE_KEYS = ("index", "cores", "threads_per_core", "core_groups", "llcs", "dies")
-_GROUP_KEYS = ("kind", "cores", "threads_per_core")
-_NODE_SHARE = "cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,50 +26,47 @@ class CoreSlot:
     pus: tuple[int, ...] = ()
 
 
-def parse_cores(file: Table, node_tables: Sequence[Table]) -> tuple[CoreSlot, ...]:
-    """The cores in package order, numbered. node_tables: [[node]], for their `cores`.
+def parse_cores(file: HostDocument, nodes: Mapping[int, NodeTable]) -> tuple[CoreSlot, ...]:
+    """The cores in package order, numbered. nodes: [[node]] by number, for their `cores`.
 
     Raises InputError where counts do not divide, or cores of nodes do not sum to the package's.
     """
-    package_count = file.integer("packages", 1, least=1, most=256)
-    package_numbers = _numbers(file, "package_numbers", package_count)
-    overrides = _overrides(file, package_count)
-    nodes_per_package = file.integer("nodes_per_package", 1, least=1, most=64)
-    packages_per_node = file.integer("packages_per_node", 1, least=1, most=package_count)
-    if packages_per_node > 1 and (nodes_per_package > 1 or package_count % packages_per_node):
+    package_numbers = _numbers(file, "package_numbers", file.package_numbers, file.packages)
+    overrides = _overrides(file)
+    per_package = file.nodes_per_package
+    per_node = file.bounded("packages_per_node", file.packages_per_node, 1, file.packages)
+    if per_node > 1 and (per_package > 1 or file.packages % per_node):
         raise file.refusal(
             "packages_per_node",
-            f"a divisor of {package_count} packages, and one node per package",
-            f"{packages_per_node} with nodes_per_package = {nodes_per_package}",
+            f"a divisor of {file.packages} packages, and one node per package",
+            f"{per_node} with nodes_per_package = {per_package}",
         )
-    node_count = package_count * nodes_per_package // packages_per_node
-    node_numbers = _numbers(file, "node_numbers", node_count)
-    shares = {
-        index: table.integer(_NODE_SHARE, 0, most=MAX_PUS)
-        for table in node_tables
-        if _NODE_SHARE in table
-        for index in table.integers("index") or ()
-    }
+    node_count = file.packages * per_package // per_node
+    node_numbers = _numbers(file, "node_numbers", file.node_numbers, node_count)
+    shares = {index: table.cores for index, table in nodes.items() if table.cores is not None}
 
     slots: list[CoreSlot] = []
     llcs = 0
-    for position in range(package_count):
-        table = overrides.get(position, file)
-        cores = _package_cores(file, table, package_numbers[position])
-        first = position * nodes_per_package // packages_per_node
-        nodes = node_numbers[first : first + nodes_per_package]
-        counts = _node_counts(file, nodes, shares, len(cores), alone=packages_per_node == 1)
+    for position, package in enumerate(package_numbers):
+        own = overrides.get(position)
+        cores = _package_cores(file, own, package)
+        first = position * per_package // per_node
+        own_nodes = node_numbers[first : first + per_package]
+        counts = _node_counts(file, own_nodes, shares, len(cores), alone=per_node == 1)
         node_of_core = [
-            node for node, count in zip(nodes, counts, strict=True) for _ in range(count)
+            node for node, count in zip(own_nodes, counts, strict=True) for _ in range(count)
         ]
-        llc_key, die_key = (
-            ("llcs_per_package", "dies_per_package") if table is file else ("llcs", "dies")
-        )
-        own_llcs = table.integer(llc_key, file.integer("llcs_per_package", 1), most=len(cores))
-        dies = table.integer(die_key, file.integer("dies_per_package", 1), least=1, most=len(cores))
-        for key, parts in ((llc_key, own_llcs or 1), (die_key, dies)):
+        if own is not None and own.llcs is not None:
+            own_llcs = own.bounded("llcs", own.llcs, 0, len(cores))
+        else:
+            own_llcs = file.bounded("llcs_per_package", file.llcs_per_package, 0, len(cores))
+        if own is not None and own.dies is not None:
+            dies = own.bounded("dies", own.dies, 1, len(cores))
+        else:
+            dies = file.bounded("dies_per_package", file.dies_per_package, 1, len(cores))
+        for key, parts in (("llcs_per_package", own_llcs or 1), ("dies_per_package", dies)):
             if len(cores) % parts:
-                raise table.refusal(key, f"a divisor of {len(cores)} cores", parts)
+                raise file.refusal(key, f"a divisor of {len(cores)} cores", parts)
         for i, core in enumerate(cores):
             llc = llcs + i * own_llcs // len(cores) if own_llcs else None
             slots.append(replace(core, node=node_of_core[i], llc=llc, die=i * dies // len(cores)))
@@ -96,57 +74,61 @@ def parse_cores(file: Table, node_tables: Sequence[Table]) -> tuple[CoreSlot, ..
     if sum(slot.threads for slot in slots) > MAX_PUS:
         found = sum(slot.threads for slot in slots)
         raise file.refusal("packages", f"at most {MAX_PUS} PUs in all", f"{found} PUs")
-    return _numbered(slots, file.choice("numbering", NUMBERINGS, "siblings-far"))
+    return _numbered(slots, file.numbering)
 
 
-def _numbers(file: Table, key: str, count: int) -> tuple[int, ...]:
+def _numbers(
+    file: HostDocument, key: str, given: int | tuple[int, ...] | None, count: int
+) -> tuple[int, ...]:
     """The numbers that sysfs gives to `count` packages or nodes: 0, 1, 2 ... unless listed."""
-    numbers = file.integers(key, most=MAX_NODES - 1)
-    if numbers is None:
+    if given is None:
         return tuple(range(count))
+    numbers = given if isinstance(given, tuple) else (given,)
     if len(numbers) != count or sorted(set(numbers)) != list(numbers):
-        raise file.refusal(key, f"{count} ascending numbers", list(numbers))
+        raise file.refusal(key, f"{count} ascending numbers", numbers)
     return numbers
 
 
-def _overrides(file: Table, package_count: int) -> dict[int, Table]:
-    tables: dict[int, Table] = {}
-    for table in file.tables("package", _PACKAGE_KEYS):
-        index = table.optional_integer("index", most=package_count - 1)
-        if index is None or index in tables:
+def _overrides(file: HostDocument) -> dict[int, PackageTable]:
+    tables: dict[int, PackageTable] = {}
+    for table in file.package:
+        index = table.bounded("index", table.index, 0, file.packages - 1)
+        if index in tables:
             raise table.refusal("index", "the position of a package, once", index)
         tables[index] = table
     return tables
 
 
-def _package_cores(file: Table, table: Table, package: int) -> list[CoreSlot]:
+def _package_cores(file: HostDocument, own: PackageTable | None, package: int) -> list[CoreSlot]:
     """The cores of one package, by [[package]] where it says and by the file's keys elsewhere."""
-    threads = file.integer("threads_per_core", 1, least=1, most=8)
-    groups_of = table if "core_groups" in table else file
-    cores_key = "cores" if "cores" in table and table is not file else "cores_per_package"
-    cores_of = table if cores_key == "cores" else file
-    if "core_groups" in groups_of and cores_key != "cores":
-        if "cores_per_package" in file:
+    cores = own.cores if own is not None else None
+    groups_of = own if own is not None and own.core_groups is not None else file
+    if groups_of.core_groups is not None and cores is None:
+        if file.cores_per_package is not None:
             raise file.refusal("core_groups", "no cores_per_package next to it", "both")
         parts: list[tuple[CoreKind | None, int]] = []
-        for group in groups_of.tables("core_groups", _GROUP_KEYS):
-            count = group.integer("cores", 0, least=1, most=MAX_PUS)
-            kind = CoreKind(group.choice("kind", tuple(CoreKind), CoreKind.PERFORMANCE))
-            own = group.integer("threads_per_core", threads, least=1, most=8)
-            parts += [(kind, own)] * count
+        for group in groups_of.core_groups:
+            parts += [(group.kind, group.threads_per_core or file.threads_per_core)] * group.cores
     else:
-        count = cores_of.integer(cores_key, 0, least=1, most=MAX_PUS)
-        own = table.integer("threads_per_core", threads, least=1, most=8)
-        parts = [(None, own)] * count
+        count = cores or file.cores_per_package
+        if count is None:
+            raise file.refusal("cores_per_package", "how many cores each package has", None)
+        threads = own.threads_per_core if own is not None else None
+        parts = [(None, threads or file.threads_per_core)] * count
     if len({kind for kind, _ in parts}) == 1 and parts[0][0] is not None:
         raise groups_of.refusal("core_groups", "groups of both kinds", "one kind only")
     if not parts:
-        raise cores_of.refusal(cores_key, "how many cores each package has", "nothing")
-    return [CoreSlot(package, 0, i, 0, None, kind, own) for i, (kind, own) in enumerate(parts)]
+        raise groups_of.refusal("core_groups", "groups of both kinds", "none")
+    return [CoreSlot(package, 0, i, 0, None, *part) for i, part in enumerate(parts)]
 
 
 def _node_counts(
-    file: Table, nodes: Sequence[int], shares: dict[int, int], cores: int, *, alone: bool
+    file: HostDocument,
+    nodes: Sequence[int],
+    shares: Mapping[int, int],
+    cores: int,
+    *,
+    alone: bool,
 ) -> list[int]:
     """Cores of each of a package's nodes: what [[node]] says, the others share the rest equally."""
     if not alone:

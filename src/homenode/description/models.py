@@ -1,27 +1,21 @@
 """Device models: what [model.NAME] says about a kind of device, with defaults by class."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from homenode.description.table import Table
+from homenode.description.document import (
+    ElementTable,
+    HostDocument,
+    LinkText,
+    ModelTable,
+)
 from homenode.errors import InputError
 from homenode.pci import DeviceKind, PartKind, PciBar, PciLink
+from homenode.toml_text import decode_value
 from homenode.units import GIB, KIB, MIB, parse_bytes
-
-MODEL_KEYS = tuple(
-    """
-    label class class_code vendor device subsystem_vendor subsystem_device link trained bars
-    functions driver total_vfs vfs vf_device vf_driver divided_by parts memory_mode
-""".split()
-)
-LINK_SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
-"""GT/s a lane. Source: PCIe 6.0, 7.5.3.18 Link Capabilities 2."""
 
 NVIDIA_DRIVER = "nvidia"
 
-_LINK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*GT/s\s*x(\d{1,2})\s*\Z", re.ASCII)
 _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 
 
@@ -137,7 +131,7 @@ _GENERIC_ROOT_PORT_IDS = (0x1B36, 0x000C)
 _SWITCH_PORT_IDS = (0x1000, 0xC030)
 
 
-def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
+def parse_models(file: HostDocument, cpu_vendor: str | None) -> Mapping[str, DeviceModel]:
     """Every model by name: the classes themselves, the bridges, and the file's [model.NAME]."""
     root = _ROOT_PORT_IDS.get(cpu_vendor or "", _GENERIC_ROOT_PORT_IDS)
     models = {name: replace(model, name=name) for name, model in _BY_CLASS.items()}
@@ -146,11 +140,8 @@ def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceMode
         (SWITCH_PORT, "PCI Express switch port", _SWITCH_PORT_IDS),
     ):
         models[name] = DeviceModel(name, label, DeviceKind.BRIDGE, _BRIDGE_CLASS, *ids)
-    tables = file.values.get("model", {})
-    if not isinstance(tables, Mapping):
-        raise file.refusal("model", "tables [model.NAME]", tables)
-    for name in tables:
-        table = Table.of(file.source, f"model.{name}", tables[name], MODEL_KEYS)
+    for name, values in file.model.items():
+        table = decode_value(values, ModelTable, file.source, f"model.{name}")
         models[name] = _model(table, name, models)
     for model in models.values():
         for function in model.functions:
@@ -162,50 +153,46 @@ def parse_models(file: Table, cpu_vendor: str | None) -> Mapping[str, DeviceMode
     return models
 
 
-def _model(table: Table, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
+def _model(table: ModelTable, name: str, models: Mapping[str, DeviceModel]) -> DeviceModel:
     given = models[name] if name in (ROOT_PORT, SWITCH_PORT) else None
-    start = given or models[table.choice("class", tuple(_BY_CLASS), "other")]
-    if given is None and "class" not in table:
+    if given is None and table.class_ is None:
         raise table.refusal("class", f"one of {', '.join(_BY_CLASS)}", None)
-    functions = table.list("functions")
-    if len(functions) > 7 or not all(isinstance(each, str) for each in functions):
-        raise table.refusal("functions", "at most 7 names of models", list(functions))
-    vendor_id = table.integer("vendor", start.vendor_id, most=0xFFFF)
-    class_code = table.integer("class_code", start.class_code, most=0xFFFFFF)
+    start = given or models[table.class_ or "other"]
+    if len(table.functions) > 7:
+        raise table.refusal("functions", "at most 7 names of models", table.functions)
+    vendor_id = _or(table.vendor, start.vendor_id)
+    class_code = _or(table.class_code, start.class_code)
     # AMD's accelerators are no displays: Source: lspci of an MI300X, class 1200.
-    if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and "class_code" not in table:
+    if start.kind is DeviceKind.GPU and vendor_id == 0x1002 and table.class_code is None:
         class_code = 0x120000
-    total_vfs = table.optional_integer("total_vfs", least=1, most=0xFF)
-    vfs = table.integer("vfs", 0, most=total_vfs or 0)
+    vfs = table.bounded("vfs", table.vfs or 0, 0, table.total_vfs or 0)
     return DeviceModel(
         name=name,
-        label=table.text("label").strip() or (name if given is None else given.label),
+        label=table.label.strip() or (name if given is None else given.label),
         kind=start.kind,
         class_code=class_code,
         vendor_id=vendor_id,
-        device_id=table.integer("device", start.device_id, most=0xFFFF),
-        subsystem_vendor_id=table.optional_integer("subsystem_vendor", most=0xFFFF),
-        subsystem_device_id=table.optional_integer("subsystem_device", most=0xFFFF),
-        link=parse_link(table, "link") or start.link,
-        trained=parse_link(table, "trained"),
-        bars=_bars(table) if "bars" in table else start.bars,
-        functions=tuple(str(each) for each in functions),
-        driver=table.optional_text("driver"),
-        total_vfs=total_vfs,
+        device_id=_or(table.device, start.device_id),
+        subsystem_vendor_id=table.subsystem_vendor,
+        subsystem_device_id=table.subsystem_device,
+        link=_link(table.link) or start.link,
+        trained=_link(table.trained),
+        bars=start.bars if table.bars is None else _bars(table, table.bars),
+        functions=tuple(table.functions),
+        driver=table.driver,
+        total_vfs=table.total_vfs,
         vfs=vfs,
-        vf_device_id=table.optional_integer("vf_device", most=0xFFFF),
-        vf_driver=table.optional_text("vf_driver"),
-        **parse_division(table, start.kind, vfs),
+        vf_device_id=table.vf_device,
+        vf_driver=table.vf_driver,
+        divided_by=table.divided_by,
+        parts=check_division(table, start.kind, vfs),
+        memory_mode=table.memory_mode,
     )
 
 
-def parse_division(table: Table, kind: DeviceKind, vfs: int) -> dict[str, Any]:
-    """The fields of a model that say how a GPU is divided."""
-    word = table.optional_text("divided_by")
-    if word is not None and word not in tuple(PartKind):
-        raise table.refusal("divided_by", f"one of {', '.join(PartKind)}", word)
-    divided_by = None if word is None else PartKind(word)
-    parts = tuple(str(one) for one in table.list("parts"))
+def check_division(table: ModelTable | ElementTable, kind: DeviceKind, vfs: int) -> tuple[str, ...]:
+    """The parts into which a GPU is divided, by their profiles. Raises InputError."""
+    divided_by, parts = table.divided_by, tuple(table.parts or ())
     for part in parts:
         if not 0 < len(part) <= 80 or not part.isascii() or not part.isprintable():
             raise table.refusal("parts", "names of profiles, at most 80 letters", part)
@@ -214,33 +201,18 @@ def parse_division(table: Table, kind: DeviceKind, vfs: int) -> dict[str, Any]:
     most = {PartKind.VIRTUAL_FUNCTION: vfs, PartKind.MEDIATED: vfs or 64, PartKind.PARTITION: 1}
     if divided_by is not None and len(parts) > most.get(divided_by, 14):
         raise table.refusal("parts", f"at most {most.get(divided_by, 14)}", list(parts))
-    return {
-        "divided_by": divided_by,
-        "parts": parts,
-        "memory_mode": table.optional_text("memory_mode"),
-    }
+    return parts
 
 
-def parse_link(table: Table, key: str) -> PciLink | None:
-    """The link of a text such as "32GT/s x16", current and maximum alike; None where absent.
-
-    "none" is None too: an integrated function has no link.
-    """
-    text = table.optional_text(key)
-    if text is None or text == "none":
-        return None
-    match = _LINK.match(text)
-    speed, width = (float(match[1]), int(match[2])) if match else (0.0, 0)
-    if speed not in LINK_SPEEDS or not 1 <= width <= 32:
-        raise table.refusal(
-            key,
-            f"a link such as 32GT/s x16 ({', '.join(f'{s:g}' for s in LINK_SPEEDS)} GT/s)",
-            text,
-        )
-    return PciLink(speed, width, speed, width)
+def _link(text: LinkText | None) -> PciLink | None:
+    return None if text is None else text.link
 
 
-def _bars(table: Table) -> tuple[PciBar, ...]:
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
+
+
+def _bars(table: ModelTable, texts: Sequence[str]) -> tuple[PciBar, ...]:
     """BARs of texts such as "128GiB prefetchable"; "" leaves one out. Index 0 to 5.
 
     Prefetchable ones are 64-bit unless they say 32bit, others 32-bit unless they say 64bit; a
@@ -248,8 +220,8 @@ def _bars(table: Table) -> tuple[PciBar, ...]:
     """
     bars: list[PciBar] = []
     index = 0
-    for text in table.list("bars"):
-        words = str(text).split()
+    for text in texts:
+        words = text.split()
         if not words:
             index += 1
             continue

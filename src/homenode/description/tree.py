@@ -1,26 +1,25 @@
 """The PCI part of a host.toml as read: root complexes, ports, switches, devices; no buses yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from homenode.bdf import Bdf
-from homenode.description.models import DeviceModel, parse_division, parse_link
-from homenode.description.table import Table
+from homenode.description.document import (
+    UNKNOWN_NODE,
+    ElementTable,
+    HostDocument,
+    LinkText,
+    RootTable,
+)
+from homenode.description.models import DeviceModel, check_division
 from homenode.pci import PciLink
+from homenode.toml_text import Table, decode_value
+from homenode.wording import did_you_mean
 
-ROOT_KEYS = ("node", "domain", "bus", "ports", "integrated", "port_link")
 MAX_DEPTH = 8
 """Switches below one another; deeper nesting is refused, so that no file exhausts the stack."""
-UNKNOWN_NODE = "unknown"
 
-_DEVICE_KEYS = tuple(
-    """
-    model name bdf node link trained driver iommu_group vfs divided_by parts memory_mode
-""".split()
-)
-_SWITCH_KEYS = ("switch", "link", "trained")
-_ELEMENT_KEYS = (*_DEVICE_KEYS, "switch", "port_link", "empty")
+_SWITCH_KEYS = ("switch", "link", "trained", "port_link")
 _EMPTY = "empty"
 
 
@@ -75,42 +74,55 @@ class Root:
 
 
 def parse_roots(
-    file: Table, models: Mapping[str, DeviceModel], nodes: Sequence[int]
+    file: HostDocument, models: Mapping[str, DeviceModel], nodes: Sequence[int]
 ) -> tuple[Root, ...]:
     """The root complexes of [[root]]; `node = [0, 0, 1]` stands for three alike."""
     roots = []
-    for table in file.tables("root", ROOT_KEYS):
-        placed = _placed(table, nodes)
-        buses = table.integers("bus", most=0xFF)
-        domains = table.integers("domain", most=0xFFFFFFFF) or (0,)
+    for table in file.root:
+        listed = table.node if isinstance(table.node, tuple) else (table.node,)
+        placed = [_node(table, each, nodes) for each in listed]
+        domains = table.domain if isinstance(table.domain, tuple) else (table.domain,)
         domains = domains * len(placed) if len(domains) == 1 else domains
+        buses: Sequence[int | None] = (None,) * len(placed)
+        if table.bus is not None:
+            buses = table.bus if isinstance(table.bus, tuple) else (table.bus,)
         for key, values in (("bus", buses), ("domain", domains)):
-            if values is not None and len(values) != len(placed):
-                raise table.refusal(key, f"{len(placed)} numbers, one per node", list(values))
+            if len(values) != len(placed):
+                raise table.refusal(key, f"{len(placed)} numbers, one per node", [*values])
         reader = _Elements(models, nodes)
-        ports = reader.ports(table, "ports", parse_link(table, "port_link"), 0)
+        ports = reader.ports(table, "ports", table.ports, _link(table.port_link), 0)
         integrated = tuple(
-            reader.endpoint(each, _DEVICE_KEYS) for each in reader.elements(table, "integrated")
+            reader.endpoint(each, {"port_link"})
+            for each in _elements(table, "integrated", table.integrated)
         )
-        for i, node in enumerate(placed):
-            bus = buses[i] if buses is not None else None
-            roots.append(Root(table.where, domains[i], bus, node, ports, integrated))
+        for bus, domain, node in zip(buses, domains, placed, strict=True):
+            roots.append(Root(table.where, domain, bus, node, ports, integrated))
     return tuple(roots)
 
 
-def _placed(table: Table, nodes: Sequence[int]) -> tuple[int | None, ...]:
-    value = table.values.get("node", UNKNOWN_NODE)
-    listed = value if isinstance(value, list) else [value]
-    return tuple(_node(table, "node", each, nodes) for each in listed)
+def _link(text: LinkText | None) -> PciLink | None:
+    return None if text is None else text.link
 
 
-def _node(table: Table, key: str, value: object, nodes: Sequence[int]) -> int | None:
+def _node(table: RootTable | ElementTable, value: object, nodes: Sequence[int]) -> int | None:
     if value == UNKNOWN_NODE:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value not in nodes:
+    if not isinstance(value, int) or value not in nodes:
         shown = ", ".join(map(str, nodes[:40]))
-        raise table.refusal(key, f'one of the nodes {shown} or "{UNKNOWN_NODE}"', value)
+        raise table.refusal("node", f'one of the nodes {shown} or "{UNKNOWN_NODE}"', value)
     return value
+
+
+def _elements(
+    table: Table, key: str, listed: Sequence[str | ElementTable]
+) -> tuple[ElementTable, ...]:
+    """The entries of a list as tables: "gpu" is short for { model = "gpu" }."""
+    return tuple(
+        decode_value(_from_text(one), ElementTable, table.source, f"{table.name_of(key)}[{i}]")
+        if isinstance(one, str)
+        else one
+        for i, one in enumerate(listed)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,76 +130,85 @@ class _Elements:
     models: Mapping[str, DeviceModel]
     nodes: Sequence[int]
 
-    def elements(self, table: Table, key: str) -> tuple[Table, ...]:
-        """The entries of a list as tables: "gpu" is short for { model = "gpu" }."""
-        found = []
-        for i, value in enumerate(table.list(key)):
-            where = f"{table.key(key)}[{i}]"
-            full = _from_text(value) if isinstance(value, str) else value
-            found.append(Table.of(table.source, where, full, _ELEMENT_KEYS))
-        return tuple(found)
-
-    def ports(self, table: Table, key: str, link: PciLink | None, depth: int) -> tuple[Port, ...]:
+    def ports(
+        self,
+        table: Table,
+        key: str,
+        listed: Sequence[str | ElementTable],
+        link: PciLink | None,
+        depth: int,
+    ) -> tuple[Port, ...]:
         if depth > MAX_DEPTH:
             raise table.refusal(key, f"at most {MAX_DEPTH} switches below one another", "more")
-        return tuple(self._port(each, link, depth) for each in self.elements(table, key))
+        return tuple(self._port(each, link, depth) for each in _elements(table, key, listed))
 
-    def _port(self, table: Table, link: PciLink | None, depth: int) -> Port:
-        own = parse_link(table, "port_link") or link
-        if table.truth("empty", False):
-            _only(table, (_EMPTY, "port_link"), "an empty port")
+    def _port(self, table: ElementTable, link: PciLink | None, depth: int) -> Port:
+        own = _link(table.port_link) or link
+        if table.empty:
+            _only(table, _given(table) - {_EMPTY, "port_link"}, "an empty port")
             return Port(table.where, own, None)
-        if "switch" not in table:
-            return Port(table.where, own, self.endpoint(table, (*_DEVICE_KEYS, "port_link")))
-        _only(table, (*_SWITCH_KEYS, "port_link"), "a switch")
+        if table.switch is None:
+            return Port(table.where, own, self.endpoint(table, set()))
+        _only(table, _given(table) - {*_SWITCH_KEYS}, "a switch")
         switch = Switch(
             table.where,
-            parse_link(table, "link"),
-            parse_link(table, "trained"),
-            self.ports(table, "switch", None, depth + 1),
+            _link(table.link),
+            _link(table.trained),
+            self.ports(table, "switch", table.switch, None, depth + 1),
         )
         return Port(table.where, own, switch)
 
-    def endpoint(self, table: Table, keys: Sequence[str]) -> Endpoint:
-        _only(table, keys, "a device here")
-        name = table.text("model")
+    def endpoint(self, table: ElementTable, without: Collection[str]) -> Endpoint:
+        """A device. without: keys that mean nothing where it stands."""
+        _only(table, _given(table) & {"switch", _EMPTY, *without}, "a device here")
+        name = table.model or ""
         if name not in self.models:
-            near = get_close_matches(name, self.models, n=1)
             error = table.refusal("model", f"one of {', '.join(sorted(self.models))}", name)
-            error.hint = f"did you mean {near[0]!r}?" if near else "describe it under [model.NAME]"
+            error.hint = did_you_mean(name, self.models).strip() or "describe it under [model.NAME]"
             raise error
         model = self.models[name]
         node = None
-        if "node" in table:
-            stated = _node(table, "node", table.values["node"], self.nodes)
+        if table.node is not None:
+            stated = _node(table, table.node, self.nodes)
             node = -1 if stated is None else stated
-        vfs = table.integer("vfs", model.vfs, most=model.total_vfs or 0)
-        division = {}
-        if "divided_by" in table or "parts" in table:
-            division = parse_division(table, model.kind, vfs)
+        vfs = model.vfs
+        if table.vfs is not None:
+            vfs = table.bounded("vfs", table.vfs, 0, model.total_vfs or 0)
+        if table.divided_by is not None or table.parts is not None:
+            parts = check_division(table, model.kind, vfs)
+            model = replace(
+                model,
+                divided_by=table.divided_by,
+                parts=parts,
+                memory_mode=table.memory_mode,
+            )
         return Endpoint(
             where=table.where,
             model=replace(
                 model,
-                **division,
-                link=parse_link(table, "link") if "link" in table else model.link,
-                trained=parse_link(table, "trained") or model.trained,
-                driver=table.text("driver") or None if "driver" in table else model.driver,
+                link=model.link if table.link is None else table.link.link,
+                trained=_link(table.trained) or model.trained,
+                driver=model.driver if table.driver is None else table.driver or None,
                 vfs=vfs,
             ),
             functions=tuple(self.models[each] for each in model.functions),
-            name=table.optional_text("name"),
-            bdf=table.bdf("bdf"),
+            name=table.name,
+            bdf=table.bdf,
             node=node,
-            iommu_group=table.optional_integer("iommu_group", most=0xFFFF),
+            iommu_group=table.iommu_group,
         )
 
 
-def _only(table: Table, keys: Sequence[str], what: str) -> None:
+def _given(table: ElementTable) -> set[str]:
+    """The keys that an entry has; `empty = false` says nothing."""
+    found = {key for key in table.__struct_fields__ if getattr(table, key) is not None}
+    return found if table.empty else found - {_EMPTY}
+
+
+def _only(table: ElementTable, foreign: Collection[str], what: str) -> None:
     """Refuses keys that mean nothing for what an entry is."""
-    for key in table.values:
-        if key not in keys:
-            raise table.refusal(key, f"no such key on {what}", table.values[key])
+    for key in sorted(foreign):
+        raise table.refusal(key, f"no such key on {what}", "one")
 
 
 def _from_text(text: str) -> dict[str, object]:

@@ -22,10 +22,12 @@ pages = 256
 """
 
 import json
-import tomllib
+from typing import Annotated
 
-from homenode.description.models import parse_link
-from homenode.description.table import Table
+from msgspec import Meta, defstruct, field
+
+from homenode.bdf import Bdf
+from homenode.description.document import LinkText
 from homenode.doctor.expectation import (
     CERTIFIED_KINDS,
     COUNTS,
@@ -34,11 +36,45 @@ from homenode.doctor.expectation import (
     Expectation,
 )
 from homenode.doctor.links.rate import LinkRate
-from homenode.errors import InputError
 from homenode.pci import DeviceKind
+from homenode.toml_text import Count, Line, Table, decode_toml
 
 VERSION = 1
-_FLOOR_KEYS = tuple(f"{name}_gb_per_s" for name in FLOORS)
+_THIS_VERSION = f"{VERSION}, the version that this program reads"
+GigabytesPerSecond = Annotated[float, Meta(gt=0, lt=1e6, extra={"expected": "GB/s such as 50.0"})]
+
+
+class FloorsTable(Table):
+    h2d_gb_per_s: GigabytesPerSecond | None = None
+
+
+class DeviceTable(Table):
+    bdf: Bdf
+    kind: DeviceKind = DeviceKind.GPU
+    ids: Line | None = None
+    node: Count | None = None
+    link: LinkText | None = None
+
+
+class HugePagesTable(Table):
+    node: Count
+    page_bytes: Count
+    pages: Count
+
+
+CountsTable = defstruct("CountsTable", [(n, Count | None, None) for n in COUNTS], bases=(Table,))
+
+
+class ExpectationTable(Table):
+    format: Annotated[int, Meta(ge=VERSION, le=VERSION, extra={"expected": _THIS_VERSION})]
+    host: Line = ""
+    memory_bytes: Count | None = None
+    distances: tuple[tuple[Count, ...], ...] | None = None
+    accepted: tuple[str, ...] = ()
+    counts: CountsTable = field(default_factory=CountsTable)  # type: ignore[valid-type]
+    floors: FloorsTable = field(default_factory=FloorsTable)
+    device: tuple[DeviceTable, ...] = ()
+    huge_pages: tuple[HugePagesTable, ...] = ()
 
 
 def render_expectation(expectation: Expectation) -> str:
@@ -77,92 +113,32 @@ def render_expectation(expectation: Expectation) -> str:
 
 def parse_expectation(text: str, source: str) -> Expectation:
     """The value of a site.toml. Raises InputError with file, key, expected and found."""
-    try:
-        values = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: expected TOML, found: {error}") from None
-    file = Table.of(
-        source,
-        "",
-        values,
-        (
-            "format",
-            "host",
-            "memory_bytes",
-            "distances",
-            "accepted",
-            "counts",
-            "floors",
-            "device",
-            "huge_pages",
-        ),
-    )
-    version = file.integer("format", 0)
-    if version != VERSION:
-        raise file.refusal("format", f"{VERSION}, the version that this program reads", version)
-    counts = file.table("counts", COUNTS)
-    floors = file.table("floors", _FLOOR_KEYS)
-    return Expectation(
-        host=file.text("host"),
-        counts={name: counts.integer(name, 0) for name in COUNTS if name in counts},
-        memory_bytes=file.optional_integer("memory_bytes"),
-        distances=_distances(file),
-        devices=tuple(
-            _device(table)
-            for table in file.tables("device", ("bdf", "kind", "ids", "node", "link"))
-        ),
-        floors={
-            name: _rate(floors, f"{name}_gb_per_s")
-            for name in FLOORS
-            if f"{name}_gb_per_s" in floors
-        },
-        huge_pages={
-            (table.integer("node", 0), table.integer("page_bytes", 0)): table.integer("pages", 0)
-            for table in file.tables("huge_pages", ("node", "page_bytes", "pages"))
-        },
-        accepted=_accepted(file),
-    )
-
-
-def _distances(file: Table) -> tuple[tuple[int, ...], ...] | None:
-    if "distances" not in file:
-        return None
-    rows: list[tuple[int, ...]] = []
-    for row in file.list("distances"):
-        if not isinstance(row, list) or not all(type(each) is int for each in row):
-            raise file.refusal("distances", "rows of whole numbers", row)
-        rows.append(tuple(row))
-    if any(len(row) != len(rows) for row in rows):
+    file = decode_toml(text, ExpectationTable, source)
+    rows = file.distances
+    if rows is not None and any(len(row) != len(rows) for row in rows):
         raise file.refusal("distances", "as many columns as rows", [len(row) for row in rows])
-    return tuple(rows)
+    counts = {name: getattr(file.counts, name) for name in COUNTS}
+    floors = {name: getattr(file.floors, f"{name}_gb_per_s") for name in FLOORS}
+    return Expectation(
+        host=file.host,
+        counts={name: count for name, count in counts.items() if count is not None},
+        memory_bytes=file.memory_bytes,
+        distances=rows,
+        devices=tuple(map(_device, file.device)),
+        floors={name: floor * 1e9 for name, floor in floors.items() if floor is not None},
+        huge_pages={(one.node, one.page_bytes): one.pages for one in file.huge_pages},
+        accepted=file.accepted,
+    )
 
 
-def _accepted(file: Table) -> tuple[str, ...]:
-    found = file.list("accepted") if "accepted" in file else []
-    if not all(isinstance(one, str) for one in found):
-        raise file.refusal("accepted", "ids of findings", found)
-    return tuple(map(str, found))
-
-
-def _device(table: Table) -> CertifiedDevice:
-    bdf = table.bdf("bdf")
-    if bdf is None:
-        raise table.refusal("bdf", "an address such as 0000:19:00.0", None)
-    link = parse_link(table, "link")
+def _device(table: DeviceTable) -> CertifiedDevice:
+    if table.kind not in CERTIFIED_KINDS:
+        raise table.refusal("kind", f"one of {', '.join(CERTIFIED_KINDS)}", str(table.kind))
+    link = None if table.link is None else table.link.link
     rate = None
     if link is not None and link.max_gt_per_s is not None and link.max_width is not None:
         rate = LinkRate(link.max_gt_per_s, link.max_width)
-    kind = table.choice("kind", tuple(CERTIFIED_KINDS), DeviceKind.GPU)
-    return CertifiedDevice(
-        bdf, DeviceKind(kind), table.optional_text("ids"), table.optional_integer("node"), rate
-    )
-
-
-def _rate(floors: Table, key: str) -> float:
-    value = floors.values[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise floors.refusal(key, "GB/s such as 50.0", value)
-    return float(value) * 1e9
+    return CertifiedDevice(table.bdf, table.kind, table.ids, table.node, rate)
 
 
 def _quoted(text: str) -> str:

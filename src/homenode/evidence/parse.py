@@ -4,7 +4,6 @@ The files are described in docs/formats/published.md. Unknown keys, units and na
 figure must never be dropped because of a spelling.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
@@ -37,6 +36,7 @@ from homenode.plan.layout import (
 )
 from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
 from homenode.results.vantage import Vantage
+from homenode.toml_text import decode_toml
 
 FORMAT = 3
 
@@ -180,14 +180,7 @@ def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
 
 
 def _document(text: str, source: str) -> _Document:
-    try:
-        raw = tomllib.loads(text, parse_float=Decimal)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: expected TOML, found: {error}") from None
-    try:
-        document = msgspec.convert(raw, _Document)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{source}: expected published evidence, found: {error}") from None
+    document = decode_toml(text, _Document, source, parse_float=Decimal)
     if document.format != FORMAT:
         raise InputError(f"{source}: expected format = {FORMAT}, found {document.format}")
     return document

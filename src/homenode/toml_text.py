@@ -1,0 +1,245 @@
+"""TOML files as tables of declared keys. What is wrong is named: file: key: expected, found.
+
+A Table's fields are the keys that a file may have there, with their types. msgspec checks and
+converts; a refusal is worded from the field's declaration, never from msgspec's own message.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.errors import InputError, ParseError
+from homenode.units import parse_bytes
+from homenode.wording import did_you_mean
+
+T = TypeVar("T")
+
+Line = Annotated[str, Meta(pattern=r"\A[^\n\r\0]*\Z", extra={"expected": "a text of one line"})]
+NO_LIMIT = 1 << 62
+Count = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
+
+MAX_TEXT_CHARACTERS = 1 << 20
+_MANY = 15
+_PATH = re.compile(r" - at `\$([^`]*)`\Z")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+
+
+class Size(int):
+    """Bytes of a text such as "512GiB"; only 0 may be a number: 512 could mean bytes or GiB."""
+
+    EXPECTED: ClassVar = 'a size with its unit, such as "512GiB"'
+
+
+class _Place(NamedTuple):
+    source: str
+    where: str
+
+
+class Table(msgspec.Struct, forbid_unknown_fields=True, dict=True):
+    """A table of a file, which knows where it stands there."""
+
+    page: ClassVar[str] = ""
+    """The document that lists the keys, where they are too many for a message."""
+
+    @property
+    def _place(self) -> _Place:
+        place: _Place = self.__dict__["place"]
+        return place
+
+    @property
+    def source(self) -> str:
+        """The name of the file, for messages."""
+        return self._place.source
+
+    @property
+    def where(self) -> str:
+        """The table's key in the file; "" for the file itself."""
+        return self._place.where
+
+    def locate(self, source: str, where: str) -> None:
+        """Notes where the table stands, and those within it."""
+        self.__dict__["place"] = _Place(source, where)
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            for i, each in enumerate(value if isinstance(value, tuple) else (value,)):
+                if isinstance(each, Table):
+                    index = f"[{i}]" if isinstance(value, tuple) else ""
+                    each.locate(source, f"{self.name_of(field.encode_name)}{index}")
+
+    def name_of(self, key: str) -> str:
+        """The whole name of a key, as messages give it."""
+        return _join(self.where, key)
+
+    def refusal(self, key: str, expected: str, found: object) -> InputError:
+        """The error that a key has an unfit value; for raising."""
+        return refusal(self.source, self.name_of(key), expected, found)
+
+    def bounded(self, key: str, value: int, least: int, most: int) -> int:
+        """The value of a key whose limits depend on other keys. Raises InputError."""
+        if not least <= value <= most:
+            raise self.refusal(key, f"a whole number, {least} to {most}", value)
+        return value
+
+
+def decode_toml(
+    text: str, of: type[T], source: str, parse_float: Callable[[str], object] = float
+) -> T:
+    """The table of a whole file. source: its name, for messages. Raises InputError."""
+    if len(text) > MAX_TEXT_CHARACTERS:
+        raise InputError(
+            f"{source}: expected at most {MAX_TEXT_CHARACTERS} characters, found {len(text)}"
+        )
+    try:
+        values = tomllib.loads(text, parse_float=parse_float)
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        raise InputError(f"{source}: expected TOML, found: {error}") from None
+    return decode_value(values, of, source, "")
+
+
+def decode_value(value: object, of: type[T], source: str, where: str) -> T:
+    """A value that stands at a key, as a table or another type. Raises InputError."""
+    try:
+        decoded = msgspec.convert(value, of, dec_hook=_from_text)
+    except msgspec.ValidationError as error:
+        raise _explained(error, value, of, source, where) from None
+    except RecursionError:
+        raise refusal(source, where, "tables nested less deeply", "too many") from None
+    if isinstance(decoded, Table):
+        decoded.locate(source, where)
+    return decoded
+
+
+def refusal(source: str, where: str, expected: str, found: object) -> InputError:
+    """The error that the value at a key is unfit; for raising."""
+    found = list(found) if isinstance(found, tuple) else found
+    shown = "nothing" if found is None else repr(found)
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    place = f"{source}: {where}" if where else source
+    return InputError(f"{place}: expected {expected}, found {shown}")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where and key else where or key
+
+
+def _from_text(of: type, value: Any) -> Any:
+    """Sizes, sets of PUs, addresses and whatever else has `from_toml`. Raises ValueError."""
+    read: Callable[[Any], Any] | None = getattr(of, "from_toml", None)
+    if read is not None:
+        return read(value)
+    if of is Size and value == 0 and type(value) is int:
+        return Size(0)
+    if isinstance(value, str):
+        try:
+            if of is Size and not value.strip().isdigit():
+                return Size(parse_bytes(value))
+            if of is CpuSet or of is Bdf:
+                parsed: Any = of
+                return parsed.parse(value)
+        except ParseError as error:
+            raise ValueError(error.expected) from None
+        except InputError:
+            pass
+    raise ValueError(_EXPECTED.get(of, of.__name__))
+
+
+_EXPECTED: Mapping[type, str] = {
+    Size: Size.EXPECTED,
+    CpuSet: 'PUs such as "0-3,8"',
+    Bdf: 'an address such as "3b:00.0"',
+}
+
+
+def _explained(
+    error: msgspec.ValidationError, value: Any, of: type, source: str, where: str
+) -> InputError:
+    """What is wrong at the place that msgspec gives, by the declaration of that place."""
+    kind: inspect.Type = inspect.type_info(of)
+    path = _PATH.search(str(error))
+    steps = path[1].partition("[...]")[0] if path else ""  # [...]: some value of a mapping
+    for name, index in _STEP.findall(steps):
+        kind = _inner(kind, name)
+        value = value[name or int(index)]
+        where = _join(where, name) if name else f"{where}[{index}]"
+    table = next((one for one in _alternatives(kind) if isinstance(one, inspect.StructType)), None)
+    if table is not None and isinstance(value, Mapping):
+        fields = {field.encode_name: field for field in table.fields}
+        for key in value:
+            if key not in fields:
+                return _unknown_key(str(key), tuple(fields), table.cls, source, where)
+        for key, field in fields.items():
+            if field.required and key not in value:
+                return refusal(source, _join(where, key), _words(field.type), None)
+    cause = error.__cause__
+    expected = str(cause) if isinstance(cause, ValueError) else _words(kind)
+    return refusal(source, where, expected, value)
+
+
+def _unknown_key(key: str, known: Sequence[str], of: type, source: str, where: str) -> InputError:
+    page = getattr(of, "page", "")
+    names = f"one of {', '.join(sorted(known))}"
+    if len(known) > _MANY and page:
+        names = f"a key that {page} lists here"
+    error = refusal(source, _join(where, key), names, key)
+    error.hint = did_you_mean(key, known).strip() or None
+    return error
+
+
+def _inner(kind: inspect.Type, name: str) -> inspect.Type:
+    """What is declared for a field of a table, or (name "") for the entries of a list."""
+    for one in _alternatives(kind):
+        if name and isinstance(one, inspect.StructType):
+            return next(field.type for field in one.fields if field.encode_name == name)
+        if not name and isinstance(one, inspect.VarTupleType):
+            return one.item_type
+    return inspect.AnyType()
+
+
+def _alternatives(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    if isinstance(kind, inspect.Metadata):
+        return _alternatives(kind.type)
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+
+
+def _words(kind: inspect.Type) -> str:
+    """What a declaration accepts, for people."""
+    if isinstance(kind, inspect.Metadata):
+        return str((kind.extra or {}).get("expected") or _words(kind.type))
+    if isinstance(kind, inspect.UnionType):
+        return " or ".join(
+            _words(one) for one in kind.types if not isinstance(one, inspect.NoneType)
+        )
+    if isinstance(kind, inspect.IntType):
+        return _range("a whole number", kind)
+    if isinstance(kind, inspect.FloatType):
+        return _range("a number", kind)
+    if isinstance(kind, inspect.EnumType):
+        return f"one of {', '.join(str(one.value) for one in kind.cls)}"
+    if isinstance(kind, inspect.LiteralType):
+        return f"one of {', '.join(map(str, kind.values))}"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"a list, each {_words(kind.item_type)}"
+    if isinstance(kind, inspect.CustomType):
+        return _EXPECTED.get(kind.cls, kind.cls.__name__)
+    return _PLAIN_WORDS.get(type(kind), "another type")
+
+
+_PLAIN_WORDS: Mapping[type, str] = {
+    inspect.StrType: "a text",
+    inspect.BoolType: "true or false",
+    inspect.DictType: "a table",
+    inspect.StructType: "a table",
+}
+
+
+def _range(noun: str, kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is None:
+        return noun
+    upper = f" to {kind.le}" if kind.le is not None and kind.le < NO_LIMIT else " or more"
+    return f"{noun}, {kind.ge}{upper}"

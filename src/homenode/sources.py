@@ -63,14 +63,15 @@ def snapshot_of(source: str) -> Snapshot:
 
     Raises InputError for other kinds of sources, which hold no files.
     """
+    path = Path(source)
+    if path.is_dir() or (path.is_file() and _is_archive(path)):
+        from homenode.snapshot.store import open_snapshot
+
+        return open_snapshot(path)
     from homenode.description.parse import parse_description
     from homenode.description.render import render
     from homenode.description.shipped import load_shipped, shipped_hosts
-    from homenode.snapshot.store import open_snapshot
 
-    path = Path(source)
-    if path.is_dir() or (path.is_file() and _is_archive(path)):
-        return open_snapshot(path)
     if path.is_file():
         return render(parse_description(_text(path), path.name))
     if source in shipped_hosts():

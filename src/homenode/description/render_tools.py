@@ -6,8 +6,8 @@ qemu --version of QEMU 8. nvidia-smi and rocm-smi number GPUs by their addresses
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import takewhile
-from xml.sax.saxutils import escape
 
 from homenode.bdf import Bdf
 from homenode.description.models import NVIDIA_DRIVER
@@ -92,7 +92,7 @@ def _nvidia_query(host: Host, gpus: Sequence[PciDevice]) -> str:
         mode = "Enabled" if gpu.bdf in with_c2c else "Disabled"
         lines += [
             f'\t<gpu id="{gpu.bdf.domain:08X}:{str(gpu.bdf).partition(":")[2].upper()}">',
-            f"\t\t<product_name>{escape(gpu.name or 'GPU')}</product_name>",
+            f"\t\t<product_name>{escape(gpu.name or 'GPU', quote=False)}</product_name>",
             f"\t\t<c2c_mode>{mode}</c2c_mode>",
             *_mig_devices(gpu),
             "\t</gpu>",

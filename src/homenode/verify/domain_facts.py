@@ -80,6 +80,11 @@ class DomainFacts:
     has_acpi: bool = True
 
     @property
+    def pinned_pus(self) -> CpuSet:
+        """Every PU that some vCPU is pinned to."""
+        return CpuSet.union(self.vcpu_pins)
+
+    @property
     def is_pinned(self) -> bool:
         return any(pin is not None for pin in self.vcpu_pins)
 

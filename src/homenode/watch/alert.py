@@ -49,21 +49,18 @@ class Alert:
 class DomainState:
     """A running VM that homenode has tuned. devices: host functions that it has.
 
-    planned_for: start of the fingerprint of the host that it was planned for; None = not recorded.
+    is_foreign: planned for another host, or for this one before its topology changed.
     findings: of its document and of its threads and pages on this host.
     """
 
     name: str
     devices: tuple[Bdf, ...]
-    planned_for: str | None
+    is_foreign: bool
     findings: tuple[Finding, ...]
 
 
 def alerts(
-    expected: Expectation | None,
-    host: Host,
-    fingerprint: str,
-    domains: Iterable[DomainState] = (),
+    expected: Expectation | None, host: Host, domains: Iterable[DomainState] = ()
 ) -> tuple[Alert, ...]:
     """The alerts on a host and its VMs, the worst first; one for each cause.
 
@@ -82,7 +79,7 @@ def alerts(
         if finding.is_bad and finding.id not in accepted | explained
     ]
     for domain in domains:
-        _add_domain(found, domain, fingerprint)
+        _add_domain(found, domain)
     return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
 
 
@@ -111,11 +108,10 @@ def _slot(drift: DeviceDrift) -> tuple[int, int, int]:
     return drift.bdf.domain, drift.bdf.bus, drift.bdf.device
 
 
-def _add_domain(found: list[Alert], domain: DomainState, fingerprint: str) -> None:
+def _add_domain(found: list[Alert], domain: DomainState) -> None:
     """A VM that suffers from a cause that is an alert already is listed there."""
     bad = tuple(finding for finding in in_order(domain.findings) if finding.is_bad)
-    is_foreign = domain.planned_for is not None and not fingerprint.startswith(domain.planned_for)
-    if not bad and not is_foreign:
+    if not bad and not domain.is_foreign:
         return
     for number, alert in enumerate(found):
         is_cause = alert.id == "drift-topology" and alert.subject == "topology"
@@ -129,7 +125,7 @@ def _add_domain(found: list[Alert], domain: DomainState, fingerprint: str) -> No
                 alert.devices,
             )
             return
-    if is_foreign:
+    if domain.is_foreign:
         bad = (_foreign(domain), *bad)
     found.append(_alert(bad, domain.name, domains=(domain.name,)))
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 from homenode.discover.host import discover
 from homenode.doctor.expectation import Expectation
-from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
-from homenode.plan.fingerprint import host_fingerprint
 from homenode.snapshot.protocol import QuietSnapshot, Snapshot
-from homenode.topology import Host
+from homenode.topology import Host, RunningDomain
 from homenode.watch.alert import DomainState, alerts
 from homenode.watch.state import WatchState
 
@@ -24,7 +22,8 @@ COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """state: what is kept. host: as it was read. cpu_s: processor time of this process."""
+    """state: what is kept. host: as it was read. cpu_s: processor time of this process
+    and the programs that it ran."""
 
     state: WatchState
     host: Host
@@ -35,10 +34,10 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
     """One look. connect: libvirt of this machine, whose running VMs are looked into; None = the
     snapshot is of another machine. Raises as discover does."""
     quiet = QuietSnapshot(snapshot, COMMANDS)
-    host = discover(quiet, read_running_domain)
+    host = discover(quiet, _read_domain)
     not_read: list[Gap] = []
     domains = _domains(quiet, host, connect, not_read)
-    found = alerts(expected, host, host_fingerprint(host), domains)
+    found = alerts(expected, host, domains)
     if expected is None:
         not_read.append(Gap("what was certified", "no expectation; write one: homenode expect -o"))
     state = WatchState(
@@ -48,8 +47,14 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
         tuple(one.name for one in domains),
         tuple(not_read),
     )
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return Look(state, host, used.ru_utime + used.ru_stime)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return Look(state, host, sum(one.ru_utime + one.ru_stime for one in used))
+
+
+def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
+    from homenode.domain.read import read_running_domain
+
+    return read_running_domain(xml, running, source)
 
 
 def _domains(
@@ -65,13 +70,15 @@ def _domains(
     # Most of the work of a host without VMs would be to load these.
     from lxml import etree
 
-    from homenode.doctor.diagnosis import domain_findings
+    from homenode.doctor.guest.domain import domain_findings
     from homenode.domain.metadata import read_record
     from homenode.domain.read import open_domain
+    from homenode.plan.fingerprint import host_fingerprint
     from homenode.tools.xml_text import parse_xml
     from homenode.verify.domain_facts import domain_facts
 
     found: list[DomainState] = []
+    fingerprint = host_fingerprint(host)
     for child in parse_xml(listed, "domains", f"{snapshot.name}: virsh dumpxml"):
         if child.get("id") is None:  # libvirt gives only active domains an id
             continue
@@ -91,7 +98,8 @@ def _domains(
             continue
         if connect is not None:
             findings += _live(child.findtext("uuid") or name, connect, not_read)
-        found.append(DomainState(name, devices, record.host, tuple(findings)))
+        is_foreign = record.host is not None and not fingerprint.startswith(record.host)
+        found.append(DomainState(name, devices, is_foreign, tuple(findings)))
     return tuple(found)
 
 

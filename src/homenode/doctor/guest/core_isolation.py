@@ -9,7 +9,6 @@ Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its PUs aw
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
-from homenode.doctor.guest.pins import pinned_pus
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
@@ -22,11 +21,11 @@ _SOURCE = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 def isolation_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """Ticks and RCU callbacks on isolated PUs of vCPUs, and siblings that were not isolated."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
-    ours = pinned_pus(facts) & isolated
+    ours = facts.pinned_pus & isolated
     if not ours:
         return
     yield from _ticks(ours, host)
-    yield from _siblings(ours, isolated, pinned_pus(facts), host)
+    yield from _siblings(ours, isolated, facts.pinned_pus, host)
 
 
 def rcu_nocbs(host: Host) -> CpuSet | None:

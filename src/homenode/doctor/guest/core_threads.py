@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
-from homenode.doctor.guest.pins import pinned_pus
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
@@ -24,7 +23,7 @@ def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     topology = facts.guest.cpu_topology
     threads = 1 if topology is None else topology[3]
     offline = CpuSet(pu.index for pu in host.pus if not pu.online)
-    asleep = pinned_pus(facts) & offline
+    asleep = facts.pinned_pus & offline
     if threads < 2 and not asleep:
         return
     words = (host.settings.kernel_command_line or "").split()
@@ -48,7 +47,7 @@ def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 
 def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """Where cores without vCPUs are at hand: else the siblings are the best place there is."""
-    emulator, vcpus = facts.emulator_pus, pinned_pus(facts)
+    emulator, vcpus = facts.emulator_pus, facts.pinned_pus
     if emulator is None or not facts.is_pinned:
         return
     used = CpuSet(pu for core in host.cores if not core.pus.isdisjoint(vcpus) for pu in core.pus)

@@ -10,7 +10,7 @@ nohz_full= alone by itself.
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
-from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.doctor.guest.pins import nodes_of
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.topology import Host
@@ -27,7 +27,7 @@ def interrupt_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """Interrupts of the host where vCPUs run, and of the VM's devices where they do not."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
-    ours = pinned_pus(facts)
+    ours = facts.pinned_pus
     yield from _of_the_host(facts, ours, host)
     yield from _of_the_vm(facts, ours, host)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
-from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.doctor.guest.pins import nodes_of
 from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
@@ -34,7 +34,7 @@ def memory_findings(facts: DomainFacts, document: Document, host: Host) -> Itera
 def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
-    vcpu_nodes = nodes_of(pinned_pus(facts), host)
+    vcpu_nodes = nodes_of(facts.pinned_pus, host)
     unbound = [cell.id for cell in facts.cells if not cell.host_nodes]
     if len(facts.cells) > 1 and unbound:
         yield Finding(
@@ -117,7 +117,7 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """
     if not facts.is_pinned:
         return
-    here = nodes_of(pinned_pus(facts), host)
+    here = nodes_of(facts.pinned_pus, host)
     if facts.binding is not None:
         here |= facts.binding[1]
     for cell in facts.cells:

@@ -27,11 +27,6 @@ def pin_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     yield from _isolation(facts, host)
 
 
-def pinned_pus(facts: DomainFacts) -> CpuSet:
-    """Every PU that some vCPU is pinned to."""
-    return CpuSet.union(facts.vcpu_pins)
-
-
 def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
     """The nodes that have any of these PUs."""
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
@@ -39,7 +34,7 @@ def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
 
 def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
-    pus = pinned_pus(facts)
+    pus = facts.pinned_pus
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
     if any(pin is not None and len(pin) > 2 for pin in facts.vcpu_pins):
         return  # the vCPUs float over sets: nothing says where they will be
@@ -92,7 +87,7 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         f"vCPUs {CpuSet(numbers)} on {_KIND_WORDS.get(kind, str(kind))} cores"
         for kind, numbers in sorted(vcpus.items(), key=lambda item: item[1])
     )
-    pus = pinned_pus(facts)
+    pus = facts.pinned_pus
     llcs = sum(not llc.pus.isdisjoint(pus) for llc in host.llcs)
     cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
     yield Finding(
@@ -111,7 +106,7 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if facts.cells and len(facts.cells) > 1:
         return
-    nodes = nodes_of(pinned_pus(facts), host)
+    nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
     most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
@@ -143,7 +138,7 @@ def _cores_by_node(host: Host) -> list[list[int]]:
 
 def _helpers(facts: DomainFacts) -> Iterator[Finding]:
     """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
-    pus = pinned_pus(facts)
+    pus = facts.pinned_pus
     for number, pin in facts.iothread_pins:
         if not pin.isdisjoint(pus) and not pin - pus:
             yield Finding(
@@ -203,7 +198,7 @@ def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             fix="pin the emulator to housekeeping PUs: homenode plan --emulator auto",
             source=facts.source,
         )
-    pus = pinned_pus(facts)
+    pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
         yield Finding(
             id="isolated-unused",

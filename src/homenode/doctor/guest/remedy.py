@@ -1,6 +1,6 @@
 """Remedy: the layout that asks for the same VM as a document, without its faults."""
 
-from homenode.doctor.guest.pins import nodes_of, pinned_pus
+from homenode.doctor.guest.pins import nodes_of
 from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.topology import Host
@@ -22,7 +22,7 @@ def remedy(facts: DomainFacts, host: Host) -> PlanOptions:
     space = max((node.memory_bytes or 0 for node in nodes), default=0)
     threads = 1 if guest.cpu_topology is None else guest.cpu_topology[3]
     fits = guest.vcpus <= most * threads and guest.memory_bytes <= space
-    spread = len(facts.cells) > 1 or len(nodes_of(pinned_pus(facts), host)) > 1
+    spread = len(facts.cells) > 1 or len(nodes_of(facts.pinned_pus, host)) > 1
     device_nodes = {
         device.node
         for device in host.pci_devices

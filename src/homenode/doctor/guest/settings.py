@@ -1,13 +1,15 @@
 """HostSettings: what the running system does to VMs, where it matters to the VM at hand."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from homenode.cpuset import CpuSet
-from homenode.doctor.guest.pins import pinned_pus
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.units import GIB, format_bytes
-from homenode.verify.domain_facts import DomainFacts
+
+if TYPE_CHECKING:
+    from homenode.verify.domain_facts import DomainFacts
 
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
 """With these "powersave" is the normal, dynamic choice. Source: admin-guide/pm/intel_pstate.rst."""
@@ -18,7 +20,7 @@ _SYSFS = "/sys and /proc of the host"
 
 
 def settings_findings(
-    host: Host, facts: DomainFacts | None, *, memory_is_bound: bool = False
+    host: Host, facts: "DomainFacts | None", *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
     """Governor and idle states of any host; page moving and merging for a VM that they reach.
 
@@ -32,9 +34,9 @@ def settings_findings(
         yield from _small_pages(host, facts, memory_is_bound)
 
 
-def _governor(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
+def _governor(host: Host, facts: "DomainFacts | None") -> Iterator[Finding]:
     """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
-    ours = CpuSet() if facts is None else pinned_pus(facts)
+    ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()
     governors, drivers = host.settings.governors or (), host.settings.scaling_drivers
     if ours and host.settings.pus_of_governor is not None:
@@ -69,11 +71,11 @@ def _governor(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
         )
 
 
-def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
+def _idle(host: Host, facts: "DomainFacts") -> Iterator[Finding]:
     """Of the VM's own PUs where they are known one by one, else of the lowest."""
     if not facts.is_pinned:
         return
-    ours, settings = pinned_pus(facts), host.settings
+    ours, settings = facts.pinned_pus, host.settings
     known = settings.pus_of_idle_latency_us
     if known is None:
         latency, deep = settings.idle_exit_latency_us, ours
@@ -96,7 +98,7 @@ def _idle(host: Host, facts: DomainFacts) -> Iterator[Finding]:
     )
 
 
-def _small_pages(host: Host, facts: DomainFacts, memory_is_bound: bool) -> Iterator[Finding]:
+def _small_pages(host: Host, facts: "DomainFacts", memory_is_bound: bool) -> Iterator[Finding]:
     """Only ordinary pages are merged, moved or made huge behind the VM's back."""
     settings, guest = host.settings, facts.guest
     size = format_bytes(guest.memory_bytes)

@@ -1,0 +1,81 @@
+"""Domain: every finding about one domain on its host, and what was looked at."""
+
+from dataclasses import replace
+
+from homenode.doctor.guest.core_isolation import isolation_findings
+from homenode.doctor.guest.core_threads import thread_findings
+from homenode.doctor.guest.interrupts import interrupt_findings
+from homenode.doctor.guest.limits import describe_limits, limit_findings, limits
+from homenode.doctor.guest.memory import memory_findings
+from homenode.doctor.guest.passthrough import passthrough_findings
+from homenode.doctor.guest.pins import pin_findings
+from homenode.doctor.guest.topology import topology_findings
+from homenode.domain.document import Document
+from homenode.findings import Finding, Severity
+from homenode.topology import Host
+from homenode.verify.document.devices import devices_alone, devices_on_host
+from homenode.verify.document.memory import memory_alone, memory_on_host
+from homenode.verify.document.pins import pins_alone, pins_on_host
+from homenode.verify.document.references import broken_references
+from homenode.verify.domain_facts import DomainFacts
+
+
+def domain_findings(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
+    """What is wrong with one domain on its host."""
+    found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
+    found += [*devices_alone(facts), *limit_findings(facts, document, host)]
+    if host.pus:
+        found += [*pins_on_host(facts, host), *pin_findings(facts, host)]
+        found += topology_findings(facts, document, host)
+        found += [*thread_findings(facts, host), *isolation_findings(facts, host)]
+        found += interrupt_findings(facts, host)
+    if host.nodes:
+        found += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
+    found += devices_on_host(facts, host)
+    found += passthrough_findings(facts, host)
+    return [
+        _weighed(finding, facts, host)
+        for finding in found
+        if finding.id != "emulator-on-vcpu" or not _fills(facts, host)
+    ]
+
+
+def _fills(facts: DomainFacts, host: Host) -> bool:
+    """Whether the vCPUs have a PU of every core: the emulator can be nowhere else."""
+    pus = facts.pinned_pus
+    return all(not core.pus.isdisjoint(pus) for core in host.cores)
+
+
+def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
+    """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
+    if finding.id != "unpinned" or finding.severity is not Severity.INFO:
+        return finding
+    nodes = [node for node in host.nodes if node.pus]
+    most = max((len(node.pus) for node in nodes), default=0)
+    space = max((node.memory_bytes or 0 for node in nodes), default=0)
+    too_large = facts.guest.vcpus > most or facts.guest.memory_bytes > space > 0
+    if len(nodes) < 2 or not (facts.guest.hostdevs or too_large):
+        return finding
+    why = "the VM has devices" if facts.guest.hostdevs else "the VM is larger than a node"
+    return replace(
+        finding,
+        severity=Severity.WARNING,
+        expected=f"pins: {why}, and the host has {len(nodes)} nodes",
+        cost="vCPUs and memory move away from the devices and from each other",
+    )
+
+
+def domain_checked(facts: DomainFacts, host: Host) -> list[str]:
+    """What domain_findings looked at, for people."""
+    lines = [
+        f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
+        f"{facts.guest.name} on {host.name}"
+        if host.pus
+        else f"{facts.source}: references, devices and limits of {facts.guest.name}; "
+        f"{host.name} gives no PUs to hold its pins against"
+    ]
+    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    devices = [device for device in host.pci_devices if device.bdf in passed]
+    if devices:
+        lines.append(describe_limits(limits(facts, devices), len(devices)))
+    return lines

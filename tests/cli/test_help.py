@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from homenode.cli import completion
 from homenode.cli.help import CommandWithActions, examples_of, help_lines, wrong_call
-from homenode.cli.main import app, main, program
+from homenode.cli.main import app, main
 
 WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
 
@@ -22,7 +22,8 @@ def _every(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
         yield from _every(one, (*words, name))
 
 
-EVERY = dict(_every(program(), ("homenode",)))
+PROGRAM: Any = typer.main.get_command(app)
+EVERY = dict(_every(PROGRAM, ("homenode",)))
 
 
 def _help(words: tuple[str, ...], width: int) -> list[str]:
@@ -44,8 +45,7 @@ def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, .
         if not called or "|" in example or "$" in example:
             continue
         arguments = shlex.split(called.partition(" < ")[0].partition(" && ")[0], comments=True)[1:]
-        command = program()
-        ctx = command.make_context("homenode", arguments, resilient_parsing=False)  # type: ignore[attr-defined]
+        ctx = PROGRAM.make_context("homenode", arguments, resilient_parsing=False)
         _parse(ctx)
 
 

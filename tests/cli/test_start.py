@@ -24,7 +24,20 @@ def _loaded(statement: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def at_start() -> set[str]:
-    return _loaded("import homenode.cli.main")
+    """With every command, as the help needs them."""
+    return _loaded(
+        "import typer; from homenode.cli.main import app; "
+        "list(typer.main.get_command(app).commands.values())"
+    )
+
+
+def test_a_call_loads_its_own_command_alone() -> None:
+    loaded = _loaded(
+        "import typer; from homenode.cli.main import app; "
+        "typer.main.get_command(app).commands['watch']"
+    )
+    assert "homenode.cli.watch" in loaded
+    assert not {"homenode.cli.plan", "homenode.cli.trial", "homenode.plan.layout"} & loaded
 
 
 def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]) -> None:

@@ -1,6 +1,7 @@
 """The user documentation against the program: fields, options, names, links, shown output."""
 
 import dataclasses
+import inspect
 import itertools
 import re
 import shutil
@@ -44,16 +45,15 @@ SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs
 COMMANDS: dict[str, typing.Any] = dict(
     typing.cast(typing.Any, typer.main.get_command(app)).commands
 )
-CALLBACKS = {str(command.name): [command.callback] for command in app.registered_commands}
-PARAMETERS = {name: list(command.params) for name, command in COMMANDS.items()}
-for _group in app.registered_groups:
+CALLBACKS: dict[str, list[typing.Any]] = {}
+PARAMETERS: dict[str, list[typing.Any]] = {}
+for _name, _command in COMMANDS.items():
     # A page documents a group of commands with all that each of them takes.
-    assert _group.typer_instance is not None
-    CALLBACKS[str(_group.name)] = [
-        command.callback for command in _group.typer_instance.registered_commands
-    ]
-    for _command in COMMANDS[str(_group.name)].commands.values():
-        PARAMETERS[str(_group.name)] += [] if _command.hidden else _command.params
+    _group = list(getattr(_command, "commands", {}).values())
+    CALLBACKS[_name] = [inspect.unwrap(one.callback) for one in _group or [_command]]
+    PARAMETERS[_name] = [*_command.params]
+    for _one in _group:
+        PARAMETERS[_name] += [] if _one.hidden else _one.params
 
 
 def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:

@@ -66,11 +66,8 @@ def homenode(*words: str) -> str:
 def homenode_ended(*words: str) -> tuple[int, str]:
     """Exit code and standard output of a command, in this process: starting Python again takes
     seconds here."""
-    from homenode.cli.apply import apply
     from homenode.cli.main import app
 
-    if "apply" not in [command.name for command in app.registered_commands]:
-        app.command("apply")(apply)
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:

@@ -5,38 +5,14 @@ Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 u
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
 from homenode import __version__
-from homenode.cli import (
-    apply,
-    bench,
-    capture,
-    compare,
-    doctor,
-    gpu_check,
-    host_setup,
-    import_results,
-    kubevirt,
-    nccl_topo,
-    plan,
-    pod,
-    pool,
-    recommend,
-    reference,
-    replan,
-    report,
-    restore,
-    show,
-    trial,
-    verify,
-    watch,
-)
 from homenode.cli.help import HelpCommand, HelpGroup, wrong_call
-from homenode.cli.slurm import commands as slurm
 from homenode.cli.terminal import note, say
 from homenode.errors import HomenodeError, HostError, UsageError
 
@@ -50,13 +26,89 @@ CONCLUDE = "Conclude"
 MANY = "Many VMs"
 WORKLOADS = "Where GPU work is scheduled"
 
-_ORDER: list[str] = []
-"""Of the commands in the help."""
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "show": (PLACE, "show:show"),
+    "plan": (PLACE, "plan:plan"),
+    "apply": (PLACE, "apply:apply"),
+    "replan": (PLACE, "replan:replan"),
+    "restore": (PLACE, "restore:restore"),
+    "capture": (PLACE, "capture:capture"),
+    "host-setup": (PLACE, "host_setup:app"),
+    "layouts": (PLACE, "reference:layouts"),
+    "hosts": (PLACE, "reference:hosts"),
+    "verify": (CHECK, "verify:verify"),
+    "doctor": (CHECK, "doctor:app"),
+    "expect": (CHECK, "doctor:expect"),
+    "watch": (CHECK, "watch:watch"),
+    "explain": (CHECK, "reference:explain"),
+    "trial": (MEASURE, "trial:app"),
+    "bench": (MEASURE, "bench:app"),
+    "gpu-check": (MEASURE, "gpu_check:gpu_check"),
+    "import": (MEASURE, "import_results:import_results"),
+    "compare": (CONCLUDE, "compare:compare"),
+    "recommend": (CONCLUDE, "recommend:recommend"),
+    "report": (CONCLUDE, "report:report"),
+    "pool": (MANY, "pool:app"),
+    "pod": (WORKLOADS, "pod:app"),
+    "kubevirt": (WORKLOADS, "kubevirt:app"),
+    "slurm": (WORKLOADS, "slurm.commands:app"),
+    "nccl-topo": (WORKLOADS, "nccl_topo:nccl_topo"),
+}
+"""In the order of the help: the panel, and the module of cli/ with the function or group in it."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. Each is imported when it is asked for: a run needs one of them."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load(name, *COMMANDS[name])
+        return self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
 
 
 class _Program(HelpGroup):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(self.commands, key=_ORDER.index)
+        return list(self.commands)
+
+
+def _load(name: str, panel: str, where: str) -> Any:
+    module, _, attribute = where.partition(":")
+    found = getattr(import_module(f"homenode.cli.{module}"), attribute)
+    holder = typer.Typer()
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, rich_help_panel=panel)
+    else:
+        holder.command(name, cls=HelpCommand, rich_help_panel=panel)(found)
+    command = typer.main.get_group(holder).commands[name]
+    _leave_files_to_commands(command)
+    return command
+
+
+def _leave_files_to_commands(command: Any) -> None:
+    """A path that cannot be read is an error of the command, with exit code 3; the library for
+    arguments would call it a wrong call, exit code 2."""
+    for one in getattr(command, "commands", {}).values():
+        _leave_files_to_commands(one)
+    for parameter in command.params:
+        descriptor = getattr(parameter, "type_descriptor", None)
+        if descriptor is not None:
+            descriptor.parameter_info.readable = False
 
 
 app = typer.Typer(
@@ -70,44 +122,6 @@ app = typer.Typer(
         "4 unplannable. Completion: homenode --install-completion."
     ),
 )
-
-
-def _add(panel: str, name: str, command: Callable[..., None]) -> None:
-    app.command(name, cls=HelpCommand, rich_help_panel=panel)(command)
-    _ORDER.append(name)
-
-
-def _add_group(panel: str, name: str, group: typer.Typer) -> None:
-    app.add_typer(group, name=name, rich_help_panel=panel)
-    _ORDER.append(name)
-
-
-_add(PLACE, "show", show.show)
-_add(PLACE, "plan", plan.plan)
-_add(PLACE, "apply", apply.apply)
-_add(PLACE, "replan", replan.replan)
-_add(PLACE, "restore", restore.restore)
-_add(PLACE, "capture", capture.capture)
-_add_group(PLACE, "host-setup", host_setup.app)
-_add(PLACE, "layouts", reference.layouts)
-_add(PLACE, "hosts", reference.hosts)
-_add(CHECK, "verify", verify.verify)
-_add_group(CHECK, "doctor", doctor.app)
-_add(CHECK, "expect", doctor.expect)
-_add(CHECK, "watch", watch.watch)
-_add(CHECK, "explain", reference.explain)
-_add_group(MEASURE, "trial", trial.app)
-_add_group(MEASURE, "bench", bench.app)
-_add(MEASURE, "gpu-check", gpu_check.gpu_check)
-_add(MEASURE, "import", import_results.import_results)
-_add(CONCLUDE, "compare", compare.compare)
-_add(CONCLUDE, "recommend", recommend.recommend)
-_add(CONCLUDE, "report", report.report)
-_add_group(MANY, "pool", pool.app)
-_add_group(WORKLOADS, "pod", pod.app)
-_add_group(WORKLOADS, "kubevirt", kubevirt.app)
-_add_group(WORKLOADS, "slurm", slurm.app)
-_add(WORKLOADS, "nccl-topo", nccl_topo.nccl_topo)
 
 
 def _print_version(wanted: bool) -> None:
@@ -133,25 +147,10 @@ def _options(
     """
 
 
-def program() -> Callable[..., Any]:
-    """The command line. A path that cannot be read is an error of the command, with exit code 3;
-    the library for arguments would call it a wrong call, exit code 2."""
-    commands = [typer.main.get_command(app)]
-    program = commands[0]
-    while commands:
-        command = commands.pop()
-        commands += getattr(command, "commands", {}).values()
-        for parameter in command.params:
-            descriptor = getattr(parameter, "type_descriptor", None)
-            if descriptor is not None:
-                descriptor.parameter_info.readable = False
-    return program
-
-
 def main() -> None:
     """Run the command line and exit with the contract's code."""
     try:
-        sys.exit(program()(standalone_mode=False))
+        sys.exit(typer.main.get_command(app)(standalone_mode=False))
     except HomenodeError as error:
         sys.stdout.flush()
         note(f"homenode: {error}")

@@ -6,15 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from homenode.discover import discover
-from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
-from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
 from homenode.pool.recorded import PLACEMENTS, read_placements, with_placements
 from homenode.pool.stored import read_pool
-from homenode.snapshot.capture import collect_over_ssh
-from homenode.sources import load_host
 from homenode.topology import Host
 
 POOL_FILE = "pool.jsonl"
@@ -184,6 +179,8 @@ def host_of_uri(uri: str) -> Host:
 
     Raises UsageError for other transports, HostError where it cannot be reached.
     """
+    from homenode.hypervisor.connection import checked_uri, is_local
+
     checked_uri(uri)
     if is_local(uri):
         return load_host(None)
@@ -197,6 +194,10 @@ def host_of_uri(uri: str) -> Host:
 
 def host_over_ssh(server: str) -> Host:
     """The host that ssh reaches. server: [user@]host[:port]."""
+    from homenode.discover import discover
+    from homenode.domain.read import read_running_domain
+    from homenode.snapshot.capture import collect_over_ssh
+
     name = f"ssh://{server}" if re.search(r":[0-9]+\Z", server) else server
     return discover(collect_over_ssh(name), read_running_domain)
 
@@ -255,6 +256,13 @@ def _is_list(path: Path) -> bool:
         or _exists(Path(word))
         or re.fullmatch(r"[A-Za-z0-9._@-]+", word)
     )
+
+
+def load_host(source: str | None) -> Host:
+    """As homenode.sources has it; a pool that was captured needs none of what reads hosts."""
+    from homenode.sources import load_host as load
+
+    return load(source)
 
 
 def _exists(path: Path) -> bool:

@@ -9,6 +9,7 @@ from homenode.domain.controllers import read_controllers
 from homenode.domain.cpu import read_topology
 from homenode.domain.cputune import iothread_ids, read_pins
 from homenode.domain.document import Document, Element, parse_document
+from homenode.domain.elements import ELEMENTS
 from homenode.domain.fields import decimal, host_address, needed, pu_set, size_bytes
 from homenode.domain.hostdevs import read_hostdevs, read_mediated
 from homenode.domain.memory import (
@@ -49,33 +50,6 @@ _OTHER_HYPERVISORS = {
 }
 """Domain types of libvirt's other drivers. Source: conf/domain_conf.c and formatdomain.html."""
 
-_ONCE: dict[tuple[str, ...], tuple[str, ...]] = {
-    (): (
-        "name",
-        "uuid",
-        "metadata",
-        "memory",
-        "currentMemory",
-        "maxMemory",
-        "memoryBacking",
-        "vcpu",
-        "vcpus",
-        "iothreads",
-        "iothreadids",
-        "cputune",
-        "numatune",
-        "os",
-        "features",
-        "cpu",
-        "devices",
-        "launchSecurity",
-    ),
-    ("cpu",): ("topology", "cache", "maxphysaddr", "numa"),
-    ("numatune",): ("memory",),
-    ("memoryBacking",): ("hugepages", "access"),
-    ("os",): ("type", "nvram"),
-}
-
 
 def read_guest(xml: bytes, source: str) -> Guest:
     """The guest of a domain document in any spelling that libvirt takes.
@@ -109,17 +83,17 @@ def open_domain(xml: bytes, source: str) -> Document:
             hint="plan a document of type kvm with the same vCPUs, memory and devices, and carry "
             "its pins and nodes over by hand",
         )
-    for path, names in _ONCE.items():
-        parent = root.at(*path)
-        around = path[-1] if path else "domain"
-        for name in names:
-            several = () if parent is None else parent.all(name)
-            if len(several) > 1:
-                raise InputError(
-                    f"{source}:{several[1].line}: expected one <{name}> in <{around}>, "
-                    f"found {len(several)}, the first at line {several[0].line}",
-                    hint="remove all but one",
-                )
+    for element in ELEMENTS:
+        *path, name = element.path.split("/")
+        parent = root.at(*path) if element.once else None
+        several = () if parent is None else parent.all(name)
+        if len(several) > 1:
+            around = path[-1] if path else "domain"
+            raise InputError(
+                f"{source}:{several[1].line}: expected one <{name}> in <{around}>, "
+                f"found {len(several)}, the first at line {several[0].line}",
+                hint="remove all but one",
+            )
     return document
 
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from homenode.analyse.alternative import alternatives, narrowed
+from homenode.analyse.alternative import alternatives
 from homenode.analyse.comparison import Doubt
-from homenode.analyse.doubts import doubts_between
-from homenode.analyse.summary import series_of
+from homenode.analyse.doubts import doubts_between, doubts_of
 from homenode.results.model import Condition, Origin, Run, Sample
 from tests.simulated_runs import simulated_run
 
@@ -61,19 +60,19 @@ def test_other_microcode_or_clocks_are_another_machine(name: str) -> None:
     assert "other-conditions" not in doubts(under("default", "a"), under("pin", "a"))
 
 
-def test_a_run_narrowed_to_metrics_leaves_out_what_was_refused_of_others() -> None:
+def test_doubts_of_some_metrics_leave_out_what_was_refused_of_others() -> None:
     run = run_of("pin")
     refused = Sample("memory-latency", "ns", 0.0)
     (one,) = alternatives([replace(run, samples=(*run.samples, refused))])
     for metric, number in (("memory-latency", 1), (run.samples[0].metric, 0)):
-        (narrow,) = narrowed(one, frozenset({metric})).runs
-        assert len(narrow.refused) == number
+        found = [doubt.id for doubt in doubts_of(one, frozenset({metric}))]
+        assert found.count("refused-figures") == number
 
 
 def test_samples_of_thousands_of_positions_are_grouped_in_one_pass() -> None:
     samples = [Sample("h2d-bandwidth", "bytes_per_s", 1e9 + i, index=i) for i in range(2000)]
     (one,) = alternatives([replace(run_of("pin"), samples=tuple(samples))])
-    found = series_of(one)
+    found = one.series
     assert {(key.worst, series.medians) for key, series in found.items()} == {
         (False, (1e9 + 999.5,)),
         (True, (1e9,)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from homenode.analyse.alternative import alternatives
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.decide import PRIOR, decide, decide_all, decide_for_machines, machines_with
 from homenode.analyse.health import figure_findings
@@ -269,12 +270,12 @@ HELD = [
 def test_a_verdict_holds_over_simulated_repeats_around_its_figures(
     system: str, objective: Objective
 ) -> None:
-    first = verdict(system, _printed(system), objective)
+    first = verdict(system, alternatives(_printed(system)), objective)
     runs = _printed(system)
     owned = 0
     for seed in range(20):
         rng = random.Random(seed)
-        made = verdict(system, [_repeated(run, rng) for run in runs], objective)
+        made = verdict(system, alternatives(_repeated(run, rng) for run in runs), objective)
         if objective is Objective.COLLECTIVE and system in ("H200", "MI350X"):
             owned += made.layout in ("pin", "default") and set(made.avoid) >= set(first.avoid)
         else:
@@ -427,7 +428,7 @@ def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice
         )
         for layout, h2d, d2h in (("pin", 50e9, 30e9), ("pin-numa-pci", 30e9, 50e9))
     ]  # fmt: skip
-    made = verdict("H200", runs, Objective.DEVICE_TRANSFER)
+    made = verdict("H200", alternatives(runs), Objective.DEVICE_TRANSFER)
     assert {made.choice, *made.also} == {"pin", "pin-numa-pci"}
     assert all(one.value > 0 and one.unit == "bytes_per_s" for one in made.results)
     assert not [run for run in runs if run.samples[0].statistic is not Statistic.SAMPLE]
@@ -441,7 +442,7 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     ):  # fmt: skip
         run = simulated_run("pin-bound", {"memory-bandwidth": ("bytes_per_s", value)}, rng)
         runs.append(Run(replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
-    made = verdict("H200", runs, Objective.HOST_BANDWIDTH)
+    made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert (made.layout, made.memory_mode) == ("pin-bound", "interleave, on the chosen nodes")
     assert made.huge_pages == "2 MiB"
@@ -477,7 +478,7 @@ def test_equal_layouts_lead_to_no_difference_and_nothing_to_avoid() -> None:
             simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", 1e11)}, rng, vcpus=16)
             for layout in ("default", "pin", "pin-numa", "pin-numa-pci")
         ]
-        made = verdict("H200", runs, Objective.HOST_BANDWIDTH)
+        made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
         assert (made.layout, made.avoid) == ("default", ())
         assert made.why(ReasonId.LEAST_CHANGE)
 
@@ -488,7 +489,7 @@ def _simulated(noise: float, values: Mapping[str, float], seed: int) -> Verdict:
         simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)
         for layout, value in values.items()
     ]
-    return verdict("H200", runs, Objective.HOST_BANDWIDTH)
+    return verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
 
 
 def test_layouts_that_noise_hides_are_not_called_equal() -> None:
@@ -511,7 +512,7 @@ def test_a_noisy_layout_is_neither_chosen_nor_avoided_beside_clear_ones() -> Non
             ("default", 5.2e11, 0.25), ("pin", 1e11, 0.01), ("pin-numa", 5.6e11, 0.01),
         )
     ]  # fmt: skip
-    made = verdict("H200", runs, Objective.HOST_BANDWIDTH)
+    made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
     assert (made.choice, made.also, made.avoid) == ("pin-numa", (), ("pin",))
     undecided = made.why(ReasonId.UNDECIDED)
     assert undecided is not None and undecided.alternative == "default"

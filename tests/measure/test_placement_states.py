@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from homenode.analyse.alternative import alternatives, with_joint_states
 from homenode.analyse.joint_states import USUAL
-from homenode.analyse.summary import series_of
 from homenode.measure.figures.probe import probe_figures
 from homenode.plan.layout import PRESETS
 from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
@@ -133,14 +132,14 @@ def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
 
 
 def states_in(runs: list[Run]) -> set[str | None]:
-    return {key.state for one in alternatives(runs) for key in series_of(one)}
+    return {key.state for one in alternatives(runs) for key in one.series}
 
 
 def test_boots_that_saw_one_place_are_one_series() -> None:
     joint = with_joint_states(
         alternatives([run("a", [("26 ns", 1e9)]), run("b", [("28 ns", 2e9)])])
     )
-    (series,) = series_of(joint[0]).values()
+    (series,) = joint[0].series.values()
     assert sorted(series.medians) == [1e9, 2e9]
 
 
@@ -154,7 +153,7 @@ def test_two_places_of_one_run_stay_two_whatever_others_saw() -> None:
 def test_boots_in_places_that_only_their_run_can_name_stay_the_unit() -> None:
     runs = [run("a", [("27 ns, 2", 1e9)]), run("b", [("27 ns, 2", 2e9)])]
     assert states_in(runs) == {None}
-    (series,) = (one for run_set in alternatives(runs) for one in series_of(run_set).values())
+    (series,) = (one for run_set in alternatives(runs) for one in run_set.series.values())
     assert sorted(series.medians) == [1e9, 2e9]
 
 
@@ -169,10 +168,10 @@ def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> N
         run("b", [("27 ns", 2e9)] * 9, "pin-numa"),
     ]
     first, second = alternatives(runs)
-    (shared,) = series_of(first).keys() & series_of(second).keys()
+    (shared,) = first.series.keys() & second.series.keys()
     assert shared.state == USUAL
-    assert series_of(first)[shared].medians == (1e9,), "the other place is not in it"
-    assert {key.state for key in series_of(first)} == {USUAL, "110 ns"}
+    assert first.series[shared].medians == (1e9,), "the other place is not in it"
+    assert {key.state for key in first.series} == {USUAL, "110 ns"}
     assert states_in([replace(one, samples=()) for one in runs]) == set()
 
 
@@ -181,7 +180,7 @@ def test_where_unpinned_vcpus_happen_to_stand_is_not_their_layouts_doing() -> No
         run("a", [("110 ns", 9e9)] * 9, "default"), run("b", [("27 ns", 2e9)] * 9, "pin"),
     ]  # fmt: skip
     first, second = alternatives(runs)
-    assert not series_of(first).keys() & series_of(second).keys()
+    assert not first.series.keys() & second.series.keys()
     moving = run("a", [(MOVING, 1e9)] * 9, "default")
     assert states_in([moving, runs[1]]) == {USUAL}, "that they never stand still is its doing"
 
@@ -192,7 +191,7 @@ def test_a_layout_without_a_usual_place_is_compared_place_by_place() -> None:
         run("b", [("28 ns", 2e9)] * 9, "pin"),
     ]
     first, second = alternatives(runs)
-    assert {key.state for key in series_of(first).keys() & series_of(second).keys()} == {"28 ns"}
+    assert {key.state for key in first.series.keys() & second.series.keys()} == {"28 ns"}
 
 
 def test_naming_twice_is_naming_once() -> None:

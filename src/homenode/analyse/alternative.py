@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from homenode.analyse.joint_states import joint_states
+from homenode.analyse.summary import Series, SeriesKey, series_of
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Run, RunHead, Switches
 from homenode.units import format_bytes
@@ -11,7 +13,7 @@ from homenode.units import format_bytes
 _Key = tuple[Switches, str | None, str | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alternative:
     """Runs that were made under the same choices.
 
@@ -24,6 +26,11 @@ class Alternative:
     memory_mode: str | None
     page_bytes: int | None
     runs: tuple[Run, ...]
+
+    @cached_property
+    def series(self) -> dict[SeriesKey, Series]:
+        """Every series of the runs. Made once: it is most of the work of a verdict."""
+        return series_of(self.runs)
 
 
 def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
@@ -46,13 +53,10 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
 def with_joint_states(chosen: Sequence[Alternative]) -> tuple[Alternative, ...]:
     """The alternatives with states named alike over all their runs."""
     joint = joint_states([one.runs for one in chosen])
-    return tuple(replace(one, runs=runs) for one, runs in zip(chosen, joint, strict=True))
-
-
-def narrowed(alternative: Alternative, metrics: frozenset[str]) -> Alternative:
-    """The alternative with the samples of these metrics only."""
-    runs = tuple(run.only(lambda key: key.metric in metrics) for run in alternative.runs)
-    return replace(alternative, runs=runs)
+    return tuple(
+        one if one.runs is runs else replace(one, runs=runs)
+        for one, runs in zip(chosen, joint, strict=True)
+    )
 
 
 def _key(head: RunHead) -> _Key:

@@ -10,12 +10,12 @@ their boots, as every comparison is.
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.intervals import interval
-from homenode.analyse.summary import Series, SeriesKey, series_of
+from homenode.analyse.summary import Series, SeriesKey
 from homenode.measure.model import CollectiveSettings
 from homenode.metrics import METRICS
 from homenode.results.model import SampleKey
@@ -161,8 +161,7 @@ def _cells(guests: Sequence[Alternative], bare: Sequence[Alternative]) -> _Cells
     boots: dict[tuple[str, str], tuple[tuple[int, float], ...]] = {}
     named = [(one.switches.name, one) for one in guests] + [(BARE, one) for one in bare]
     for layout, alternative in named:
-        of_settings = tuple(run.only(_is_setting) for run in alternative.runs)
-        for key, found in _of_experiment(series_of(replace(alternative, runs=of_settings))):
+        for key, found in _of_experiment(alternative.series):
             assert key.variant is not None, "the experiment's series have variants"
             series.setdefault((layout, key.variant, key.metric), found)
         by_settings: dict[str, dict[int, list[float]]] = {}

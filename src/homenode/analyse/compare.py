@@ -17,14 +17,16 @@ from homenode.analyse.comparison import (
     once,
 )
 from homenode.analyse.correction import holm
-from homenode.analyse.doubts import doubts_between
+from homenode.analyse.doubts import Metrics, doubts_between
 from homenode.analyse.intervals import CONFIDENCE, LEAST_BOOTS, interval
 from homenode.analyse.outcomes import Found, judged, metric_of_effect
-from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.errors import InputError
 from homenode.metrics import METRICS, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
 from homenode.results.vantage import Vantage
+
+SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
 
 
 def compare(
@@ -33,11 +35,9 @@ def compare(
     *,
     bare: bool = False,
     skipped: Sequence[str] = (),
-    known: Mapping[str, dict[SeriesKey, Series]] | None = None,
 ) -> Comparison:
     """Every alternative against the first.
 
-    known: series by label, where they have been made already; they are most of the work.
     bare: the first is a host run, confined to the PUs and nodes of the others' plan.
     Raises InputError for fewer than two, and for a bare baseline that is no host run.
     """
@@ -47,15 +47,32 @@ def compare(
             f"compare: expected two alternatives or more, found {only}",
             hint="name runs of another layout, runs of one layout one by one, or published:SYSTEM",
         )
-    joined = with_joint_states(chosen)
-    baseline, *others = joined
+    baseline = chosen[0]
     if bare and any(run.head.vantage is not Vantage.HOST for run in baseline.runs):
         raise InputError(f"--bare: expected a run on the host itself, found {baseline.label}")
+    joined = with_joint_states(chosen)
+    made = {one.label: one.series for one in joined}
+    return compare_series(joined, made, objective, bare=bare, skipped=skipped)
+
+
+def compare_series(
+    chosen: Sequence[Alternative],
+    made: SeriesByLabel,
+    objective: Objective | None = None,
+    *,
+    bare: bool = False,
+    skipped: Sequence[str] = (),
+    metrics: Metrics = None,
+) -> Comparison:
+    """Two alternatives or more on these of their series, whose states are named alike already.
+
+    metrics: whose doubts count.
+    """
+    baseline, *others = chosen
     found: list[Found] = []
     doubts: list[Doubt] = []
-    made = known if known is not None else {one.label: series_of(one) for one in joined}
     for other in others:
-        those, doubted = _against(baseline, other, made, objective, bare=bare)
+        those, doubted = _against(baseline, other, made, objective, metrics, bare=bare)
         found += those
         doubts += doubted
     return Comparison(
@@ -73,12 +90,13 @@ def compare(
 def _against(
     baseline: Alternative,
     other: Alternative,
-    made: Mapping[str, dict[SeriesKey, Series]],
+    made: SeriesByLabel,
     objective: Objective | None,
+    metrics: Metrics,
     *,
     bare: bool,
 ) -> tuple[list[Found], list[Doubt]]:
-    doubts = list(doubts_between(baseline, other))
+    doubts = list(doubts_between(baseline, other, metrics))
     if bare:
         doubts += _other_ground(baseline, other)
     series, theirs = made[baseline.label], made[other.label]
@@ -315,7 +333,7 @@ def _addresses(series: Series) -> str:
 
 
 def _unpaired(
-    first: dict[SeriesKey, Series], second: dict[SeriesKey, Series], label: str
+    first: Mapping[SeriesKey, Series], second: Mapping[SeriesKey, Series], label: str
 ) -> Iterator[Doubt]:
     """States and devices of one side only: they are left out, and never paired with others."""
     apart = first.keys() ^ second.keys()

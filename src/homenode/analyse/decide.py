@@ -9,6 +9,7 @@ its kind. What stronger evidence could not tell is said with the answer.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.health import figure_findings
 from homenode.analyse.machine_facts import MachineFacts, machines_in
@@ -54,10 +55,17 @@ def decide_all(
     objectives: Sequence[Objective] = tuple(Objective),
     *,
     expander_buses: bool = True,
+    known: Sequence[Alternative] = (),
 ) -> tuple[Verdict, ...]:
-    """The answers for several objectives."""
-    here, like = _of_guests(_own(evidence.runs, machine)), _like(evidence.runs, machine)
-    findings = (*machine.findings, *figure_findings(here))
+    """The answers for several objectives.
+
+    known: alternatives that the caller has made of the machine's runs; their series are most of the
+    work.
+    """
+    own = _of_guests(_own(evidence.runs, machine))
+    here = known if _are_of(known, own) else alternatives(own)
+    like = {host: alternatives(runs) for host, runs in _like(evidence.runs, machine).items()}
+    findings = (*machine.findings, *figure_findings(own))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
     return tuple(
         _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
@@ -68,8 +76,8 @@ def _decided(
     evidence: Evidence,
     machine: MachineFacts,
     objective: Objective,
-    here: Sequence[Run],
-    like: Mapping[str, Sequence[Run]],
+    here: Sequence[Alternative],
+    like: Mapping[str, Sequence[Alternative]],
     critical: tuple[Finding, ...],
     expander_buses: bool,
 ) -> Verdict:
@@ -104,6 +112,11 @@ def decide_for_machines(
         if machine.nodes is not None or one.level is not EvidenceLevel.REASONED or one.passed
     ]
     return tuple(found)
+
+
+def _are_of(known: Sequence[Alternative], runs: Sequence[Run]) -> bool:
+    """Whether these are the very runs, not copies."""
+    return {id(run) for one in known for run in one.runs} == {id(run) for run in runs}
 
 
 def _of_guests(runs: Sequence[Run]) -> tuple[Run, ...]:
@@ -142,14 +155,14 @@ def _strongest(
     evidence: Evidence,
     machine: MachineFacts,
     objective: Objective,
-    here: Sequence[Run],
-    like: Mapping[str, Sequence[Run]],
+    here: Sequence[Alternative],
+    like: Mapping[str, Sequence[Alternative]],
     expander_buses: bool,
 ) -> Verdict:
     """The verdict of the strongest evidence that can tell, and what stronger could not."""
     made = [
         *(replace(verdict(machine.name, here, objective), here=True) for _ in here[:1]),
-        *(verdict(machine.name, runs, objective) for runs in like.values()),
+        *(verdict(machine.name, every, objective) for every in like.values()),
     ]
     made = [one for one in made if one.results or one.stopped or one.why(ReasonId.REFUSED)]
     stopped = [
@@ -213,7 +226,7 @@ def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tupl
         for system in publication.systems
         if verdict(
             system.name,
-            [run for run in publication.runs if run.head.system == system.name],
+            alternatives(run for run in publication.runs if run.head.system == system.name),
             objective,
         ).layout
         == layout
@@ -251,8 +264,8 @@ def _published(
 ) -> Iterator[Verdict]:
     """What the figures of publications say of machines of this kind."""
     for publication, name in _systems(evidence, machine):
-        runs = [run for run in publication.runs if run.head.system == name]
-        made = replace(verdict(name, runs, objective), system=machine.name)
+        every = alternatives(run for run in publication.runs if run.head.system == name)
+        made = replace(verdict(name, every, objective), system=machine.name)
         if not (made.results or made.stopped or made.why(ReasonId.REFUSED)):
             continue
         metrics = frozenset(one.metric for one in made.results)

@@ -1,6 +1,6 @@
 """Doubts: what makes two alternatives incomparable, or a result less than it seems."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
 from homenode.analyse.alternative import Alternative
@@ -18,11 +18,15 @@ _MUST_AGREE = tuple(
 
 _GPU_METRICS = ("allreduce-", "h2d-", "d2h-", "p2p-")
 
+Metrics = frozenset[str] | None
+
 _LATER_VERSIONS = "the machine was changed or updated between the runs"
 
 
-def doubts_between(first: Alternative, second: Alternative) -> tuple[Doubt, ...]:
-    """What stands against comparing two alternatives, whatever the metric."""
+def doubts_between(
+    first: Alternative, second: Alternative, metrics: Metrics = None
+) -> tuple[Doubt, ...]:
+    """What stands against comparing two alternatives on these metrics, None: on all."""
     subject = f"{first.label} and {second.label}"
     heads = [[run.head for run in one.runs] for one in (first, second)]
     found = chain(
@@ -30,13 +34,13 @@ def doubts_between(first: Alternative, second: Alternative) -> tuple[Doubt, ...]
         _other_conditions(subject, *heads),
         _other_vcpus(subject, first, second),
         _blocked_order(subject, *heads),
-        *(doubts_of(one) for one in (first, second)),
+        *(doubts_of(one, metrics) for one in (first, second)),
     )
     return tuple(dict.fromkeys(found))
 
 
-def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
-    """What stands against an alternative's own figures."""
+def doubts_of(alternative: Alternative, metrics: Metrics = None) -> Iterator[Doubt]:
+    """What stands against an alternative's own figures of these metrics, None: of all."""
     for run in alternative.runs:
         head = run.head
         for reason in head.unusable:
@@ -57,7 +61,7 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
                 cause="emulated run: tests the workflow only",
                 remedy="measure on the machine itself",
             )
-        refused = sorted({sample.metric for sample in run.refused})
+        refused = sorted(_among({sample.metric for sample in run.refused}, metrics))
         if refused:
             detail = f"zero, negative or impossible figures of {', '.join(refused)} were left out"
             yield Doubt(
@@ -68,7 +72,7 @@ def doubts_of(alternative: Alternative) -> Iterator[Doubt]:
                 cause="a timer that counts whole units truncated them, or the tool failed",
                 remedy="measure with homenode-probe, which resolves fractions of a nanosecond",
             )
-    yield from _gpus_without_node(alternative)
+    yield from _gpus_without_node(alternative, metrics)
 
 
 def _other_machine(subject: str, first: list[RunHead], second: list[RunHead]) -> Iterator[Doubt]:
@@ -182,14 +186,14 @@ def _boots(head: RunHead) -> int:
     return max(1, len(head.boots))
 
 
-def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:
+def _gpus_without_node(alternative: Alternative, metrics: Metrics) -> Iterator[Doubt]:
     if alternative.switches.cells is not GuestCells.MIRRORED:
         return
     nodeless = any(
         any(gpu.node is None for gpu in run.head.gpus)
         or (not run.head.gpus and alternative.switches.pcie is GuestPcie.AS_IT_WAS)
         for run in alternative.runs
-        if any(key.metric.startswith(_GPU_METRICS) for key in run.groups)
+        if any(one.startswith(_GPU_METRICS) for one in _among(run.metrics, metrics))
     )
     if not nodeless:
         return
@@ -202,6 +206,10 @@ def _gpus_without_node(alternative: Alternative) -> Iterator[Doubt]:
         "to node 0",
         remedy="measure pin-numa-pci, which gives each GPU its node, before deciding against cells",
     )
+
+
+def _among(found: Set[str], metrics: Metrics) -> Set[str]:
+    return found if metrics is None else found & metrics
 
 
 def _listed(texts: Iterable[str | None]) -> str:

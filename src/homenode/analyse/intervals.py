@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from homenode.analyse.summary import Series, sample_variance
+from homenode.analyse.summary import Series
 from homenode.analyse.t_distribution import f_upper_p, t_quantile, two_sided_p
 
 CONFIDENCE = 0.95
@@ -93,7 +93,7 @@ def _is_usable(series: Series) -> bool:
 
 
 def _mean_log(series: Series) -> float:
-    return math.fsum(map(math.log, series.medians)) / len(series.medians)
+    return math.fsum(series.logs) / len(series.logs)
 
 
 def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[float, float]:
@@ -111,9 +111,8 @@ def _by_boots(first: Series, second: Series, others: Iterable[Series]) -> tuple[
 def _own(series: Series) -> _Variance:
     """Variance of the boots' medians, never below what the samples within boots already explain:
     the variance between boots is no less than 0."""
-    logs = [math.log(median) for median in series.medians]
-    value = max(sample_variance(logs), series.inner_variance, RESOLUTION**2)
-    return _Variance(value, len(logs) - 1.0, False)
+    value = max(series.variance, series.inner_variance, RESOLUTION**2)
+    return _Variance(value, len(series.medians) - 1.0, False)
 
 
 @lru_cache(maxsize=256)
@@ -160,8 +159,7 @@ def _by_blocks(
     every = [first, second, *(one for one in others if _blocks(one) == blocks)]
     order = sorted(blocks)
     rows = [
-        [math.log(dict(zip(one.blocks, one.medians, strict=True))[block]) for block in order]
-        for one in every
+        [dict(zip(one.blocks, one.logs, strict=True))[block] for block in order] for one in every
     ]
     count, rounds = len(rows), len(order)
     whole = math.fsum(map(math.fsum, rows)) / (count * rounds)

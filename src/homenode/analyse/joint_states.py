@@ -50,7 +50,7 @@ _Names = dict[tuple[int, _Where, str], str | None]
 def joint_states(groups: Sequence[Sequence[Run]]) -> tuple[tuple[Run, ...], ...]:
     """The runs of some alternatives, with states named alike over all of them."""
     runs = [run for group in groups for run in group]
-    if not any(key.state is not None for run in runs for key in run.groups):
+    if not any(run.has_states for run in runs):
         return tuple(map(tuple, groups))
     named = _applied(groups, _joint_names(runs))
     return _applied(named, _usual_names(named))

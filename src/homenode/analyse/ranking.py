@@ -1,13 +1,13 @@
 """Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.analyse.alternative import Alternative, narrowed
-from homenode.analyse.compare import compare
+from homenode.analyse.alternative import Alternative
+from homenode.analyse.compare import compare_series
 from homenode.analyse.comparison import STATES, WEAKENING, Doubt, Effect, EvidenceLevel, Outcome
-from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.words import range_text
 from homenode.metrics import METRICS, Metric, primaries
 from homenode.objective import Objective
@@ -99,69 +99,40 @@ def ranking_for(
 ) -> tuple[Ranking, tuple[Alternative, ...]]:
     """RankedResults on the objective's metrics, and the alternatives that have figures of them."""
     stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
-    made = _made(candidates, [*primaries(objective), *stand_ins])
-    metrics = [m for m in primaries(objective) if any(_decisive(one, m) for one in made.values())]
-    return _ranking(candidates, metrics or stand_ins, made, objective)
-
-
-_Made = dict[str, dict[SeriesKey, Series]]
-"""Series by label, of metrics that are asked for and of controls; they are most of the work."""
-
-
-def _made(candidates: Sequence[Alternative], metrics: Sequence[Metric]) -> _Made:
-    return {one.label: series_of(narrowed(one, _wanted(metrics))) for one in candidates}
-
-
-def _wanted(metrics: Sequence[Metric]) -> frozenset[str]:
-    return frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
-
-
-def _ranking(
-    candidates: Sequence[Alternative],
-    metrics: Sequence[Metric],
-    made: _Made,
-    objective: Objective | None,
-) -> tuple[Ranking, tuple[Alternative, ...]]:
+    metrics = [m for m in primaries(objective) if any(_decisive(c, m) for c in candidates)]
+    metrics = metrics or stand_ins
     results: list[RankedResult] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
-    wanted = _wanted(metrics)
-    narrow = [narrowed(candidate, wanted) for candidate in candidates]
-    made = {
-        label: {key: one for key, one in series.items() if key.metric in wanted}
-        for label, series in made.items()
-    }
+    wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
     for metric in metrics:
         with_figures = [
-            (one, series)
-            for one in narrow
-            if (series := _decisive(made[one.label], metric)) is not None
+            (one, series) for one in candidates if (series := _decisive(one, metric)) is not None
         ]
         if not with_figures:
             continue
-        labels = {one.label for one, _ in with_figures}
-        used.update((one.label, one) for one in candidates if one.label in labels)
+        used.update((one.label, one) for one, _ in with_figures)
         ordered = sorted(
             with_figures,
             key=lambda pair: pair[1].value if metric.lower_is_better else -pair[1].value,
         )
-        found, doubted = _results(ordered, metric, made, objective)
+        found, doubted = _results(ordered, metric, wanted, objective)
         results += found
         doubts += doubted
     return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
 
-def _decisive(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+def _decisive(candidate: Alternative, metric: Metric) -> Series | None:
     """The series that decides; of several placement states the one with the most samples."""
-    keys = headline(series, metric)
-    return max((series[key] for key in keys), key=lambda one: one.samples, default=None)
+    keys = headline(candidate.series, metric)
+    return max((candidate.series[key] for key in keys), key=lambda one: one.samples, default=None)
 
 
 def _results(
     ordered: Sequence[tuple[Alternative, Series]],
     metric: Metric,
-    made: _Made,
-    objective: Objective | None,
+    wanted: frozenset[str],
+    objective: Objective,
 ) -> tuple[list[RankedResult], list[Doubt]]:
     (best, best_series), *others = ordered
     found = [
@@ -181,8 +152,8 @@ def _results(
     if not others:
         return found, []
     chosen = [one for one, _ in ordered]
-    known = {one.label: made[one.label] for one in chosen}
-    comparison = compare(chosen, objective, known=known)
+    made = {one.label: _of(one, wanted) for one in chosen}
+    comparison = compare_series(chosen, made, objective, metrics=wanted)
     for one, series in others:
         effect = next(
             (
@@ -210,6 +181,10 @@ def _results(
             )
         )
     return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
+
+
+def _of(candidate: Alternative, metrics: frozenset[str]) -> dict[SeriesKey, Series]:
+    return {key: one for key, one in candidate.series.items() if key.metric in metrics}
 
 
 def _wide(results: Sequence[RankedResult], metric: Metric) -> Iterator[Doubt]:

@@ -253,7 +253,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdic
     evidence = [_on_node(one) for one in local[:_SHOWN]]
     # A slice of a GPU is no part of this question.
     whole = tuple(job for job in jobs if job.gres == "gpu")
-    made = verdict("", copies_as_runs(whole, COPIES[:2]), Objective.DEVICE_TRANSFER)
+    made = verdict("", alternatives(copies_as_runs(whole, COPIES[:2])), Objective.DEVICE_TRANSFER)
     evidence.append(f"{ground_of(made)}: {sentence_of(made)}")
     shared = [
         job
@@ -331,7 +331,7 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
     runs = between_gpus(jobs)
     if len({run.head.arrangement for run in runs}) < 2:
         return _unknown(work, "copies between GPUs were measured under one binding, or none")
-    made = verdict("", runs, Objective.COLLECTIVE)
+    made = verdict("", alternatives(runs), Objective.COLLECTIVE)
     evidence = (f"{ground_of(made)}: {sentence_of(made)}",)
     if made.choice is None:
         return replace(_unknown(work, sentence_of(made)), evidence=evidence)

@@ -1,4 +1,4 @@
-"""Summary: the samples of an alternative as series, and each series boot by boot.
+"""Summary: the samples of one alternative's runs as series, and each series boot by boot.
 
 What a series never mixes: units, variants, sizes, nodes, devices, placement states.
 """
@@ -8,12 +8,12 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
-from homenode.analyse.alternative import Alternative
 from homenode.bdf import Bdf
 from homenode.metrics import Metric, metric_of
-from homenode.results.model import UNSETTLED, RunHead, Sample, Statistic
+from homenode.results.model import UNSETTLED, Run, RunHead, Sample, Statistic
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -37,9 +37,9 @@ class SeriesKey(NamedTuple):
     worst: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Series:
-    """One series of one alternative.
+    """One series of one alternative. Without slots: what follows from the medians is made once.
 
     medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
     give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
@@ -60,10 +60,20 @@ class Series:
     blocks: tuple[tuple[str, int] | None, ...] = ()
     is_range: bool = False
 
-    @property
+    @cached_property
     def value(self) -> float:
         """Geometric mean of the boots."""
-        return math.exp(statistics.fmean(list(map(math.log, self.medians))))
+        return math.exp(statistics.fmean(self.logs))
+
+    @cached_property
+    def logs(self) -> tuple[float, ...]:
+        """Logarithms of the medians."""
+        return tuple(map(math.log, self.medians))
+
+    @cached_property
+    def variance(self) -> float:
+        """Of two or more boots' logarithms."""
+        return sample_variance(self.logs)
 
 
 _Block = tuple[str, int] | None
@@ -78,15 +88,15 @@ _Boots = dict[tuple[str, int], _Boot]
 """Of one series, by the boot's identity: (name of the run or boot, number)."""
 
 
-def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
-    """Every series of an alternative's runs.
+def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
+    """Every series of the runs of one alternative.
 
     Left out are figures that are refused, and those during which a PU was moved.
     """
-    names = Counter(run.head.name for run in alternative.runs)
+    names = Counter(run.head.name for run in runs)
     # Under plain tuples, which are made in a quarter of a SeriesKey's time; they are equal.
     by_fields: dict[tuple[Any, ...], _Boots] = {}
-    for place, run in enumerate(alternative.runs):
+    for place, run in enumerate(runs):
         block = _block(run.head)
         own = run.head.name if names[run.head.name] == 1 else f"{run.head.name}\n{place}"
         for fields, samples in run.groups.items():
@@ -98,7 +108,7 @@ def series_of(alternative: Alternative) -> dict[SeriesKey, Series]:
                 together += samples
                 boots[boot] = _Boot(together, block)
     in_use = {SeriesKey._make((*fields, False)): boots for fields, boots in by_fields.items()}
-    if len(names) < len(alternative.runs):
+    if len(names) < len(runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
     found = {key: _series(key, boots) for key, boots in in_use.items()}
     return found | _slowest(in_use)

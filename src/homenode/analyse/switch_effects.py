@@ -5,15 +5,15 @@ pinning hides siblings, cells bind memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.analyse.alternative import Alternative
-from homenode.analyse.compare import compare
+from homenode.analyse.alternative import Alternative, with_joint_states
+from homenode.analyse.compare import compare_series
 from homenode.analyse.comparison import PRINTED, Effect, Outcome
 from homenode.analyse.outcomes import is_large
+from homenode.analyse.summary import Series, SeriesKey
 from homenode.metrics import METRICS
-from homenode.results.model import SampleKey
 
 PRINTED_MATTERS = 0.10
 """Single printed figures that are nearer than this give nothing: their noise is unknown."""
@@ -62,14 +62,15 @@ class SwitchEffect:
 
 def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchEffect, ...]:
     """Effects of every switch that two of these layouts show, on the metrics that stand for all."""
-    by_label = {one.label: _over_all(one) for one in chosen}
+    by_label = {one.label: one for one in chosen}
     found: list[SwitchEffect] = []
     for switch, pairs in _STEPS:
         seen: set[str] = set()
         for first, second in pairs:
             if first not in by_label or second not in by_label:
                 continue
-            effects = compare((by_label[first], by_label[second])).effects
+            pair = with_joint_states((by_label[first], by_label[second]))
+            effects = compare_series(pair, {one.label: _over_all(one) for one in pair}).effects
             for one in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
                 if one.metric not in seen:
                     seen.add(one.metric)
@@ -77,12 +78,12 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
     return tuple(found)
 
 
-def _over_all(alternative: Alternative) -> Alternative:
-    """Without samples of single sizes, nodes and pairs: they stand for nothing but themselves."""
-    return replace(alternative, runs=tuple(run.only(_may_stand) for run in alternative.runs))
+def _over_all(alternative: Alternative) -> dict[SeriesKey, Series]:
+    """Without series of single sizes, nodes and pairs: they stand for nothing but themselves."""
+    return {key: one for key, one in alternative.series.items() if _may_stand(key)}
 
 
-def _may_stand(key: SampleKey) -> bool:
+def _may_stand(key: SeriesKey) -> bool:
     metric = METRICS.get(key.metric)
     return (
         metric is not None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from homenode.analyse.alternative import Alternative, alternatives
+from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Doubt, EvidenceLevel, once
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.ranking import Position, RankedResult, Ranking, ranking_for
@@ -178,9 +178,9 @@ def no_verdict(objective: Objective, system: str, *reasons: Reason) -> Verdict:
     )
 
 
-def verdict(system: str, runs: Sequence[Run], objective: Objective) -> Verdict:
+def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> Verdict:
     """The verdict of one machine's runs alone; runs of several machines are not mixed here."""
-    every = alternatives(runs)
+    runs = [run for one in every for run in one.runs]
     candidates = [
         one for one in every if one.switches != UNKNOWN_SWITCHES or one.arrangement is not None
     ]
@@ -235,16 +235,13 @@ def _stops(runs: Sequence[Run]) -> tuple[Reason, ...]:
 def _is_refused(runs: Sequence[Run], metric: str) -> bool:
     """Whether every figure of a metric is one that no machine gives."""
     refused = any(one.metric == metric for run in runs for one in run.refused)
-    return refused and not any(key.metric == metric for run in runs for key in run.groups)
+    return refused and not any(metric in run.metrics for run in runs)
 
 
 def _boots(used: Sequence[Alternative]) -> tuple[int, int] | None:
     if not used or any(run.head.origin is Origin.PUBLISHED for one in used for run in one.runs):
         return None
-    counts = [
-        len({(place, key.boot) for place, run in enumerate(one.runs) for key in run.groups})
-        for one in used
-    ]
+    counts = [sum(len(run.boots) for run in one.runs) for one in used]
     return min(counts), max(counts)
 
 

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from homenode.analyse.alternative import alternatives
-from homenode.analyse.summary import Series, SeriesKey, headline, series_of
+from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.words import figure_text
 from homenode.gap import Gap
 from homenode.measure.derived_run import schedule_of
@@ -23,7 +23,7 @@ def bench_text(outcome: BenchOutcome) -> RenderableType:
     """Medians of what speaks for each metric, then what is not there and why."""
     parts: list[RenderableType] = []
     if outcome.run is not None:
-        found = [series_of(one) for one in alternatives((outcome.run,))]
+        found = [one.series for one in alternatives((outcome.run,))]
         parts += [_table(series) for series in found if series]
         parts += [
             Text(f"marked: {printable(reason)}", "yellow") for reason in outcome.run.head.unusable

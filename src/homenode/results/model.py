@@ -5,11 +5,10 @@ that others have published have the same shape, with `origin` and `statistic` sa
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -265,13 +264,20 @@ class Run:
         """Samples whose figures no machine gives."""
         return tuple([one for one in self.samples if not _LEAST < one.value < _MOST])
 
-    def only(self, is_wanted: Callable[[SampleKey], bool]) -> "Run":
-        """The run with these of its samples, of those that are refused as well."""
-        groups = {key: group for key, group in self.groups.items() if is_wanted(key)}
-        refused = tuple([one for one in self.refused if is_wanted(SampleKey._make(_FIELDS(one)))])
-        run = Run(self.head, (*chain.from_iterable(groups.values()), *refused))
-        run.__dict__.update(groups=groups, refused=refused)  # as cached_property keeps them
-        return run
+    @cached_property
+    def metrics(self) -> frozenset[str]:
+        """Of samples that are not refused."""
+        return frozenset({key.metric for key in self.groups})
+
+    @cached_property
+    def boots(self) -> frozenset[int]:
+        """Numbers of the boots that samples are of."""
+        return frozenset({key.boot for key in self.groups})
+
+    @cached_property
+    def has_states(self) -> bool:
+        """Whether a sample that is not refused names a placement state."""
+        return any(key.state is not None for key in self.groups)
 
 
 def host_kind(host: Host) -> str:

@@ -4,17 +4,18 @@ Only what was measured on the same hardware is compared: runs are distinguished 
 by the host that they name.
 """
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.analyse.alternative import Alternative, alternatives
-from homenode.analyse.compare import compare
+from homenode.analyse.compare import compare_series
 from homenode.analyse.comparison import Comparison, Doubt, EvidenceLevel, once
 from homenode.analyse.decide import decide_all
 from homenode.analyse.doubts import doubts_of
 from homenode.analyse.grade import Graded, grade_of
 from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs, of_host
-from homenode.analyse.summary import Series, SeriesKey, series_of
+from homenode.analyse.summary import Series, SeriesKey
 from homenode.analyse.switch_effects import SwitchEffect, switch_effects
 from homenode.analyse.verdict import Verdict
 from homenode.evidence.model import Evidence, Publication, System
@@ -103,10 +104,18 @@ def machines_of(
     unnamed = [key for key, those in groups.items() if not key[0] and not _hosts_of(those)]
     if len(unnamed) > 1:  # it is unknown which of them the user's host is
         hosts = {name: host for name, host in hosts.items() if name != UNNAMED}
-    return tuple(
-        _machine(name, tuple(those), neighbours, publications, hosts)
-        for name, those in zip(names, groups.values(), strict=True)
-    )
+    collects = gc.isenabled()
+    # All that is made here lives as long as the report: collections that search through a million
+    # samples find nothing, and take a quarter of the time.
+    gc.disable()
+    try:
+        return tuple(
+            _machine(name, tuple(those), neighbours, publications, hosts)
+            for name, those in zip(names, groups.values(), strict=True)
+        )
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _name(key: tuple[bool, str, str | None], keys: Sequence[tuple[bool, str, str | None]]) -> str:
@@ -130,7 +139,8 @@ def _machine(
     stated = runs if system is not None else _distinguished(runs)
     on_host = _bare_metal(stated)
     measured = tuple(run for run in stated if on_host is None or run not in on_host.runs)
-    every = sorted(alternatives(measured), key=_order)
+    found = alternatives(measured)
+    every = sorted(found, key=_order)
     rest = tuple(
         replace(one, label=ANY_LAYOUT)
         for one in every
@@ -142,12 +152,12 @@ def _machine(
     rest += () if on_host is None else (on_host,)
     host = _host(runs, system, hosts)
     # Of the runs as they are stored: their names are nothing that could be chosen.
-    verdicts = _verdicts(name, runs, system, host, publications)
-    series = {one.label: series_of(one) for one in (*chosen, *rest)}
-    comparison = compare(chosen, known=series) if len(chosen) > 1 else None
+    verdicts = _verdicts(name, runs, found, system, host, publications)
+    series = {one.label: one.series for one in (*chosen, *rest)}
+    comparison = compare_series(chosen, series) if len(chosen) > 1 else None
     bare = None
     if on_host is not None and chosen:
-        bare = compare((on_host, *chosen), bare=True, known=series)
+        bare = compare_series((on_host, *chosen), series, bare=True)
     own = (
         *(comparison.doubts if comparison is not None else ()),
         *(bare.doubts if bare is not None else ()),
@@ -178,6 +188,7 @@ def _machine(
 def _verdicts(
     name: str,
     runs: Sequence[Run],
+    known: Sequence[Alternative],
     system: System | None,
     host: Host | None,
     publications: Sequence[Publication],
@@ -190,7 +201,8 @@ def _verdicts(
         measured = of_host(measured, host)
     else:
         machine = facts_of_runs(runs[0].head.system, runs, publications)
-    found = decide_all(Evidence(tuple(publications), measured), replace(machine, name=name))
+    evidence = Evidence(tuple(publications), measured)
+    found = decide_all(evidence, replace(machine, name=name), known=known)
     figures = machine.nodes is not None
     return tuple(
         one for one in found if figures or one.level is not EvidenceLevel.REASONED or one.passed

@@ -9,13 +9,13 @@ from rich.text import Text
 
 from homenode.analyse.collective_causes import QUESTIONS, Diagnosis
 from homenode.analyse.trial_conclusion import Conclusion
-from homenode.measure.gpu.experiment import settings_of
+from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import Entry, Head, State, What
 from homenode.measure.layouts.trial_config import TrialStep
 from homenode.measure.model import Depth
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.wording import command_line, printable
+from homenode.wording import command_line, plural, printable
 
 _STYLES = {
     What.MEASURED: "green",
@@ -74,7 +74,7 @@ def schedule_text(
             Text(printable(f"Trial {head.id} of {head.source} {what}"), style="bold"),
             table,
             Text(printable(f"order: {order}")),
-            Text(f"{len(steps)} boots, about {duration_text(seconds)}"),
+            Text(f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"),
         )
     )
 
@@ -174,7 +174,7 @@ def status_text(
         left_over = len(steps) - len(state.measured)
         lines.append(
             Text(
-                f"nothing left to undo; {left_over} boots not measured: "
+                f"nothing left to undo; {plural(left_over, 'boot')} not measured: "
                 + command_line("homenode", "trial", "resume", head.id)
             )
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homenode.apply.record import Record
+from homenode.apply.store import Record
 from homenode.doctor.expectation_file import parse_expectation
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal

@@ -18,8 +18,7 @@ from homenode.apply.definition import (
     restore_definition,
 )
 from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
-from homenode.apply.record import Step
-from homenode.apply.store import DomainStore, default_root, other_daemons
+from homenode.apply.store import DomainStore, Step, default_root, other_daemons
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import checked_uri

@@ -11,7 +11,7 @@ import pytest
 from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Cause, Change, Diagnosis, diagnose
 from homenode.measure import runner
-from homenode.measure.gpu.experiment import settings_of
+from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.model import CollectiveSettings, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.plan.layout import PRESETS

@@ -12,12 +12,13 @@ from homenode.findings import Severity
 from homenode.measure.environment import (
     Environment,
     LinkState,
+    Looks,
     changes,
     conditions_of,
+    preflight,
     read_environment,
     share_between,
 )
-from homenode.measure.preflight import Looks, preflight
 from homenode.pci import PciLink
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.tools import proc_stat
@@ -108,7 +109,7 @@ def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
     )  # fmt: skip
     reasons = " ".join(changes(look(), look(smaller)))
     assert "memory changed" in reasons
-    assert "governors changed" in reasons
+    assert "governor changed" in reasons
     assert "online PUs changed" in reasons
 
 

@@ -7,9 +7,16 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.measure.figures.nvidia import sections
-from homenode.measure.figures.tool_log import Tool, tool_of
-from homenode.measure.imported.runs import Imported, ImportOptions, SourceFolder, imported_runs
-from homenode.measure.imported.study_folder import contradictions, figures_of_study, switches_of
+from homenode.measure.imported.runs import (
+    Imported,
+    ImportOptions,
+    SourceFolder,
+    contradictions,
+    figures_of_study,
+    imported_runs,
+    switches_of,
+)
+from homenode.measure.step_reading import Tool, tool_of
 from homenode.metrics import METRICS
 from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches

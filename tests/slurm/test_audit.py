@@ -14,7 +14,7 @@ from homenode.findings import Finding, Severity
 from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.device_order import device_order
+from homenode.slurm.gres import device_order
 from homenode.slurm.job_allocation import JobAllocation, allocation_on, node_machine
 from homenode.sources import load_host
 from homenode.tools.scontrol import NodeShape, parse_scontrol_jobs

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main, terminal
-from homenode.slurm.answers import ask_jobs, ask_tasks
-from homenode.slurm.flags import srun_flags
+from homenode.slurm.client import ask_jobs, ask_tasks
 from homenode.slurm.hooks import hooks
 from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import RankOptions, bind_ranks
+from homenode.slurm.ranks import RankOptions, bind_ranks, srun_flags
 from homenode.slurm.record import parse_record
 from homenode.sources import load_host
 from homenode.tools.scontrol import parse_scontrol_jobs

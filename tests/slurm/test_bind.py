@@ -9,10 +9,16 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
-from homenode.slurm.flags import sbatch_lines, srun_flags
 from homenode.slurm.home_nodes import home_of_nodes, with_affinities
 from homenode.slurm.memory_bind import MemoryBind
-from homenode.slurm.ranks import Binding, RankOptions, bind_ranks, naive_nodes
+from homenode.slurm.ranks import (
+    Binding,
+    RankOptions,
+    bind_ranks,
+    naive_nodes,
+    sbatch_lines,
+    srun_flags,
+)
 from homenode.sources import load_host
 from homenode.tools.nvidia_smi_topo import parse
 from homenode.topology import Host
@@ -127,7 +133,7 @@ def test_memory_is_bound_preferred_or_left() -> None:
 def test_binding_to_memory_of_a_gpu_is_refused_with_the_right_node(node: int, right: int) -> None:
     with pytest.raises(UsageError) as caught:
         bind_ranks(load_host("gh200x4"), RankOptions(4, node=NodeIndex(node)))
-    assert f"node {node}" in caught.value.message and "memory of GPU" in caught.value.message
+    assert f"--node {node}:" in caught.value.message and "memory of GPU" in caught.value.message
     assert f"node {right} " in str(caught.value.hint)
 
 

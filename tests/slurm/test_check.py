@@ -10,7 +10,7 @@ from homenode.slurm.check import Checked, check
 from homenode.slurm.check_slurm import SlurmVersion
 from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.gpu_lines import right_gpus
+from homenode.slurm.gres import right_gpus
 from homenode.sources import load_host
 from homenode.topology import Host
 from tests.shared_data import needs_shared, shared

@@ -10,7 +10,7 @@ from homenode.findings import Severity
 from homenode.slurm.check import check
 from homenode.slurm.config import parse_config
 from homenode.slurm.cpu_ids import core_order
-from homenode.slurm.gpu_lines import RightGpu, right_gpus
+from homenode.slurm.gres import RightGpu, right_gpus
 from homenode.sources import load_host
 from homenode.topology import Host
 from tests.slurm.gpu_nodes import MESH, MI250X, TESTBED, machine

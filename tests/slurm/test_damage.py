@@ -11,8 +11,7 @@ from homenode.slurm.config import parse_config
 from homenode.slurm.gres import gres_lines
 from homenode.slurm.job_allocation import allocation_on, node_machine
 from homenode.slurm.nodes import node_definitions
-from homenode.slurm.record import parse_record
-from homenode.slurm.recorded_allocation import recorded_allocation
+from homenode.slurm.record import parse_record, recorded_allocation
 from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
 from homenode.tools.slurm_job import Job
 from homenode.tools.squeue import parse_squeue_jobs

@@ -5,8 +5,7 @@ import pytest
 from homenode.errors import ParseError
 from homenode.slurm.audit import audit
 from homenode.slurm.job_allocation import allocation_on, node_machine
-from homenode.slurm.look import look_command, parse_look
-from homenode.slurm.recorded_allocation import with_tasks
+from homenode.slurm.record import look_command, parse_look, with_tasks
 from homenode.tools.scontrol import parse_scontrol_jobs
 from tests.slurm.gpu_nodes import TESTBED, Listed, machine, scontrol_text
 

@@ -17,9 +17,8 @@ from homenode.cli import main
 from homenode.measure import runner
 from homenode.measure.access import local
 from homenode.measure.bindings.experiments import Experiment, Mode, StudyOptions, experiments_for
-from homenode.measure.bindings.folder import StudyFolder
+from homenode.measure.bindings.folder import StudyFolder, read_sources
 from homenode.measure.bindings.progress import Study
-from homenode.measure.bindings.reading import read_sources
 from homenode.measure.bindings.scripts import script_of
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.runner import run_trial

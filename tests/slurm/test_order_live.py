@@ -9,7 +9,7 @@ import pytest
 
 from homenode.slurm.audit import audit
 from homenode.slurm.config import parse_config
-from homenode.slurm.device_order import device_order
+from homenode.slurm.gres import device_order
 from homenode.slurm.job_allocation import allocation_on, node_machine
 from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
 from tests.slurm import testbed

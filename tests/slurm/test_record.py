@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from homenode.errors import ParseError, UsageError
 from homenode.findings import Finding
-from homenode.slurm.answers import read_records
 from homenode.slurm.audit import audit
+from homenode.slurm.client import read_records
 from homenode.slurm.hooks import hooks
-from homenode.slurm.record import parse_record
-from homenode.slurm.recorded_allocation import recorded_allocation
+from homenode.slurm.record import parse_record, recorded_allocation
 
 RECORD = """\
 homenode-slurm-record 1

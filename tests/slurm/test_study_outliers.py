@@ -11,8 +11,7 @@ from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain
-from homenode.measure.bindings.collective import Collective, collective_of
-from homenode.measure.bindings.evidence import evidence_of, parse_record
+from homenode.measure.bindings.evidence import Collective, collective_of, evidence_of, parse_record
 from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 

@@ -30,10 +30,15 @@ from homenode.bdf import Bdf
 from homenode.cli.main import main
 from homenode.cpuset import CpuSet
 from homenode.formats import encode
-from homenode.measure.bindings.collective import collective_of
-from homenode.measure.bindings.evidence import JobEvidence, JobRecord, evidence_of, parse_record
+from homenode.measure.bindings.evidence import (
+    AttemptRecord,
+    JobEvidence,
+    collective_of,
+    evidence_of,
+    parse_record,
+)
 from homenode.measure.bindings.experiments import Experiment, Mode
-from homenode.measure.bindings.reading import read_sources
+from homenode.measure.bindings.folder import read_sources
 from homenode.plan.layout import PRESETS
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
@@ -301,9 +306,9 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
 
 
 def test_jobs_that_did_not_measure_together_stand_apart() -> None:
-    apart = job(Mode.TOGETHER, 50e9, record=JobRecord(met="1 of 4"))
+    apart = job(Mode.TOGETHER, 50e9, record=AttemptRecord(met="1 of 4"))
     assert apart.shape == "1 GPU, 1 of 4 together"
-    assert replace(apart, record=JobRecord(met="4 of 4")).shape == "1 GPU, together"
+    assert replace(apart, record=AttemptRecord(met="4 of 4")).shape == "1 GPU, together"
 
 
 def test_the_own_programs_time_is_shown_in_seconds() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.measure.figures.amd import of_transferbench
-from homenode.measure.figures.tool_log import Tool, tool_of
+from homenode.measure.step_reading import Tool, tool_of
 from homenode.tools.transferbench import Place, parse
 from tests.mutations import MUTATIONS, survives
 

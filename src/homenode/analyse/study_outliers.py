@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from homenode.analyse.study_maps import Matrix
-from homenode.measure.bindings.collective import Collective
+from homenode.measure.bindings.evidence import Collective
 
 LEAST_NODES = 3
 SLOW = 0.10

@@ -16,8 +16,7 @@ from homenode.analyse.study_verdicts import (
     verdicts,
 )
 from homenode.gap import Gap
-from homenode.measure.bindings.collective import Collective
-from homenode.measure.bindings.evidence import JobEvidence
+from homenode.measure.bindings.evidence import Collective, JobEvidence
 from homenode.measure.bindings.experiments import Mode
 from homenode.results.model import CPU_ONLY, GPU_UNKNOWN
 

@@ -16,8 +16,7 @@ from homenode.apply.domain_diff import (
     passwords_lost,
 )
 from homenode.apply.obstacles import Obstacle, obstacles
-from homenode.apply.record import Record, Step
-from homenode.apply.store import DomainStore, other_daemons, saved_originals, sha256
+from homenode.apply.store import DomainStore, Record, Step, other_daemons, saved_originals, sha256
 from homenode.domain.merge import take_out
 from homenode.domain.read import open_domain, read_guest
 from homenode.domain.xml_equivalence import same_definition

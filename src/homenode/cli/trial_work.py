@@ -270,7 +270,7 @@ def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
 
 def _durations(host: "Host", checked: Preflight) -> Durations:
     """As a suite is planned on a machine like the host; GPU tests are known in the guest."""
-    from homenode.measure.gpu.experiment import EXPERIMENT_TEST_S, settings_of
+    from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
     from homenode.measure.model import PROBE, Group
     from homenode.measure.suite import suite_for
 

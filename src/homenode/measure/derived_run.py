@@ -16,11 +16,11 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
-from homenode.measure.confinement import usable_pus
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.figures.sample import numbered
 from homenode.measure.model import BenchTest, Reader
+from homenode.measure.preparation import usable_pus
 from homenode.measure.record import LookRecord, RunRecord, StepRecord, StepStatus
 from homenode.measure.schedule import Schedule, moved_rounds, schedule
 from homenode.measure.step_reading import REPLAYED, disturbed, read_app, read_step

@@ -1,5 +1,7 @@
 """Environment: what a run was taken under, looked at before and after. A change marks the run.
 
+What would spoil a run is found before it begins.
+
 Whether a machine is emulated (QEMU's TCG, so that no figure means anything): homenode-probe knows
 more where it runs, see native/src/emulation.hpp. Source: QEMU, target/arm/tcg/cpu64.c (the
 identification of "max") and hw/arm/virt.c (the product's name); seen on Debian 12 in QEMU 7.2.
@@ -13,13 +15,16 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.settings import read_cpu_fields
 from homenode.errors import ParseError
+from homenode.findings import Finding, Severity, in_order
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
+from homenode.plan.model import Plan
 from homenode.results.model import Condition
 from homenode.snapshot.protocol import Snapshot
 from homenode.tools.proc_stat import PATH as PROC_STAT
 from homenode.tools.proc_stat import PuTimes, parse
 from homenode.topology import Host
+from homenode.units import format_bytes
 
 STOLEN_SHARE = 0.02
 """More of the PUs' time than this given to other guests: somebody else ran."""
@@ -119,20 +124,35 @@ def read_environment(snapshot: Snapshot, host: Host) -> Environment:
 
 def conditions_of(environment: Environment) -> tuple[Condition, ...]:
     """What must be equal for two runs to be comparable. Unknown settings are left out."""
-    found = (
-        ("governor", None if environment.governors is None else ",".join(environment.governors)),
-        ("smt", environment.smt_control),
-        ("turbo", environment.turbo),
-        ("clock limit", _clocks(environment.clock_limits_hz)),
-        ("microcode", None if environment.microcode is None else ", ".join(environment.microcode)),
-        ("kernel", environment.kernel_release),
-        ("transparent huge pages", environment.transparent_hugepages),
-        (
-            "numa balancing",
-            None if environment.numa_balancing is None else str(environment.numa_balancing),
-        ),
+    found = _settings_of(environment)
+    return tuple(
+        Condition(name, value)
+        for name, value in found.items()
+        if value is not None and name not in _OF_THE_MACHINE
     )
-    return tuple(Condition(name, value) for name, value in found if value is not None)
+
+
+_OF_THE_MACHINE = frozenset({"online PUs", "memory", "huge pages"})
+"""What marks a run when it changes, and is no condition: layouts differ in it."""
+
+
+def _settings_of(now: Environment) -> dict[str, str | None]:
+    """What must stay as it is while a run is measured, in words; None where unknown."""
+    return {
+        "online PUs": str(now.online),
+        "memory": None if now.memory_bytes is None else f"{now.memory_bytes} bytes",
+        "huge pages": ", ".join(f"{pages} of {size} bytes" for size, pages in now.huge_pages),
+        "governor": None if now.governors is None else ",".join(now.governors),
+        "smt": now.smt_control,
+        "turbo": now.turbo,
+        "clock limit": None
+        if now.clock_limits_hz is None
+        else ", ".join(f"{one / 1e6:g} MHz" for one in now.clock_limits_hz),
+        "microcode": None if now.microcode is None else ", ".join(now.microcode),
+        "kernel": now.kernel_release,
+        "transparent huge pages": now.transparent_hugepages,
+        "numa balancing": None if now.numa_balancing is None else str(now.numa_balancing),
+    }
 
 
 def changes(before: Environment, after: Environment, pus: CpuSet | None = None) -> tuple[str, ...]:
@@ -160,22 +180,11 @@ def share_between(before: Environment, after: Environment, pus: CpuSet) -> Share
 
 
 def _settings(before: Environment, after: Environment) -> Iterator[str]:
-    pairs = (
-        ("online PUs", before.online, after.online),
-        ("memory", _bytes(before.memory_bytes), _bytes(after.memory_bytes)),
-        ("huge pages", before.huge_pages, after.huge_pages),
-        ("governors", before.governors, after.governors),
-        ("SMT", before.smt_control, after.smt_control),
-        ("transparent huge pages", before.transparent_hugepages, after.transparent_hugepages),
-        ("NUMA balancing", before.numa_balancing, after.numa_balancing),
-        ("kernel", before.kernel_release, after.kernel_release),
-        ("turbo", before.turbo, after.turbo),
-        ("clock limit", _clocks(before.clock_limits_hz), _clocks(after.clock_limits_hz)),
-        ("microcode", before.microcode, after.microcode),
-    )
-    for name, was, now in pairs:
-        if was is not None and now is not None and was != now:
-            yield f"{name} changed while it was measured: {was} before, {now} after"
+    now = _settings_of(after)
+    for name, was in _settings_of(before).items():
+        if None not in (was, now[name]) and was != now[name]:
+            is_now = now[name] or "none"
+            yield f"{name} changed while it was measured: {was or 'none'} before, {is_now} now"
 
 
 def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[str]:
@@ -204,14 +213,6 @@ def _events(before: Environment, after: Environment, pus: CpuSet) -> Iterator[st
 
 def _link(link: LinkState) -> tuple[float | None, int | None]:
     return link.gt_per_s, link.width
-
-
-def _bytes(count: int | None) -> str | None:
-    return None if count is None else f"{count} bytes"
-
-
-def _clocks(limits_hz: tuple[int, ...] | None) -> str | None:
-    return None if limits_hz is None else ", ".join(f"{one / 1e6:g} MHz" for one in limits_hz)
 
 
 def _throttles(snapshot: Snapshot, online: CpuSet) -> Iterator[tuple[str, int]]:
@@ -309,3 +310,209 @@ def is_virtual(snapshot: Snapshot) -> bool:
 
 def _has_devices_of_qemu(host: Host) -> bool:
     return any(device.vendor_id in _OF_QEMU for device in host.pci_devices)
+
+
+BUSY_SHARE = 0.05
+"""More than this of the PUs' time taken while nothing was measured: somebody else is there."""
+
+ONE_PU_SHARE = 0.5
+"""Likewise of any single PU: among 448 PUs a neighbour on one of them is 0.2 % of their time. So
+high because a second holds the burst of some daemon on every large machine."""
+
+MEMORY_KEPT = 0.90
+"""A guest's kernel keeps some of its memory for itself; less than this is a balloon's doing."""
+
+_BUSY_STATES = ("P0", "P1", "P2")
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """Two looks at an idle machine, some time apart, and where it is to be measured."""
+
+    first: Environment
+    second: Environment
+    pus: CpuSet
+
+
+def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Finding, ...]:
+    """Everything found, worst first. plan: of the guest that we are in, if we are in one."""
+    found = [
+        *_load(looks),
+        *_unfavourable(looks.second),
+        *_links(host),
+        *_neighbours(host, looks.pus),
+    ]
+    if plan is not None:
+        found += _guest(plan, looks.second)
+    return in_order(found)
+
+
+def _load(looks: Looks) -> Iterator[Finding]:
+    share = share_between(looks.first, looks.second, looks.pus)
+    if share is None:
+        yield Finding(
+            id="bench-load-unknown",
+            severity=Severity.INCONCLUSIVE,
+            subject=f"PUs {looks.pus}",
+            expected="to be idle",
+            observed="no one counts their time",
+            source="/proc/stat",
+        )
+        return
+    found = tuple(_busy(looks.pus, share))
+    yield from found or _crowded(looks)
+
+
+def _crowded(looks: Looks) -> Iterator[Finding]:
+    """Single PUs that belong to others, where all together hardly show it."""
+    shares = [(pu, share_between(looks.first, looks.second, CpuSet((pu,)))) for pu in looks.pus]
+    busy = CpuSet(pu for pu, share in shares if share is not None and share.busy > ONE_PU_SHARE)
+    stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
+    most = f"no PU more than {ONE_PU_SHARE:.0%}"
+    if busy:
+        yield _of_others(_BUSY, looks.pus, f"{most} busy", f"PUs {busy} busy")
+    if stolen:
+        observed = f"PUs {stolen} given to other guests"
+        yield _of_others(_STOLEN, looks.pus, f"{most} stolen", observed)
+
+
+def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
+    if share.busy > BUSY_SHARE:
+        expected = f"at most {BUSY_SHARE:.0%} busy"
+        yield _of_others(_BUSY, pus, expected, f"{share.busy:.0%} busy")
+    if share.stolen > STOLEN_SHARE:
+        expected = f"at most {STOLEN_SHARE:.0%} stolen"
+        yield _of_others(_STOLEN, pus, expected, f"{share.stolen:.1%} given to other guests")
+
+
+_BUSY = (
+    "bench-busy",
+    "figures of a busy machine are marked and not compared",
+    "stop what runs there, or measure on other PUs",
+)
+_STOLEN = (
+    "bench-stolen",
+    "the vCPUs share PUs with others",
+    "pin the guest's vCPUs to PUs of their own: homenode plan",
+)
+
+
+def _of_others(kind: tuple[str, str, str], pus: CpuSet, expected: str, observed: str) -> Finding:
+    name, cost, fix = kind
+    return Finding(
+        id=name,
+        severity=Severity.WARNING,
+        subject=f"PUs {pus}",
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source="/proc/stat",
+    )
+
+
+def _unfavourable(now: Environment) -> Iterator[Finding]:
+    slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
+    if slow:
+        yield Finding(
+            id="bench-governor",
+            severity=Severity.WARNING,
+            subject="frequency governor",
+            expected="performance",
+            observed=", ".join(slow),
+            cost="clocks follow the load with a delay that short tests see",
+            fix="cpupower frequency-set -g performance",
+            source="cpufreq/scaling_governor",
+        )
+    throttled = [f"{name} {count}" for name, count in now.throttles if count]
+    if throttled:
+        yield Finding(
+            id="bench-throttled",
+            severity=Severity.INFO,
+            subject="PUs",
+            expected="no throttling since boot",
+            observed=", ".join(throttled),
+            fix="look at cooling and power limits",
+            source="thermal_throttle",
+        )
+    if now.transparent_hugepages == "never":
+        yield Finding(
+            id="bench-no-huge-pages",
+            severity=Severity.INFO,
+            subject="transparent huge pages",
+            expected="madvise or always",
+            observed="never",
+            cost="bandwidth on ordinary pages was 1.4 to 1.9 times lower on one EPYC guest",
+            fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            source="/sys/kernel/mm/transparent_hugepage/enabled",
+        )
+
+
+def _links(host: Host) -> Iterator[Finding]:
+    for device in host.devices_of_kind(DeviceKind.GPU):
+        link = device.link
+        if link is None or link.current_gt_per_s is None or link.max_gt_per_s is None:
+            continue
+        slow = link.current_gt_per_s < link.max_gt_per_s
+        narrow = None not in (link.current_width, link.max_width) and (
+            (link.current_width or 0) < (link.max_width or 0)
+        )
+        if not slow and not narrow:
+            continue
+        # A GPU that rests slows its link down, and a card may sit in a narrower slot by design.
+        is_busy = device.performance_state in _BUSY_STATES
+        yield Finding(
+            id="bench-link",
+            severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
+            subject=f"GPU {device.bdf}",
+            expected=f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
+            observed=f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
+            + ("" if is_busy else ", perhaps at rest"),
+            fix="homenode doctor, which looks at it under load",
+            source="link state of the function",
+        )
+
+
+def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
+    for domain in host.domains:
+        if not domain.running:
+            continue
+        shared = CpuSet.union(domain.vcpu_pins) & pus
+        floats = any(pins is None for pins in domain.vcpu_pins)
+        if shared or floats:
+            yield Finding(
+                id="bench-neighbour",
+                severity=Severity.WARNING,
+                subject=f"domain {domain.name}",
+                expected=f"no vCPU on PUs {pus}",
+                observed=f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
+                cost="its load comes and goes in our figures",
+                fix="shut it down, or pin it elsewhere",
+                source="running domains",
+            )
+
+
+def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
+    if len(now.online) != plan.vcpus:
+        yield Finding(
+            id="bench-vcpus",
+            severity=Severity.CRITICAL,
+            subject="guest",
+            expected=f"{plan.vcpus} vCPUs, as planned",
+            observed=f"{len(now.online)} online",
+            cost="this is not the guest of the plan",
+            fix="homenode verify --guest says what differs",
+            source="/sys/devices/system/cpu/online",
+        )
+    planned = plan.memory_bytes
+    if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
+        yield Finding(
+            id="bench-balloon",
+            severity=Severity.WARNING,
+            subject="guest",
+            expected=f"{format_bytes(planned)}, as planned",
+            observed=format_bytes(now.memory_bytes),
+            cost="a balloon holds the rest; first touches are faults in the hypervisor",
+            fix="virsh setmem NAME to the maximum, and wait",
+            source="meminfo of all nodes",
+        )

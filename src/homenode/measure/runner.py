@@ -21,14 +21,12 @@ from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
-from homenode.measure.confinement import affinity, allowed_nodes
 from homenode.measure.derived_run import Derived, derived, reading_of, schedule_of
-from homenode.measure.environment import Environment, read_environment
+from homenode.measure.environment import Environment, Looks, preflight, read_environment
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.model import BenchTest, Reader
 from homenode.measure.orders import BenchOptions, BenchOutcome, Progress, check_name
-from homenode.measure.preflight import Looks, preflight
-from homenode.measure.preparation import Prepared, prepared
+from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
 from homenode.measure.program_text import run_program
 from homenode.measure.record import (
     MAX_KEPT,

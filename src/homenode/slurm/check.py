@@ -1,12 +1,16 @@
-"""Check: gres.conf, slurm.conf and cgroup.conf against a node's machine, and set right."""
+"""Check: gres.conf, slurm.conf and cgroup.conf against a node's machine, and set right.
 
-from collections.abc import Sequence
+Source: gres.conf(5) of 22.05.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.slurm.check_gres import check_gres
 from homenode.slurm.check_slurm import (
+    NO_LINES,
     SlurmVersion,
     check_cgroup,
     check_includes,
@@ -16,10 +20,20 @@ from homenode.slurm.check_slurm import (
 )
 from homenode.slurm.config import Config
 from homenode.slurm.corrected import corrected_gres, corrected_slurm
+from homenode.slurm.cpu_ids import CoreOrder, core_order
+from homenode.slurm.gres import (
+    GresLine,
+    RightGpu,
+    links_among,
+    looks_like_pus,
+    members_of,
+    placed_files,
+    right_gpus,
+)
 from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
-from homenode.slurm.nodes import node_classes
+from homenode.slurm.nodes import NodeClass, node_classes
 from homenode.topology import Host
-from homenode.wording import plural
+from homenode.wording import nodes_text, plural
 
 _REWRITTEN = {"gres-cores-missing", "gres-cores-wrong", "gres-cores-are-pus"}
 _LINKS = {"gres-links-missing", "gres-links-wrong"}
@@ -104,3 +118,309 @@ def check(
 
 def _critical(findings: Sequence[Finding]) -> set[str]:
     return {finding.id for finding in findings if finding.severity is Severity.CRITICAL}
+
+
+_PAGE = "gres.conf(5)"
+_DRAINED = "AutoDetect finds other cores than these, and the node is drained"
+_DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
+"""What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
+
+
+def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
+    """What is wrong in the lines about these nodes. source: the file's name."""
+    gpus = right_gpus(host)
+    yield from _counts(of, gpus, source)
+    yield from _autodetect(of, host, source)
+    order = core_order(host)
+    placed: dict[GresLine, list[RightGpu]] = {}
+    members = members_of(of.lines, gpus, detected=of.autodetect is not None)
+    for line, file, number in placed_files(of.lines):
+        if 0 <= number < len(gpus) and (file is not None or of.autodetect is None):
+            placed.setdefault(line, []).append(gpus[number])
+    for line, own in placed.items():
+        yield from _cores(of, line, own, order, f"{line.line.source}:{line.line.first}")
+        if not of.sliced:
+            yield from _links(of, line, own, members, f"{line.line.source}:{line.line.first}")
+
+
+def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Finding]:
+    """The GPUs that gres.conf lists, that slurm.conf promises, and that are there."""
+    listed = sum(line.devices for line in of.lines)
+    promised = None if of.definition is None else of.definition.gpus
+    beyond = [n for _, _, n in placed_files(of.lines) if not 0 <= n < len(gpus)]
+    if of.sliced:
+        yield from _slices(of, listed, promised, source)
+        return
+    if listed > len(gpus) or beyond:
+        yield _count(
+            of,
+            Severity.CRITICAL,
+            f"at most {plural(len(gpus), 'GPU')}, as the machine has",
+            f"{listed} in gres.conf",
+            "slurmd refuses a device file that is not there",
+            "take the lines of the others out",
+            source,
+        )
+    # What a detector finds fills up what lines leave out.
+    filled = of.autodetect is not None and listed < (promised or 0)
+    by_lines = bool(of.lines) and not filled
+    right, who = (listed, "gres.conf lists") if by_lines else (len(gpus), "the machine has")
+    if (by_lines or of.autodetect) and promised not in (None, right):
+        yield _promised(of, f"Gres=gpu:{right} in slurm.conf, as {who}", promised, source)
+    elif by_lines and listed < len(gpus) and not beyond:
+        yield _count(
+            of,
+            Severity.INFO,
+            f"{plural(len(gpus), 'GPU')}, as the machine has",
+            f"{listed} in gres.conf",
+            "the others are given to no job",
+            None,
+            source,
+        )
+    if not of.lines and of.autodetect is None and promised:
+        yield _count(
+            of,
+            Severity.CRITICAL,
+            f"lines for {plural(promised, 'GPU')} in gres.conf",
+            NO_LINES,
+            "jobs get numbers without devices and without a place",
+            "AutoDetect, or a line with File= and Cores= for the GPUs of each node",
+            source,
+        )
+
+
+def _slices(of: NodeClass, listed: int, promised: int | None, source: str) -> Iterator[Finding]:
+    """Of slices the machine does not give how many there are; the files must agree."""
+    if of.lines and of.autodetect is None and promised not in (None, listed):
+        expected = f"{listed} in Gres= of slurm.conf, as gres.conf lists"
+        yield _promised(of, expected, promised, source)
+        return
+    yield Finding(
+        id="gres-unjudged",
+        severity=Severity.INCONCLUSIVE,
+        subject=of.subject,
+        expected="GPUs that are not cut into slices",
+        observed=f"MIG slices, {promised or listed} devices with them",
+        fix="`nvidia-smi -L` on the node: count its slices",
+        source=f"{source}, {_PAGE}",
+    )
+
+
+def _promised(of: NodeClass, expected: str, promised: int | None, source: str) -> Finding:
+    return _count(
+        of,
+        Severity.CRITICAL,
+        expected,
+        f"Gres= with {promised}",
+        "a node that has fewer than it promises is drained; more are not used",
+        "make both the same",
+        source,
+    )
+
+
+def _count(
+    of: NodeClass,
+    severity: Severity,
+    expected: str,
+    observed: str,
+    cost: str,
+    fix: str | None,
+    source: str,
+) -> Finding:
+    return Finding(
+        id="gres-count",
+        severity=severity,
+        subject=of.subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source=f"{source}, {_PAGE}",
+    )
+
+
+def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
+    vendors = {gpu.vendor_id for gpu in gpus_in_order(host)}
+    fitting = next((_DETECTORS[v] for v in sorted(v or 0 for v in vendors) if v in _DETECTORS), ())
+    if not fitting:
+        return
+    if of.autodetect is None:
+        if of.lines:
+            yield Finding(
+                id="gres-autodetect",
+                severity=Severity.INFO,
+                subject=of.subject,
+                expected=f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
+                observed="lines by hand alone",
+                cost="nothing shows when the lines and the machine part",
+                fix=f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
+                "are then checked against it",
+                source=f"{source}, {_PAGE}",
+            )
+    elif of.autodetect not in (*fitting, "full"):
+        yield Finding(
+            id="gres-autodetect",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected=f"AutoDetect={' or '.join(fitting)}, for its GPUs",
+            observed=f"AutoDetect={of.autodetect}",
+            cost="none of its GPUs are found",
+            fix=f"AutoDetect={fitting[0]}",
+            source=f"{source}, {_PAGE}",
+        )
+
+
+def _cores(
+    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], order: CoreOrder, source: str
+) -> Iterator[Finding]:
+    """Cores= of one line against those of the nodes of its GPUs."""
+    blind = [gpu for gpu in gpus if gpu.cores is None]
+    if blind:
+        yield Finding(
+            id="gres-unjudged",
+            severity=Severity.INCONCLUSIVE,
+            subject=_named(of, blind),
+            expected="a GPU whose node is known",
+            observed="the host gives no node",
+            fix="`homenode doctor` on the node: gpu-node-unknown",
+            source=source,
+        )
+    known = [gpu for gpu in gpus if gpu.cores is not None]
+    nodes = sorted({gpu.node for gpu in known if gpu.node is not None})
+    if line.cores is None:
+        if known and of.autodetect is None and len(order.pus) > len(known[0].cores or ()):
+            yield Finding(
+                id="gres-cores-missing",
+                severity=Severity.WARNING,
+                subject=_named(of, known),
+                expected="; ".join(_right(gpu) for gpu in _one_a_node(known)),
+                observed="no Cores=",
+                cost="Slurm takes any core for these GPUs to be as good as any other",
+                fix="give a line with Cores= to the GPUs of each node",
+                source=f"{source}, {_PAGE}",
+            )
+        return
+    wrong = [gpu for gpu in known if line.cores not in (gpu.cores, gpu.near)]
+    if not wrong:
+        return
+    first = wrong[0]
+    assert first.cores is not None
+    expected = "; ".join(_right(gpu) for gpu in _one_a_node(wrong))
+    drained = of.autodetect is not None
+    if looks_like_pus(line.cores, first.cores, order):
+        yield Finding(
+            id="gres-cores-are-pus",
+            severity=Severity.CRITICAL,
+            subject=_named(of, wrong),
+            expected=expected,
+            observed=f"Cores={line.cores}, which are the kernel's numbers of these PUs",
+            cost=_DRAINED if drained else "Slurm counts cores, without siblings, socket by socket",
+            fix="take Slurm's core numbers",
+            source=f"{source}, {_PAGE}",
+        )
+        return
+    if line.cores and all(gpu.cores and line.cores <= gpu.cores for gpu in wrong) and not drained:
+        yield Finding(
+            id="gres-cores-wrong",
+            severity=Severity.INFO,
+            subject=_named(of, wrong),
+            expected=expected,
+            observed=f"Cores={line.cores}, some of them",
+            cost="enforce-binding keeps jobs off the others",
+            fix="take all cores of the GPU's node",
+            source=f"{source}, {_PAGE}",
+        )
+        return
+    far = not (line.cores & first.cores) or max(line.cores, default=0) >= len(order.pus)
+    yield Finding(
+        id="gres-cores-wrong",
+        severity=Severity.CRITICAL if far or drained else Severity.WARNING,
+        subject=_named(of, wrong),
+        expected=expected,
+        observed=f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
+        cost=_DRAINED
+        if drained
+        else "enforce-binding ties these GPUs to the wrong cores, and without it they are "
+        "preferred",
+        fix="take the cores of the GPU's own node",
+        source=f"{source}, {_PAGE}",
+    )
+
+
+def _links(
+    of: NodeClass, line: GresLine, gpus: Sequence[RightGpu], members: Sequence[int], source: str
+) -> Iterator[Finding]:
+    """Links= of one line against the links that the host shows. members: the node's GPUs."""
+    own, count = gpus[0], len(members)
+    links = links_among(own, members)
+    # Of a longer list Slurm takes as many numbers as the node has GPUs, and logs the others.
+    given = line.links if line.links is None else line.links[:count]
+    if line.links is None:
+        if links is not None and of.autodetect is None and len(set(links)) > 2:
+            yield Finding(
+                id="gres-links-missing",
+                severity=Severity.INFO,
+                subject=_named(of, gpus),
+                expected=f"Links={_listed(links)} for GPU {own.index}, and so on",
+                observed="no Links=",
+                cost="jobs of several GPUs may get some that no link joins, while others are "
+                "joined",
+                fix="a line for each GPU with its Links=, or AutoDetect",
+                source=f"{source}, {_PAGE}",
+            )
+        return
+    if line.devices > 1:
+        problem = "one GPU on a line with Links="
+        observed = f"{line.devices} GPUs on it"
+    elif given is None or len(given) != count:
+        problem = f"Links= with {count} numbers, one for each GPU"
+        observed = f"{len(line.links)} numbers"
+    elif links is not None and given != links:
+        problem, observed = f"Links={_listed(links)}", f"Links={_listed(line.links)}"
+    elif links is None and [members[n] for n, v in enumerate(given) if v == -1] != [own.index]:
+        problem = f"-1 for GPU {own.index} itself and for no other"
+        observed = f"Links={_listed(line.links)}"
+    else:
+        return
+    refused = line.devices > 1
+    yield Finding(
+        id="gres-links-wrong",
+        severity=Severity.CRITICAL if refused else Severity.WARNING,
+        subject=_named(of, gpus),
+        expected=problem,
+        observed=observed,
+        cost="slurmd refuses the line"
+        if refused
+        else "Slurm puts GPUs together that are not joined",
+        fix="correct it, or leave it out: AutoDetect finds links",
+        source=f"{source}, {_PAGE}",
+    )
+
+
+def _named(of: NodeClass, gpus: Sequence[RightGpu]) -> str:
+    numbers = CpuSet(gpu.index for gpu in gpus)
+    return f"{'GPU' if len(gpus) == 1 else 'GPUs'} {numbers} of {of.subject}"
+
+
+def _one_a_node(gpus: Sequence[RightGpu]) -> tuple[RightGpu, ...]:
+    """The first GPU of each node."""
+    first: dict[object, RightGpu] = {}
+    for gpu in gpus:
+        first.setdefault(gpu.node, gpu)
+    return tuple(first.values())
+
+
+def _right(gpu: RightGpu) -> str:
+    assert gpu.node is not None
+    return f"Cores={gpu.cores} for GPU {gpu.index} ({gpu.bdf}) on {nodes_text([gpu.node])}"
+
+
+def _where(cores: CpuSet, order: CoreOrder, nodes: int) -> str:
+    beyond = max(cores, default=0)
+    if beyond >= len(order.pus):
+        return f", of {len(order.pus)} cores, which are 0-{len(order.pus) - 1}"
+    return f", and the line's GPUs are on {nodes} nodes" if nodes > 1 else ""
+
+
+def _listed(links: Sequence[int]) -> str:
+    return ",".join(map(str, links))

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from homenode.findings import Finding, Severity
-from homenode.slurm.check_gres import NO_LINES
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
 from homenode.slurm.home_nodes import nodes_with_cpus
@@ -30,6 +29,7 @@ class SlurmVersion(NamedTuple):
 
 
 NOT_SET = "it is not set"
+NO_LINES = "none, and no AutoDetect"
 CONS_TRES_IS_DEFAULT = SlurmVersion(23, 11)
 KNOWS_ENFORCE_BINDING = SlurmVersion(23, 11, 2)
 

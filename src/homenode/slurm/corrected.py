@@ -12,7 +12,7 @@ from homenode.slurm.check_slurm import (
     right_shape,
 )
 from homenode.slurm.config import Config, ConfigLine
-from homenode.slurm.gpu_lines import right_gpus, right_lines
+from homenode.slurm.gres import right_gpus, right_lines
 from homenode.slurm.nodes import NodeClass
 from homenode.topology import Host
 

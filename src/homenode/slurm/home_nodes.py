@@ -5,12 +5,12 @@ memory-only ones for itself and its MIG instances. Programs are bound to the one
 Source: numactl issue 224; docs/formats/host-toml.md, gh200x4.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError
+from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.tools.nvidia_smi_topo import TopoDevice, TopoMatrix
@@ -66,6 +66,53 @@ def gpu_memory_nodes(host: Host) -> dict[NodeIndex, Bdf | None]:
         for node in host.nodes
         if not node.pus and (node.memory_kind is MemoryKind.GPU or node.generic_initiator)
     }
+
+
+def bindable_nodes(host: Host) -> tuple[NumaNode, ...]:
+    """Nodes with CPUs and memory."""
+    return tuple(node for node in nodes_with_cpus(host) if node.memory_bytes != 0)
+
+
+def bindable_node(host: Host, index: int, option: str) -> NumaNode:
+    """The node, where programs can be bound to it. Raises UsageError that names the right one.
+
+    option: what the user gave it with.
+    """
+    node = host.node(NodeIndex(index))
+    if node in bindable_nodes(host):
+        return node
+    memory = gpu_memory_nodes(host)
+    owner = memory.get(node.index) or _owner(memory, node.index) if node is not None else None
+    hint = None
+    if node is None:
+        found = "no such node"
+    elif node.pus:
+        found = "one without memory"
+    elif owner is None or node.index not in memory:
+        found, hint = "one of memory alone", "bind to the node of the GPU"
+    else:
+        found = f"memory of GPU {owner}: programs there would fill the GPU's own memory, and have "
+        found += "no CPU"
+        device = host.device(owner)
+        right = None if device is None else home_node(host, device)
+        own = None if right is None else host.node(right)
+        if own is not None:
+            hint = f"bind to node {own.index} (PUs {own.pus}), where the GPU is"
+    known = CpuSet(one.index for one in bindable_nodes(host))
+    raise UsageError(
+        f"{option} {index}: expected a node of {host.name} with CPUs and memory ({known}), found "
+        f"{found}",
+        hint=hint,
+    )
+
+
+def _owner(memory: Mapping[NodeIndex, Bdf | None], index: NodeIndex) -> Bdf | None:
+    """The GPU of a memory node without a name of its own: the last one named at or before it.
+
+    On GH200 the nodes of a GPU's MIG instances follow its own.
+    """
+    named = [(n, bdf) for n, bdf in memory.items() if bdf is not None and n <= index]
+    return max(named, default=(0, None))[1]
 
 
 def nodes_of(host: Host, pus: CpuSet) -> tuple[NodeIndex, ...]:

@@ -130,7 +130,7 @@ def allocation_on(
 
     shape: what Slurm takes the node for; None = as the machine is. Where the two differ, the ids
     mean nothing on this machine, and `unknown` says so. numbers: the GPU of each of Slurm's own
-    numbers, as gres.conf orders them (device_order.py); None = by address.
+    numbers, as gres.conf orders them (gres.py); None = by address.
     """
 
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:

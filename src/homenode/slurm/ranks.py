@@ -2,9 +2,17 @@
 
 Cores are the planner's, as for a VM with the rank's GPUs and as many vCPUs as it has cores: whole
 cores of the GPU's node, the nearest ones first, no core twice.
+
+In srun's and sbatch's words masks are of the kernel's PU numbers, lists of memory the kernel's
+nodes: task/affinity translates the masks that it makes itself from abstract ids, and takes a user's
+as they are. So LUMI's documentation binds MI250X (0xfe000000000000 is cores 49 to 55, of node 3).
+Older versions take masks only in a job that has the whole node; newer ones refuse those that leave
+the job's CPUs.
+Source: srun(1), --cpu-bind, --mem-bind, --gpu-bind, --gpus-per-task; Slurm's
+src/plugins/task/affinity/dist_tasks.c, lllp_distribution.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -21,13 +29,14 @@ from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.slurm.home_nodes import (
-    gpu_memory_nodes,
+    bindable_node,
     gpus_in_order,
     home_node,
     nodes_of,
     nodes_with_cpus,
 )
-from homenode.topology import Host, NumaNode
+from homenode.slurm.memory_bind import MemoryBind
+from homenode.topology import Host
 from homenode.wording import number_list, plural
 
 _MEMORY_BYTES = 1 << 20
@@ -96,7 +105,7 @@ def bind_ranks(host: Host, wanted: RankOptions) -> Binding:
     devices = gpus_in_order(host)
     gpus = _chosen(host, devices, wanted.gpus)
     if wanted.node is not None:
-        check_node(host, wanted.node)
+        bindable_node(host, wanted.node, "--node")
     shares = _shares(gpus, wanted.tasks)
     homes = [_homes(share, wanted.node) for share in shares]
     cores = wanted.cores or _cores_each(host, homes)
@@ -131,41 +140,6 @@ def naive_nodes(host: Host) -> dict[int, NodeIndex]:
     if not nodes or count % len(nodes):
         return {}
     return {gpu: nodes[gpu * len(nodes) // count].index for gpu in range(count)}
-
-
-def check_node(host: Host, index: int) -> NumaNode:
-    """The node, where programs can be bound to it. Raises UsageError that names the right one."""
-    node = host.node(index)
-    with_cpus = nodes_with_cpus(host)
-    known = number_list(one.index for one in with_cpus)
-    if node is None:
-        raise UsageError(f"--node {index}: expected a node with CPUs ({known}), found no such node")
-    if node.pus:
-        return node
-    memory = gpu_memory_nodes(host)
-    owner = memory.get(node.index) or _owner(host, node.index)
-    if node.index not in memory or owner is None:
-        raise UsageError(
-            f"--node {index}: expected a node with CPUs ({known}), found one of memory alone",
-            hint="bind to the node of the GPU: leave --node out",
-        )
-    device = host.device(owner)
-    right = None if device is None else home_node(host, device)
-    own = None if right is None else host.node(right)
-    raise UsageError(
-        f"--node {index}: expected a node with CPUs ({known}), found memory of GPU {owner}: "
-        "programs there would fill the GPU's own memory, and have no CPU",
-        hint=None if own is None else f"bind to node {own.index} (PUs {own.pus}), where the GPU is",
-    )
-
-
-def _owner(host: Host, index: NodeIndex) -> Bdf | None:
-    """The GPU of a memory node without a name of its own: the last one named at or before it.
-
-    On GH200 the nodes of a GPU's MIG instances follow its own.
-    """
-    named = [(n, bdf) for n, bdf in gpu_memory_nodes(host).items() if bdf is not None]
-    return max(((n, bdf) for n, bdf in named if n <= index), default=(0, None))[1]
 
 
 def _chosen(
@@ -329,3 +303,56 @@ def _findings(
             fix="use the lists printed here, which follow the machine",
             source=host.name,
         )
+
+
+def srun_flags(
+    binding: Binding, memory: MemoryBind, places: Mapping[int, int] | None = None
+) -> tuple[str, ...]:
+    """What srun needs, one option each. The job has its nodes to itself.
+
+    places: Slurm's number of each GPU, as gres.conf lists them; None = by address as well.
+    """
+    ranks = binding.ranks
+    # No --cpus-per-task: it implies --exact, and masks hold only in a step with every CPU.
+    flags = [
+        f"--ntasks-per-node={len(ranks)}",
+        f"--cpu-bind=mask_cpu:{','.join(f'0x{rank.pus.bits:x}' for rank in ranks)}",
+    ]
+    if memory is not MemoryBind.NONE:
+        flags.append(f"--mem-bind={_memory(binding, memory)}")
+    each = len(ranks[0].gpus)
+    if len(ranks) * each == binding.gpus_on_node:
+        flags.append(f"--gpus-per-task={each}")
+    else:
+        flags.append(f"--gpus-per-node={binding.gpus_on_node}")
+    shares = [[gpu.index for gpu in rank.gpus] for rank in ranks]
+    if places is not None:
+        shares = [[places[index] for index in share] for share in shares]
+    flags.append(f"--gpu-bind={_gpus(shares)}")
+    return tuple(flags)
+
+
+def sbatch_lines(binding: Binding) -> tuple[str, ...]:
+    """The head of a batch script that asks for what the flags need."""
+    return (
+        "#SBATCH --exclusive",
+        f"#SBATCH --ntasks-per-node={len(binding.ranks)}",
+        f"#SBATCH --gpus-per-node={binding.gpus_on_node}",
+    )
+
+
+def _memory(binding: Binding, memory: MemoryBind) -> str:
+    several = any(len(rank.nodes) != 1 for rank in binding.ranks)
+    if several:
+        masks = (f"0x{sum(1 << node for node in rank.nodes):x}" for rank in binding.ranks)
+        value = f"mask_mem:{','.join(masks)}"
+    else:
+        value = f"map_mem:{','.join(str(rank.nodes[0]) for rank in binding.ranks)}"
+    return f"prefer,{value}" if memory is MemoryBind.PREFERRED else value
+
+
+def _gpus(shares: Sequence[Sequence[int]]) -> str:
+    if all(len(share) == 1 for share in shares):
+        return f"map_gpu:{','.join(str(share[0]) for share in shares)}"
+    masks = (f"0x{sum(1 << index for index in share):x}" for share in shares)
+    return f"mask_gpu:{','.join(masks)}"

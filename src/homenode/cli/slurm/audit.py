@@ -21,7 +21,7 @@ from homenode.slurm.spool import SPOOL
 
 if TYPE_CHECKING:
     from homenode.findings import Findings
-    from homenode.slurm.device_order import DeviceOrder
+    from homenode.slurm.gres import DeviceOrder
     from homenode.slurm.job_allocation import JobAllocation, NodeMachine
     from homenode.slurm.record import TaskRecord
     from homenode.tools.slurm_job import Job
@@ -138,9 +138,9 @@ def _running(
     look: bool,
 ) -> Iterator["JobAllocation"]:
     """What each job that runs has on each of its nodes."""
-    from homenode.slurm.answers import ask_jobs, ask_shapes, read_jobs
+    from homenode.slurm.client import ask_jobs, ask_shapes, read_jobs
     from homenode.slurm.job_allocation import allocation_on
-    from homenode.slurm.recorded_allocation import with_tasks
+    from homenode.slurm.record import with_tasks
     from homenode.tools.scontrol import shown_shapes
     from homenode.tools.slurm_job import is_asked_for
 
@@ -175,7 +175,7 @@ def _running(
 def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
     """The job's processes there; none, with a note, where no step may be started."""
     from homenode.errors import ToolError
-    from homenode.slurm.answers import ask_tasks
+    from homenode.slurm.client import ask_tasks
 
     try:
         return ask_tasks(job, node)
@@ -187,7 +187,7 @@ def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
 def _recorded(
     folder: Path, asked: tuple[str, ...], order: "DeviceOrder | None"
 ) -> Iterator["JobAllocation"]:
-    from homenode.slurm.answers import read_records
+    from homenode.slurm.client import read_records
 
     return read_records(folder, asked, order)
 
@@ -195,7 +195,7 @@ def _recorded(
 def _order(path: Path) -> "DeviceOrder":
     from homenode.slurm.config import parse_config
     from homenode.slurm.config_files import read_config
-    from homenode.slurm.device_order import device_order
+    from homenode.slurm.gres import device_order
 
     if str(path) == "-":
         return device_order(parse_config(_text(path, "a configuration file of Slurm"), "-"))

@@ -69,8 +69,7 @@ def bind(
       homenode slurm bind --tasks 8 --flags
     """
     from homenode.indices import NodeIndex
-    from homenode.slurm.flags import sbatch_lines, srun_flags
-    from homenode.slurm.ranks import RankOptions, bind_ranks
+    from homenode.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
     from homenode.sources import load_host
 
     if wrapper is not None:
@@ -110,7 +109,7 @@ def bind(
 
 def _places(gres: Path, host: "Host") -> dict[int, int]:
     from homenode.slurm.config_files import read_config
-    from homenode.slurm.device_order import device_order
+    from homenode.slurm.gres import device_order
     from homenode.slurm.home_nodes import gpus_in_order
 
     return device_order(read_config(gres)).places(len(gpus_in_order(host)))

@@ -68,7 +68,7 @@ def _write(made: "StudyReport", output: Path) -> None:
 
 def _made(folders: list[Path]) -> "StudyReport":
     from homenode.analyse.study_report import study_report
-    from homenode.measure.bindings.reading import read_sources
+    from homenode.measure.bindings.folder import read_sources
 
     found = read_sources(folders)
     if not found.jobs and not found.missing:

@@ -259,7 +259,7 @@ def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[s
 def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
-    from homenode.measure.bindings.reading import read_study
+    from homenode.measure.bindings.folder import read_study
     from homenode.measure.bindings.run import Patience, StudyRun
 
     poll_s, blocked_s, wait_s = times

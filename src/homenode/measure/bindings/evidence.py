@@ -7,6 +7,10 @@ binding of each job, and from the runs that homenode import makes of them:
     shared_array_1gpu_node{0,1,2,3}.txt  shared_array_2gpu_node{0,1}.txt
 
 Source: the GH200 study of 2025-12, appendix B.
+
+All-reduce ran on each node, on each pair of neighbours in a ring, and on all. A node that is slow
+alone is slow itself. Of nodes that are fine alone, a pair that is slow has a slow link; where both
+pairs of a node are slow, it is that node's side of them.
 """
 
 import re
@@ -29,8 +33,8 @@ from homenode.pci import DeviceKind, PciDevice
 from homenode.results.model import Condition, Origin, Run, RunHead, Sample
 from homenode.results.vantage import Vantage
 from homenode.slurm.audit import audit
-from homenode.slurm.home_nodes import home_node
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeMachine, allocation_on
+from homenode.tools import nccl_tests
 from homenode.tools.scontrol import parse_scontrol_jobs
 from homenode.tools.slurm_job import Job
 from homenode.topology import Host
@@ -51,7 +55,7 @@ _SAID = re.compile(r"\d+ of \d+ steps done: |wrote |[^(]{1,2000}\(bench-[a-z-]{1
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
+class AttemptRecord:
     """What a job wrote down before it measured; None where it did not.
 
     others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
@@ -97,7 +101,7 @@ class JobEvidence:
     homes: tuple[tuple[str, int], ...] = ()
     homes_measured: bool = False
     placement: Findings | None = None
-    record: JobRecord = JobRecord()
+    record: AttemptRecord = AttemptRecord()
     nics: tuple[NearestNic, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -134,7 +138,7 @@ def device_of(sample: Sample) -> str:
     return f"GPU {sample.index}" if sample.device is None else str(sample.device)
 
 
-def parse_record(texts: Mapping[str, str], gpus: int) -> JobRecord:
+def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     """The record of an attempt's files. gpus: as the study asked for, where no file says it.
 
     texts: by name; NAME.err is what went wrong with NAME.
@@ -142,7 +146,7 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> JobRecord:
     gaps = list(_errors(texts))
     job = _job(texts.get("job.txt", ""), gaps)
     count = gpus if job is None else sum(share.gpus.count or 0 for share in job.shares) or gpus
-    return JobRecord(
+    return AttemptRecord(
         job,
         _others(texts.get("others.txt"), job),
         _wait(texts.get("job.txt", "")),
@@ -155,12 +159,12 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> JobRecord:
 def evidence_of(
     experiment: Experiment,
     run: Run,
-    record: JobRecord,
+    record: AttemptRecord,
     host: Host | None,
     machine: NodeMachine | None,
 ) -> JobEvidence:
     """The evidence of a job. host: its node as it was when it measured; machine: the same, or as
-    the user described it."""
+    the user described it where that showed no devices."""
     head = run.head
     memory = tuple(head.nodes or ())
     cpus: tuple[int, ...] = ()
@@ -176,7 +180,7 @@ def evidence_of(
         cpus,
         memory,
         run,
-        homes=tuple(_homes(host, machine)),
+        homes=_homes(machine),
         placement=_placement(run, record, experiment, machine),
         record=record,
         nics=() if host is None else tuple(_nearest_nics(host)),
@@ -231,21 +235,15 @@ def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:
     return gpus * seconds / 3600 if 0 <= seconds < 1 << 31 else None
 
 
-def _homes(host: Host | None, machine: NodeMachine | None) -> Iterator[tuple[str, int]]:
-    """By the job's own look at its node, else by the machine's description."""
-    own = () if host is None else host.devices_of_kind(DeviceKind.GPU)
-    if host is not None and own:
-        for gpu in own:
-            if (node := home_node(host, gpu)) is not None:
-                yield str(gpu.bdf), int(node)
-    elif machine is not None:
-        for one in machine.gpus:
-            if one.bdf is not None and one.node is not None:
-                yield str(one.bdf), int(one.node)
+def _homes(machine: NodeMachine | None) -> tuple[tuple[str, int], ...]:
+    gpus = () if machine is None else machine.gpus
+    return tuple(
+        (str(g.bdf), int(g.node)) for g in gpus if g.bdf is not None and g.node is not None
+    )
 
 
 def _placement(
-    run: Run, record: JobRecord, experiment: Experiment, machine: NodeMachine | None
+    run: Run, record: AttemptRecord, experiment: Experiment, machine: NodeMachine | None
 ) -> Findings | None:
     """Are its GPUs, CPUs and memory on the same nodes: by the GPUs that it measured, else by
     Slurm's word. None where neither shows GPUs."""
@@ -310,13 +308,8 @@ def _nearness(host: Host, gpu: PciDevice, nic: PciDevice) -> str:
 
 def _path(host: Host, device: PciDevice) -> tuple[str, ...]:
     """From the root complex down to the bridge above a device."""
-    bridges: list[str] = []
-    above = device.parent
-    while above is not None and str(above) not in bridges:
-        bridges.append(str(above))
-        bridge = host.device(above)
-        above = None if bridge is None else bridge.parent
-    return (device.root_complex, *reversed(bridges))
+    bridges = host.bridges_above(device.bdf)
+    return (device.root_complex, *(str(bridge.bdf) for bridge in reversed(bridges)))
 
 
 def measured_homes(jobs: Iterable[JobEvidence]) -> dict[str, int]:
@@ -459,3 +452,50 @@ def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
         )
         found.append(replace(one, homes=said or measured, homes_measured=not said))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
+
+    gpu_hours: of the job that measured them; None where it does not say.
+    """
+
+    nodes: tuple[tuple[str, float], ...]
+    pairs: tuple[tuple[str, str, float], ...]
+    all: float | None
+    replayed: str | None
+    gaps: tuple[Gap, ...]
+    gpu_hours: float | None = None
+
+
+def collective_of(texts: Mapping[str, str], gpus: int = 0) -> Collective:
+    """The peaks of a job's files: node-A.txt, pair-A+B.txt, all.txt. gpus: that it had."""
+    nodes: list[tuple[str, float]] = []
+    pairs: list[tuple[str, str, float]] = []
+    whole: float | None = None
+    gaps: list[Gap] = []
+    replayed: str | None = None
+    for name, text in sorted(texts.items()):
+        kind, _, rest = name.removesuffix(".txt").partition("-")
+        if not name.endswith(".txt") or kind not in ("node", "pair", "all"):
+            if name.endswith(".err"):
+                gaps.append(Gap(f"all-reduce {name.removesuffix('.err')}", text.strip()[:200]))
+            continue
+        said = REPLAYED_LINE.search(text)
+        replayed = said[1].strip() if said else replayed
+        try:
+            peak = nccl_tests.parse(text).peak_bus_bytes_per_s()
+        except (ParseError, ValueError) as error:
+            gaps.append(Gap(f"all-reduce {rest or 'all'}", str(error)[:200]))
+            continue
+        a, is_pair, b = rest.partition("+")
+        if kind == "node":
+            nodes.append((rest, peak))
+        elif kind == "pair" and is_pair:
+            pairs.append((a, b, peak))
+        else:
+            whole = peak
+    return Collective(
+        tuple(nodes), tuple(pairs), whole, replayed, tuple(gaps), gpu_hours(texts, gpus)
+    )

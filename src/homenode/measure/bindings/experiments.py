@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.measure.app_metric import check_metric
 from homenode.measure.model import Group
 from homenode.measure.schedule import seeded_order
 from homenode.pci import DeviceKind
+from homenode.slurm.home_nodes import bindable_node, bindable_nodes
 from homenode.tools.sinfo import ClusterNode
 from homenode.topology import Host, NumaNode
 
@@ -251,33 +251,10 @@ def _chosen(nodes: tuple[ClusterNode, ...], count: int, first: set[str]) -> tupl
 
 def nodes_to_bind_to(host: Host, options: StudyOptions) -> tuple[NumaNode, ...]:
     """NUMA nodes with CPUs and memory, or those asked for. Raises UsageError for one without."""
-    usable = tuple(node for node in host.nodes if node.pus and node.memory_bytes != 0)
     if options.numa is None:
-        return usable
-    for index in options.numa:
-        if all(node.index != index for node in usable):
-            raise _refused(host, index, usable)
-    return tuple(node for node in usable if node.index in options.numa)
-
-
-def _refused(host: Host, index: int, usable: tuple[NumaNode, ...]) -> UsageError:
-    node = next((node for node in host.nodes if node.index == index), None)
-    with_cpus = CpuSet(node.index for node in usable)
-    hint = f"nodes with CPUs and memory: {with_cpus}"
-    if node is None:
-        found = "no such node"
-    elif node.gpu is not None:
-        found = f"the memory of GPU {node.gpu}: it has no CPUs, and ordinary pages do not go there"
-        gpu = host.device(node.gpu)
-        home = None if gpu is None or gpu.node is None else host.node(gpu.node)
-        if home is not None and home.pus:
-            hint = f"bind to node {home.index} (PUs {home.pus}), that GPU's own; {hint}"
-    else:
-        found = "a node without " + ("memory" if node.pus else "CPUs")
-    return UsageError(
-        f"NUMA node {index} of {host.name}: expected a node with CPUs to bind to, found {found}",
-        hint=hint,
-    )
+        return bindable_nodes(host)
+    asked = {bindable_node(host, index, "--numa").index for index in options.numa}
+    return tuple(node for node in host.nodes if node.index in asked)
 
 
 def look_experiments(nodes: tuple[ClusterNode, ...]) -> tuple[Experiment, ...]:

@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.gpu.collectives import collective_environment, collective_tests
-from homenode.measure.gpu.experiment import experiment_tests
+from homenode.measure.gpu.collectives import (
+    collective_environment,
+    collective_tests,
+    experiment_tests,
+)
 from homenode.measure.gpu.torch_commands import TorchPython
 from homenode.measure.model import (
     PYTHON,
@@ -145,10 +148,19 @@ class GpuMachine:
     def torch(self) -> TorchPython | None:
         return TorchPython(self.suite.python) if TORCH in self.installed else None
 
-    @property
-    def seconds(self) -> float:
-        """Of one figure of PyTorch's."""
-        return SECONDS[self.suite.depth] / 4
+    def copies(
+        self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
+    ) -> BenchTest | None:
+        """A test of PyTorch's, see TorchPython.copies; None where there is none."""
+        if self.torch is None:
+            return None
+        seconds = SECONDS[self.suite.depth] / (8 if command == "small-copies" else 4)
+        index = None if node is None else node.index
+        name = id if index is None else f"{id} from node {index}"
+        count = len(self.gpus)
+        return self.torch.copies(
+            name, group, command, seconds, count, node=index, each_node=each_node
+        )
 
     def without_torch(self) -> str:
         return _NO_TORCH.format(python=self.suite.python)
@@ -165,17 +177,9 @@ def gpu_tests(
 
     shown: what the driver gives to us; None where it could not be asked: then all.
     """
-    groups = (
-        Group.GPU_COPY,
-        Group.MATMUL,
-        Group.GPU_BANDWIDTH,
-        Group.GPU_SMALL,
-        Group.GPU_PEER,
-        Group.NCCL,
-    )
     gpus = measured_gpus(host, left_out)
     if not gpus:
-        left_out += [Gap(group, "no GPU") for group in groups]
+        left_out += [Gap(group, "no GPU") for group in _GROUPS]
         return
     present = len(gpus)
     if shown is not None:
@@ -268,46 +272,40 @@ def _nvidia_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTe
         return
     yield _either(
         _nvbandwidth(machine, "gpu-copy", Group.GPU_COPY, LOCAL_COPY) if has_tool else None,
-        _torch_local(machine),
+        machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"),
     )
     names = HOST_COPIES + (ALL_AT_ONCE if count > 1 else ())
+    host_copies = ("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies")
     own = _nvbandwidth(machine, "gpu-bandwidth", Group.GPU_BANDWIDTH, names)
-    yield _either(_watched(own, machine) if has_tool else None, _torch_host(machine, None))
+    yield _either(_watched(own, machine) if has_tool else None, machine.copies(*host_copies))
     for node in machine.nodes:
         tool = _from_node(own, node) if has_tool and "numactl" in machine.installed else None
         if tool is None and torch is None:
             reason = f"from node {node.index}: numactl is not installed"
             left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
             continue
-        yield _either(tool, _torch_host(machine, node))
+        yield _either(tool, machine.copies(*host_copies, node))
     if count > 1:
         is_quick = machine.suite.depth is Depth.QUICK
         copies = PEER_COPIES[:2] if is_quick else PEER_COPIES
         peers = _nvbandwidth(machine, "gpu-peer", Group.GPU_PEER, copies)
         peers = replace(peers, seconds=peers.seconds * max(1.0, count / 4))
-        yield _stopped(_either(peers if has_tool else None, _torch_peer(machine)), PEERS_HANG)
+        torch_peers = machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies")
+        yield _stopped(_either(peers if has_tool else None, torch_peers), PEERS_HANG)
 
 
 def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """AMD's tools give all nodes in one matrix, and have no affinity of their own."""
-    count, torch = len(machine.gpus), machine.torch
-    if torch is None:
+    count = len(machine.gpus)
+    if machine.torch is None:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.GPU_COPY, Group.GPU_BANDWIDTH)]
     else:
-        yield from filter(None, (_torch_local(machine), _torch_host(machine, None)))
-    by_node = [*_amd_tools(machine, "gpu-bandwidth by node", Group.GPU_BANDWIDTH)]
-    if torch is not None:
-        by_node.append(
-            torch.copies(
-                "gpu-bandwidth by node",
-                Group.GPU_BANDWIDTH,
-                "host-copies",
-                machine.seconds,
-                count,
-                each_node=len(machine.nodes),
-            )
-        )
+        yield _either(machine.copies("gpu-copy", Group.GPU_COPY, "local-copy"))
+        yield _either(machine.copies("gpu-bandwidth", Group.GPU_BANDWIDTH, "host-copies"))
+    name, group = "gpu-bandwidth by node", Group.GPU_BANDWIDTH
+    torch = machine.copies(name, group, "host-copies", each_node=len(machine.nodes))
+    by_node = [*_amd_tools(machine, name, group), *filter(None, [torch])]
     if by_node:
         yield _either(*by_node)
         if by_node[0].reads is Reader.ROCM:
@@ -332,7 +330,7 @@ def _amd_copies(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]
     if count > 1:
         peers = [
             *_amd_tools(machine, "gpu-peer", Group.GPU_PEER),
-            _torch_peer(machine),
+            machine.copies("gpu-peer", Group.GPU_PEER, "peer-copies"),
         ]
         yield _stopped(_either(*peers), PEERS_HANG)
 
@@ -355,51 +353,13 @@ def _transferbench(id: str, group: Group, seconds: float, *, reads_remotely: boo
 
 def _torch_alone(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """What no installed tool measures: matrix products, and copies of a few bytes."""
-    torch, count = machine.torch, len(machine.gpus)
-    if torch is None:
+    if machine.torch is None:
         reason = machine.without_torch()
         left_out += [Gap(group, reason) for group in (Group.MATMUL, Group.GPU_SMALL)]
         return
-    yield torch.copies("gpu-compute", Group.MATMUL, "matmul", machine.seconds, count)
-    small = "gpu-small-copies"
-    yield torch.copies(small, Group.GPU_SMALL, "small-copies", machine.seconds / 2, count)
-    for node in machine.nodes:
-        yield torch.copies(
-            f"{small} from node {node.index}",
-            Group.GPU_SMALL,
-            "small-copies",
-            machine.seconds / 2,
-            count,
-            node=node.index,
-        )
-
-
-def _torch_local(machine: GpuMachine) -> BenchTest | None:
-    torch, count = machine.torch, len(machine.gpus)
-    if torch is None:
-        return None
-    return torch.copies("gpu-copy", Group.GPU_COPY, "local-copy", machine.seconds, count)
-
-
-def _torch_host(machine: GpuMachine, node: NumaNode | None) -> BenchTest | None:
-    if machine.torch is None:
-        return None
-    name = "gpu-bandwidth" if node is None else f"gpu-bandwidth from node {node.index}"
-    return machine.torch.copies(
-        name,
-        Group.GPU_BANDWIDTH,
-        "host-copies",
-        machine.seconds,
-        len(machine.gpus),
-        node=None if node is None else node.index,
-    )
-
-
-def _torch_peer(machine: GpuMachine) -> BenchTest | None:
-    torch, count = machine.torch, len(machine.gpus)
-    if torch is None:
-        return None
-    return torch.copies("gpu-peer", Group.GPU_PEER, "peer-copies", machine.seconds, count)
+    yield _either(machine.copies("gpu-compute", Group.MATMUL, "matmul"))
+    for node in (None, *machine.nodes):
+        yield _either(machine.copies("gpu-small-copies", Group.GPU_SMALL, "small-copies", node))
 
 
 def _nvbandwidth(machine: GpuMachine, id: str, group: Group, names: tuple[str, ...]) -> BenchTest:

@@ -4,6 +4,7 @@ A step that fails is given, and the rest goes on. Whatever happens, the domain h
 definition at the end.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from homenode.apply.definition import apply_definition
+from homenode.cpuset import CpuSet
 from homenode.discover import discover
 from homenode.domain.read import open_domain
 from homenode.domain.xml_equivalence import same_definition
-from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
@@ -29,8 +31,6 @@ from homenode.measure.layouts.guest import (
     retry_while_unavailable,
     stop,
 )
-from homenode.measure.layouts.guest_topology import topology_text
-from homenode.measure.layouts.host_memory import allocated_between, used_by_node
 from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
 from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
 from homenode.measure.layouts.trial_config import (
@@ -46,10 +46,18 @@ from homenode.measure.layouts.trial_config import (
 from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions, Progress
 from homenode.measure.runner import run_bench
+from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
+from homenode.nccl.guest_side import guest_side
+from homenode.nccl.topology import Flavour
+from homenode.nccl.write import write_topology
+from homenode.pci import DeviceKind
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
+from homenode.results.model import Condition
 from homenode.results.store import read_run
+from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
+from homenode.verify.domain_facts import domain_facts
 from homenode.wording import command_line
 
 T = TypeVar("T")
@@ -447,3 +455,43 @@ def outcome_code(state: State) -> int:
     if kinds & {What.FAILED, What.REFUSED}:
         return 3
     return 1 if kinds & {What.MISMATCHED, What.INCOMPLETE} else 0
+
+
+def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
+    """The text of the file. document: as libvirt has defined it, with every address.
+
+    Raises InputError where a device's place in the guest cannot be determined.
+    """
+    opened = open_domain(document, "the domain")
+    side = guest_side(opened, domain_facts(opened), plan=plan, guest=guest)
+    gpus = guest.devices_of_kind(DeviceKind.GPU)
+    flavour = Flavour.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else Flavour.NCCL
+    return write_topology(assemble_topology(host, side, flavour, "the domain").topology)
+
+
+_NODES = "/sys/devices/system/node"
+_USED = re.compile(r"MemUsed:[ \t]+(\d{1,15}) kB")
+
+
+def used_by_node(snapshot: Snapshot) -> dict[int, int]:
+    """Bytes of each node that are in use, huge pages that are reserved included; {} where the
+    kernel does not show."""
+    try:
+        nodes = CpuSet.parse(snapshot.read_text(f"{_NODES}/online") or "")
+    except ParseError:
+        return {}
+    found = {}
+    for node in nodes:
+        used = _USED.search(snapshot.read_text(f"{_NODES}/node{node}/meminfo") or "")
+        if used is not None:
+            found[int(node)] = 1024 * int(used[1])
+    return found
+
+
+def allocated_between(before: dict[int, int], after: dict[int, int]) -> tuple[Condition, ...]:
+    """In words, as a condition of a run; () where nothing is known."""
+    grown = {node: after[node] - before[node] for node in after if node in before}
+    if not grown:
+        return ()
+    words = ", ".join(f"node {node} {size / 2**30:+.1f} GiB" for node, size in grown.items())
+    return (Condition("memory on the host", words),)

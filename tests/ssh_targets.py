@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.measure.access.ssh import SshTarget
+from homenode.measure.access.ssh import SshChannel
 
 
 @contextmanager
-def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshTarget]:
+def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshChannel]:
     """The target of a running sshd. `other_key` in the folder is one that it does not take.
 
     inside: words of a command before sshd's, which starts it in namespaces of its own, say.
@@ -35,7 +35,7 @@ def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshTarget
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with _served((*inside, daemon, "-i", "-f", str(folder / "config"))) as port:
-        yield SshTarget("127.0.0.1", "root", folder / "known 100%h", port, folder / "user_key")
+        yield SshChannel("127.0.0.1", "root", folder / "known 100%h", port, folder / "user_key")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from homenode.measure.access.serial_console import (
     open_line,
     serial_address,
 )
-from homenode.measure.access.ssh import SshChannel, SshTarget
+from homenode.measure.access.ssh import SshChannel
 from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.sources import load_host
 from homenode.topology import summarise
@@ -318,7 +318,7 @@ def test_an_ssh_that_never_ends_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(ssh, "_GRACE_S", -9.5)
     with pytest.raises(ToolTimeoutError):
-        SshChannel(SshTarget("vm7", "root", tmp_path / "known")).execute("true", 1)
+        SshChannel("vm7", "root", tmp_path / "known").execute("true", 1)
 
 
 def test_a_guest_that_goes_away_is_named(tmp_path: Path) -> None:
@@ -470,7 +470,7 @@ def test_what_ssh_could_take_for_an_option_is_refused(
     address: str, user: str, port: int, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError):
-        SshTarget(address, user, tmp_path / "known", port)
+        SshChannel(address, user, tmp_path / "known", port)
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="needs openssh-client")
@@ -490,11 +490,9 @@ def test_ssh_lends_a_guest_nothing_of_ours_whatever_the_user_configured(
     stand_in.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {tmp_path}/config -G "$@"\n')
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
-    target = SshTarget("vm7", "root", tmp_path / "known", 2222)
+    target = SshChannel("vm7", "root", tmp_path / "known", 2222)
     options = dict(
-        line.split(" ", 1)
-        for line in SshChannel(target).execute("true", 60).stdout.splitlines()
-        if " " in line
+        line.split(" ", 1) for line in target.execute("true", 60).stdout.splitlines() if " " in line
     )
     for name in ("forwardagent", "forwardx11", "forwardx11trusted", "permitlocalcommand", "tunnel"):
         assert options[name] in ("no", "false"), name
@@ -505,14 +503,14 @@ def test_ssh_lends_a_guest_nothing_of_ours_whatever_the_user_configured(
 
 
 @pytest.fixture
-def sshd(tmp_path: Path) -> Iterator[SshTarget]:
+def sshd(tmp_path: Path) -> Iterator[SshChannel]:
     with ssh_target(tmp_path) as found:
         yield found
 
 
 @pytest.mark.root
-def test_a_guest_is_reached_by_ssh(sshd: SshTarget) -> None:
-    machine = RemoteMachine(SshChannel(sshd))
+def test_a_guest_is_reached_by_ssh(sshd: SshChannel) -> None:
+    machine = RemoteMachine(sshd)
     said = machine.run(
         ("sh", "-c", 'cat; echo "$A" >&2; exit 4'), 120, "a'b\n", environment={"A": "$x"}
     )
@@ -530,13 +528,13 @@ def test_a_guest_is_reached_by_ssh(sshd: SshTarget) -> None:
 
 
 @pytest.mark.root
-def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshTarget, tmp_path: Path) -> None:
-    wrong = RemoteMachine(SshChannel(replace(sshd, key=tmp_path / "other_key")))
+def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshChannel, tmp_path: Path) -> None:
+    wrong = RemoteMachine(replace(sshd, key=tmp_path / "other_key"))
     with pytest.raises(ToolError, match="Permission denied") as raised:
         wrong.run(("true",), 60)
     assert "--ssh-key" in str(raised.value.hint)
     with pytest.raises(ToolError, match="Connection refused"):
-        RemoteMachine(SshChannel(replace(sshd, port=1))).run(("true",), 60)
+        RemoteMachine(replace(sshd, port=1)).run(("true",), 60)
 
 
 @pytest.mark.parametrize("packers", [("base64", "xz"), ("base64", "gzip"), ("base64",), ()])

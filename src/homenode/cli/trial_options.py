@@ -160,11 +160,11 @@ def check(asked: TrialArguments) -> None:
 
 def check_access(reaching: GuestAccess) -> None:
     """Raises UsageError for an address, user, port or key that no guest could be reached by."""
-    from homenode.measure.access.ssh import SshTarget
+    from homenode.measure.access.ssh import SshChannel
 
     if reaching.transport is not Transport.SSH:
         return
-    SshTarget(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
+    SshChannel(reaching.address or "localhost", reaching.user, Path("known_hosts"), reaching.port)
     if reaching.key is not None and not os.access(reaching.key, os.R_OK):
         raise UsageError(
             f"--ssh-key {reaching.key}: expected a private key that can be read, found none"

@@ -5,6 +5,7 @@ Source: qga/qapi-schema.json of QEMU (guest-exec, guest-exec-status), `virsh qem
 
 import base64
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,19 +28,17 @@ _DISABLED = (
 _DISABLED += "BLOCK_RPCS or --block-rpcs in /etc/sysconfig/qemu-ga"
 
 
+@dataclass(frozen=True, slots=True)
 class GuestAgent:
     """See machine.channel.Channel. uuid: of the running domain."""
 
-    __slots__ = ("_domain", "_uuid", "_virsh")
-
-    def __init__(self, virsh: Virsh, uuid: str, domain: str) -> None:
-        self._virsh = virsh
-        self._uuid = uuid
-        self._domain = domain
+    virsh: Virsh
+    uuid: str
+    domain: str
 
     @property
     def name(self) -> str:
-        return f"{self._domain} through its guest agent"
+        return f"{self.domain} through its guest agent"
 
     @property
     def most_input_bytes(self) -> int | None:
@@ -79,7 +78,7 @@ class GuestAgent:
     def _ask(self, command: str, arguments: dict[str, object]) -> dict[str, Any]:
         text = msgspec.json.encode({"execute": command, "arguments": arguments}).decode()
         try:
-            said = self._virsh.agent_command(self._uuid, text, _ANSWER_S)
+            said = self.virsh.agent_command(self.uuid, text, _ANSWER_S)
         except HostError as error:
             hint = _DISABLED if "disabled" in error.message or "agent" in error.message else None
             raise ToolError(error.message, hint=hint or error.hint) from None

@@ -34,9 +34,12 @@ _CAUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class SshTarget:
-    """Where to. key: a private key's file; None = what ssh has by itself. known_hosts: whose file
-    may be written. Raises UsageError for what is no address, user or port."""
+class SshChannel:
+    """See machine.channel.Channel. Each script is a connection of its own.
+
+    key: a private key's file; None = what ssh has by itself. known_hosts: whose file may be
+    written. Raises UsageError for what is no address, user or port.
+    """
 
     address: str
     user: str
@@ -52,18 +55,9 @@ class SshTarget:
         if not 0 < self.port < 65536:
             raise UsageError(f"--ssh-port: expected 1 to 65535, found {self.port}")
 
-
-class SshChannel:
-    """See machine.channel.Channel. Each script is a connection of its own."""
-
-    __slots__ = ("_target",)
-
-    def __init__(self, target: SshTarget) -> None:
-        self._target = target
-
     @property
     def name(self) -> str:
-        return f"{self._target.user}@{self._target.address} over ssh"
+        return f"{self.user}@{self.address} over ssh"
 
     @property
     def most_input_bytes(self) -> int | None:
@@ -86,35 +80,22 @@ class SshChannel:
         raise ToolError(f"{self.name}: {said[-1][:200] if said else done.failure()}")
 
     def _argv(self) -> tuple[str, ...]:
-        target = self._target
-        key = () if target.key is None else ("-i", str(target.key), "-o", "IdentitiesOnly=yes")
-        return (
-            "ssh",
-            *CLOSED,
-            "-o",
-            "BatchMode=yes",
-            "-o",
-            f"ConnectTimeout={_CONNECT_S}",
-            "-o",
-            f"ServerAliveInterval={_ALIVE_S}",
-            "-o",
-            "ServerAliveCountMax=4",
-            "-o",
-            "StrictHostKeyChecking=accept-new",
-            "-o",
-            "LogLevel=ERROR",
-            "-o",
-            f"UserKnownHostsFile={_quoted(target.known_hosts)}",
-            "-o",
-            "GlobalKnownHostsFile=/dev/null",
-            *key,
-            "-p",
-            str(target.port),
-            "-l",
-            target.user,
-            "--",
-            target.address,
-        )
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": str(_CONNECT_S),
+            "ServerAliveInterval": str(_ALIVE_S),
+            "ServerAliveCountMax": "4",
+            "StrictHostKeyChecking": "accept-new",
+            "LogLevel": "ERROR",
+            "UserKnownHostsFile": _quoted(self.known_hosts),
+            "GlobalKnownHostsFile": "/dev/null",
+            "Port": str(self.port),
+        }
+        if self.key is not None:
+            options["IdentitiesOnly"] = "yes"
+        given = (word for name, value in options.items() for word in ("-o", f"{name}={value}"))
+        key = () if self.key is None else ("-i", str(self.key))
+        return ("ssh", *CLOSED, *given, *key, "-l", self.user, "--", self.address)
 
 
 def _quoted(path: Path) -> str:

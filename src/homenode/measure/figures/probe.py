@@ -6,6 +6,7 @@ threads ran and `peer_node` where the memory was.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -17,10 +18,8 @@ from homenode.results.placement_states import Bracket, with_passing
 from homenode.tools.homenode_probe import (
     SOURCE,
     BandwidthRun,
-    LatencyCurve,
     Pages,
     ProbeDocument,
-    Rates,
 )
 
 LEVEL_DRAM = "DRAM"
@@ -121,6 +120,17 @@ def _conditions(document: ProbeDocument) -> Iterator[Condition]:
             yield Condition("pages of buffers", kind)
 
 
+def _taken(
+    metric: str,
+    unit: str,
+    value: float,
+    bracket: Bracket | None = None,
+    at_ns: int = 0,
+    **fields: Any,
+) -> BracketedSample:
+    return BracketedSample(sample(metric, unit, value, **fields), bracket, at_ns)
+
+
 def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
     """Reported bytes as STREAM counts them; moved ones where they differ, as their own metric."""
     is_matrix = len(document.runs) > 1 or any(run.node is not None for run in document.runs)
@@ -130,84 +140,65 @@ def _bandwidth(document: ProbeDocument) -> Iterator[BracketedSample]:
         peer = run.node if is_matrix else None
         for kernel in run.kernels:
             suffix = "" if kernel.stores == "regular" else " non-temporal"
-            variant = f"{kernel.kernel}{suffix}"
             moved = kernel.moved_bytes_per_element / kernel.reported_bytes_per_element
+            counted = [("memory-bandwidth", 1.0)] + [("memory-traffic", moved)] * (moved != 1)
             for raw in kernel.raw:
                 bracket = None
                 if run.threads > 1:
                     bracket = Bracket(run.pus, raw.cas_before_ns, raw.cas_after_ns)
-                where = {"node": node, "peer_node": peer, "variant": variant}
-                found = sample(
-                    "memory-bandwidth",
-                    "bytes_per_s",
-                    raw.bytes_per_s,
-                    disturbed=raw.disturbed,
-                    **where,
-                )
-                yield BracketedSample(found, bracket, raw.at_ns)
-                if moved != 1:
-                    traffic = sample(
-                        "memory-traffic",
+                for metric, ratio in counted:
+                    yield _taken(
+                        metric,
                         "bytes_per_s",
-                        raw.bytes_per_s * moved,
+                        raw.bytes_per_s * ratio,
+                        bracket,
+                        raw.at_ns,
+                        node=node,
+                        peer_node=peer,
+                        variant=f"{kernel.kernel}{suffix}",
                         disturbed=raw.disturbed,
-                        **where,
                     )
-                    yield BracketedSample(traffic, bracket, raw.at_ns)
 
 
 def _latency(document: ProbeDocument) -> Iterator[BracketedSample]:
     is_matrix = all(len(curve.points) == 1 for curve in document.curves)
     has_memory = any(level.level == LEVEL_DRAM for level in document.levels)
+    metric = "memory-latency"
     for curve in document.curves:
         _check_pages(curve.pages, curve.node)
         is_plain = (curve.pages_wanted, curve.order) == _PLAIN_CURVE
         pages = "huge" if curve.pages.huge_bytes else "ordinary"
         variant = f"{curve.order}, {pages} pages"
         if is_matrix:
-            yield from _cell(document, curve, "dram" if is_plain else f"dram {variant}")
+            cell = "dram" if is_plain else f"dram {variant}"
+            node = _node_of_pu(document, curve.pu)
+            for value in curve.points[0].samples_ns:
+                yield _taken(metric, "ns", value, node=node, peer_node=curve.node, variant=cell)
             continue
         for point in curve.points:
             for value in point.samples_ns:
-                found = sample(
-                    "memory-latency", "ns", value, size_bytes=point.bytes, variant=variant
-                )
-                yield BracketedSample(found)
+                yield _taken(metric, "ns", value, size_bytes=point.bytes, variant=variant)
         # The level's own figure is a median of medians: the last point's samples say as much.
         if is_plain and has_memory:
             for value in curve.points[-1].samples_ns:
-                yield BracketedSample(sample("memory-latency", "ns", value, variant="dram"))
+                yield _taken(metric, "ns", value, variant="dram")
     for level in document.levels:
         if level.level != LEVEL_DRAM:
-            yield BracketedSample(
-                sample("memory-latency", "ns", level.latency_ns, variant=level.level.lower())
-            )
-            if level.capacity_bytes is not None:
-                yield BracketedSample(
-                    sample(
-                        "cache-capacity", "bytes", level.capacity_bytes, variant=level.level.lower()
-                    )
-                )
-
-
-def _cell(document: ProbeDocument, curve: LatencyCurve, variant: str) -> Iterator[BracketedSample]:
-    node = _node_of_pu(document, curve.pu)
-    for value in curve.points[0].samples_ns:
-        found = sample(
-            "memory-latency", "ns", value, node=node, peer_node=curve.node, variant=variant
-        )
-        yield BracketedSample(found)
+            name, capacity = level.level.lower(), level.capacity_bytes
+            yield _taken(metric, "ns", level.latency_ns, variant=name)
+            if capacity is not None:
+                yield _taken("cache-capacity", "bytes", capacity, variant=name)
 
 
 def _core_to_core(document: ProbeDocument) -> Iterator[BracketedSample]:
     """A sample is its own bracket: it shows where the two PUs stood when it was taken."""
     for pair in document.handoffs:
         one, other = pair.pus
-        team = str(CpuSet((one, other)))
+        team, name = str(CpuSet((one, other))), f"{one} to {other}"
         for number, (value, is_passing) in enumerate(with_passing(pair.samples_ns)):
             end = (None if is_passing else value,)
-            found = sample("core-to-core-latency", "ns", value, variant=f"{one} to {other}")
-            yield BracketedSample(found, Bracket(team, end, end), number)
+            bracket = Bracket(team, end, end)
+            yield _taken("core-to-core-latency", "ns", value, bracket, number, variant=name)
 
 
 def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -215,51 +206,35 @@ def _throughput(document: ProbeDocument) -> Iterator[BracketedSample]:
     assert document.one is not None and document.all is not None, "parse asks for both"
     if len(document.all.threads) == 1:
         for value in document.one.threads[0].samples_events_per_s:
-            yield BracketedSample(sample("cpu-single", "events_per_s", value))
+            yield _taken("cpu-single", "events_per_s", value)
         return
     threads = document.all.threads
     for together in zip(*(thread.samples_events_per_s for thread in threads), strict=False):
-        yield BracketedSample(sample("cpu-throughput", "events_per_s", sum(together)))
-        yield BracketedSample(
-            sample("cpu-per-thread", "events_per_s", sum(together) / len(together))
-        )
-    yield from _fairness(document.all)
-
-
-def _fairness(rates: Rates) -> Iterator[BracketedSample]:
-    for thread in rates.threads:
+        yield _taken("cpu-throughput", "events_per_s", sum(together))
+        yield _taken("cpu-per-thread", "events_per_s", sum(together) / len(together))
+    for thread in threads:
+        name = f"PU {thread.pu}"
         for value in thread.samples_events_per_s:
-            yield BracketedSample(
-                sample("cpu-per-thread", "events_per_s", value, variant=f"PU {thread.pu}")
-            )
+            yield _taken("cpu-per-thread", "events_per_s", value, variant=name)
         if thread.fairness_ratio is not None:
-            variant = f"PU {thread.pu}"
-            yield BracketedSample(
-                sample("cpu-fairness", "ratio", thread.fairness_ratio, variant=variant)
-            )
-    if rates.fairness_index is not None:
-        yield BracketedSample(
-            sample("cpu-fairness", "ratio", rates.fairness_index, variant="Jain's index")
-        )
+            yield _taken("cpu-fairness", "ratio", thread.fairness_ratio, variant=name)
+    if document.all.fairness_index is not None:
+        yield _taken("cpu-fairness", "ratio", document.all.fairness_index, variant="Jain's index")
 
 
 def _smt(document: ProbeDocument) -> Iterator[BracketedSample]:
     for core in document.cores:
-        yield BracketedSample(
-            sample("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
-        )
+        yield _taken("smt-gain", "ratio", core.gain_ratio, variant=f"{core.work} {core.pus}")
 
 
 def _loaded(document: ProbeDocument) -> Iterator[BracketedSample]:
     for point in document.points:
         variant = "at rest" if point.delay_cycles is None else f"delay {point.delay_cycles} cycles"
         for value in point.samples_ns:
-            yield BracketedSample(sample("loaded-latency", "ns", value, variant=variant))
+            yield _taken("loaded-latency", "ns", value, variant=variant)
         for rate in point.samples_injected_bytes_per_s:
             if rate > 0:
-                yield BracketedSample(
-                    sample("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
-                )
+                yield _taken("loaded-bandwidth", "bytes_per_s", rate, variant=variant)
 
 
 def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
@@ -268,15 +243,16 @@ def _placement(document: ProbeDocument) -> Iterator[BracketedSample]:
     for look in document.series:
         if look.fill_ratio is None or look.pair not in names:
             continue
-        found = sample(
+        bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
+        yield _taken(
             "fill-ratio",
             "ratio",
             look.fill_ratio,
+            bracket,
+            look.at_ns,
             variant=names[look.pair],
             disturbed=look.disturbed,
         )
-        bracket = Bracket(document.pus, look.cas_before_ns, look.cas_after_ns)
-        yield BracketedSample(found, bracket, look.at_ns)
 
 
 def _check_pages(pages: Pages, node: int | None) -> None:

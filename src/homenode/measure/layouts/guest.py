@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -14,7 +15,7 @@ from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.serial_console import SerialConsole, open_line, serial_address
-from homenode.measure.access.ssh import SshChannel, SshTarget
+from homenode.measure.access.ssh import SshChannel
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
@@ -46,19 +47,17 @@ class Reach(Protocol):
         """Take it out again, as far as the guest still answers."""
 
 
+@dataclass(frozen=True, slots=True)
 class GuestReach:
     """Guests by ssh, through their agent or at their serial console. See Reach.
 
     probe: the program to put there. known_hosts: a file of the trial's own.
     """
 
-    __slots__ = ("_how", "_known_hosts", "_probe", "_virsh")
-
-    def __init__(self, virsh: Virsh, how: GuestAccess, known_hosts: Path, probe: bytes) -> None:
-        self._virsh = virsh
-        self._how = how
-        self._known_hosts = known_hosts
-        self._probe = probe
+    virsh: Virsh
+    how: GuestAccess
+    known_hosts: Path
+    probe: bytes
 
     def machine(self, uuid: str) -> Machine:
         channels = self._channels(uuid)
@@ -74,7 +73,7 @@ class GuestReach:
 
     def equip(self, machine: Machine) -> None:
         assert isinstance(machine, RemoteMachine), "machine() made it"
-        machine.put_program(PROBE, self._probe)
+        machine.put_program(PROBE, self.probe)
 
     def leave(self, machine: Machine) -> None:
         assert isinstance(machine, RemoteMachine), "machine() made it"
@@ -83,24 +82,22 @@ class GuestReach:
     def _channels(self, uuid: str) -> Sequence[Channel]:
         """One at least; by ssh one to each address that libvirt knows: a guest may have several
         networks of which one leads here."""
-        how = self._how
+        how = self.how
         if how.transport is Transport.AGENT:
-            return (GuestAgent(self._virsh, uuid, self._virsh.domain(uuid).name),)
+            return (GuestAgent(self.virsh, uuid, self.virsh.domain(uuid).name),)
         if how.transport is Transport.CONSOLE:
-            document = open_domain(self._virsh.live_document(uuid), "the running domain")
+            document = open_domain(self.virsh.live_document(uuid), "the running domain")
             address = serial_address(document)
-            name = self._virsh.domain(uuid).name
+            name = self.virsh.domain(uuid).name
             return (SerialConsole(name, lambda: open_line(address), how.user),)
-        known = self._virsh.addresses(uuid) if how.address is None else (how.address,)
+        known = self.virsh.addresses(uuid) if how.address is None else (how.address,)
         if not known:
             raise ToolError(
                 "expected libvirt to know the guest's address, found no lease",
                 hint="--address says it; --reach agent and --reach console need none",
             )
         key = None if how.key is None else Path(how.key)
-        return [
-            SshChannel(SshTarget(one, how.user, self._known_hosts, how.port, key)) for one in known
-        ]
+        return [SshChannel(one, how.user, self.known_hosts, how.port, key) for one in known]
 
 
 def answering(

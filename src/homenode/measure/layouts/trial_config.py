@@ -4,7 +4,7 @@ Every layout is booted once a round, in a seeded order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode import formats
 from homenode.cpuset import CpuSet
@@ -152,24 +152,14 @@ def guest_orders(
     boot: str,
 ) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
-    measuring = config.measuring
-    return BenchOptions(
-        name=name,
-        suite=measuring.suite,
-        repeats=measuring.repeats,
-        seed=measuring.seed + step.number,
-        switches=Switches.of(PRESETS[step.layout]) if step.layout in PRESETS else UNKNOWN_SWITCHES,
-        vantage=Vantage.GUEST,
+    preset = PRESETS.get(step.layout)
+    return replace(
+        _orders(config, step, name, plan, trial, boot),
+        switches=UNKNOWN_SWITCHES if preset is None else Switches.of(preset),
         plan=plan,
         domain_xml=document,
         versions=config.versions,
-        boot=boot,
-        app=measuring.app,
-        host=plan.host_fingerprint,
-        host_kind=config.host_kind,
         emulated=config.emulated,
-        experiment=trial,
-        block=step.round,
     )
 
 
@@ -177,18 +167,26 @@ def bare_orders(
     config: TrialConfig, step: TrialStep, name: str, plan: Plan, trial: str
 ) -> BenchOptions:
     """The same suite on the host, on the PUs and nodes of a plan that pins."""
+    return replace(
+        _orders(config, step, name, plan, trial, f"{BARE} {step.round}"),
+        vantage=Vantage.HOST,
+        pus=CpuSet.union(plan.vcpu_pins),
+        nodes=tuple(int(node) for node in plan.nodes) or None,
+    )
+
+
+def _orders(
+    config: TrialConfig, step: TrialStep, name: str, plan: Plan, trial: str, boot: str
+) -> BenchOptions:
+    """What boots of layouts and of the host have in common."""
     measuring = config.measuring
-    pus = CpuSet.union(plan.vcpu_pins)
     return BenchOptions(
         name=name,
         suite=measuring.suite,
         repeats=measuring.repeats,
         seed=measuring.seed + step.number,
-        vantage=Vantage.HOST,
-        boot=f"{BARE} {step.round}",
+        boot=boot,
         app=measuring.app,
-        pus=pus,
-        nodes=tuple(int(node) for node in plan.nodes) or None,
         host=plan.host_fingerprint,
         host_kind=config.host_kind,
         experiment=trial,

@@ -20,7 +20,8 @@ class Vendor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolSource:
-    """One tool at one version. program: what is installed; built: where the build leaves it.
+    """One tool at one version. program: what is installed; the build leaves
+    it in build/.
 
     url: of an archive with this sha256, or of a git repository at this commit. folder: what the
     archive unpacks to. needs: programs, packages: their names on Debian and what has no program.
@@ -32,7 +33,6 @@ class ToolSource:
     url: str
     folder: str
     program: str
-    built: str
     needs: tuple[str, ...]
     packages: str
     sha256: str | None = None
@@ -74,7 +74,6 @@ SOURCES: tuple[ToolSource, ...] = (
         "https://github.com/NVIDIA/nvbandwidth/archive/refs/tags/v0.9.tar.gz",
         "nvbandwidth-0.9",
         "nvbandwidth",
-        "build/nvbandwidth",
         ("curl", "tar", "cmake", "c++", "nvcc"),
         "cmake g++ libboost-program-options-dev, CUDA with its bin on PATH",
         sha256="552e7b2595c4b95ab1da86ba002f239185d247b2fb9929ed3cb9dc7f57bcd67c",
@@ -86,7 +85,6 @@ SOURCES: tuple[ToolSource, ...] = (
         "https://github.com/NVIDIA/nccl-tests/archive/v2.17.6.tar.gz",
         "nccl-tests-2.17.6",
         "all_reduce_perf",
-        "build/all_reduce_perf",
         ("curl", "tar", "make", "c++", "nvcc"),
         "make g++ libnccl-dev, CUDA with its bin on PATH",
         sha256="38974e70342150ede0e3fb8fd24bfe60ccbde90fa20241716ba8bb338e6b61a0",
@@ -98,7 +96,6 @@ SOURCES: tuple[ToolSource, ...] = (
         "https://github.com/ROCm/rccl-tests.git",
         "rccl-tests-07e3a21",
         "all_reduce_perf",
-        "build/all_reduce_perf",
         ("git", "cmake", "hipcc"),
         "git cmake hipcc rccl-dev rocm-cmake",
         commit="07e3a2196ec100581439934729ac7ce9e905321a",
@@ -110,7 +107,6 @@ SOURCES: tuple[ToolSource, ...] = (
         "https://github.com/ROCm/TransferBench/archive/refs/tags/rocm-7.2.3.tar.gz",
         "TransferBench-rocm-7.2.3",
         "TransferBench",
-        "build/TransferBench",
         ("curl", "tar", "cmake", "hipcc"),
         "cmake hipcc libnuma-dev rocm-cmake hsa-rocr-dev",
         sha256="e36fb3943359f38c15a27bb692a91d669186005b70ea7d877af6a6580fc2c790",
@@ -207,7 +203,7 @@ def _steps(
         yield step(_BUILD_S, *argv)
     # A full disk leaves a part of a file: not under the program's name.
     part = f"{prefix}/bin/.{source.program}.part"
-    yield step(_SHORT_S, "install", "-m", "755", f"{tree}/{source.built}", part)
+    yield step(_SHORT_S, "install", "-m", "755", f"{tree}/build/{source.program}", part)
     yield step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
 
 

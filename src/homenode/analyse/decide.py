@@ -24,7 +24,7 @@ from homenode.analyse.verdict import (
     no_verdict,
     verdict,
 )
-from homenode.evidence.model import Evidence, Publication, PublishedVerdict
+from homenode.evidence.model import Derivation, Evidence, Publication, PublishedVerdict
 from homenode.findings import Finding, Severity
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
@@ -180,6 +180,20 @@ def _strongest(
     passed = tuple(f"{one.system}: {sentence_of(one)}" for one in silent)
     nexts = [one.layout for one in stated[1:] if one.layout is not None]
     measure_next = best.measure_next or next((one for one in nexts if _is_new(one, best)), None)
+    named = {best.layout, measure_next}
+    derived = [
+        one
+        for one in _derivations(evidence, machine, objective)
+        if one.favours in named and not {one.favours, one.over} <= _known(best)
+    ]
+    best = replace(
+        best,
+        reasons=(
+            *best.reasons,
+            *(Reason(ReasonId.COMPUTED, one.favours, detail=one.text) for one in derived),
+        ),
+        sources=(*best.sources, *(f"{one.id}: {one.method}" for one in derived)),
+    )
     if best.huge_pages is None:
         best = replace(best, huge_pages=huge_page_advice(evidence.publications))
     return replace(best, passed=(*best.passed, *passed), measure_next=measure_next)
@@ -188,6 +202,11 @@ def _strongest(
 def _is_new(layout: str, best: Verdict) -> bool:
     """Whether weaker evidence names a layout that the stronger has no figures of."""
     return layout not in (best.layout, *best.also, *best.avoid)
+
+
+def _known(found: Verdict) -> set[str]:
+    """Alternatives that a verdict has figures of."""
+    return {one.alternative for one in found.results}
 
 
 def _can(found: Verdict, expander_buses: bool) -> bool:
@@ -233,13 +252,35 @@ def machines_with(evidence: Evidence, objective: Objective, layout: str) -> tupl
     )
 
 
+def _derivations(
+    evidence: Evidence, machine: MachineFacts, objective: Objective
+) -> tuple[Derivation, ...]:
+    """Those that bear on a machine: with one node or one GPU there is nothing to compute."""
+    if machine.nodes == 1 or (machine.gpus or 2) < 2:
+        return ()
+    return tuple(
+        one
+        for publication in evidence.publications
+        for one in publication.derivations
+        if one.objective is objective and one.favours is not None
+    )
+
+
 def _reasoned(
     evidence: Evidence, machine: MachineFacts, objective: Objective, expander_buses: bool
 ) -> Verdict:
-    """What topology and others' figures say: with one node there is nothing to mirror."""
-    layout = PRIOR[objective]
+    """What topology, others' figures and derivations say: with one node there is nothing to
+    mirror."""
+    prior = layout = PRIOR[objective]
+    orders = list(_derivations(evidence, machine, objective))
+    while (order := next((one for one in orders if one.over == layout), None)) is not None:
+        orders.remove(order)  # each once: two that contradict each other end here as well
+        if order.favours is not None and (
+            expander_buses or PRESETS[order.favours].pcie is GuestPcie.AS_IT_WAS
+        ):
+            layout = order.favours
     machines = ", ".join(machines_with(evidence, objective, layout))
-    reasons = [Reason(ReasonId.PRIOR, layout, detail=machines)]
+    reasons = [Reason(ReasonId.PRIOR, layout, detail=machines)] if layout == prior else []
     one_node = machine.nodes == 1
     if objective is Objective.DENSITY and not machine.has_siblings:
         layout = "pin"

@@ -26,6 +26,7 @@ class ReasonId(StrEnum):
     ONE_NODE = "one-node"  # cells and expander buses have nothing to show
     NO_EXPANDER_BUS = "no-expander-bus"  # the VM's machine type takes none
     PRIOR = "prior"  # figures of other machines
+    COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong

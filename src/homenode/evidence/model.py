@@ -1,4 +1,5 @@
-"""Evidence: the one store: published figures with what their authors conclude, and results.
+"""Evidence: the one store: published figures with what their authors conclude, what is computed
+rather than measured, and results.
 
 A publication's figures are runs like any others; `origin` and `statistic` say what they are. What
 is shown of them is what was printed, letter by letter.
@@ -128,6 +129,24 @@ class FieldReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Derivation:
+    """What follows from a program's own code or from arithmetic, of machines with several nodes and
+    GPUs: computed, and never measured.
+
+    favours, over: the first of two layouts should be no worse; None where it orders none. is_open:
+    a question that it leaves, and method is what would settle it.
+    """
+
+    id: str
+    objective: Objective
+    favours: str | None
+    over: str | None
+    is_open: bool
+    text: str
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Where a document contradicts itself, its figures, or physics.
 
@@ -192,6 +211,7 @@ class Publication:
     notes: tuple[Note, ...]
     remarks: tuple[Remark, ...]
     field_reports: tuple[FieldReport, ...]
+    derivations: tuple[Derivation, ...] = ()
 
     @property
     def dated(self) -> str:

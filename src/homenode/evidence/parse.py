@@ -15,6 +15,7 @@ from homenode.evidence.model import (
     Certainty,
     Choice,
     Claim,
+    Derivation,
     FieldReport,
     Note,
     PrintedEffect,
@@ -38,7 +39,7 @@ from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Swit
 from homenode.results.vantage import Vantage
 from homenode.toml_text import decode_toml
 
-FORMAT = 3
+FORMAT = 4
 
 _UNITS = {
     "MB/s": ("bytes_per_s", 1e6),
@@ -149,6 +150,16 @@ class _Field(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     arithmetic: tuple[str, ...] = ()
 
 
+class _Derivation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    id: str
+    objective: Objective
+    text: str
+    method: str
+    favours: str | None = None
+    over: str | None = None
+    open: bool = False
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format: int
     id: str
@@ -165,6 +176,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     remark: tuple[_Remark, ...] = ()
     effect: tuple[_Effect, ...] = ()
     field: tuple[_Field, ...] = ()
+    derivation: tuple[_Derivation, ...] = ()
 
 
 def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
@@ -263,6 +275,11 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
             )
             for part in parts
             for raw in part.field
+        ),
+        tuple(
+            Derivation(raw.id, raw.objective, raw.favours, raw.over, raw.open, raw.text, raw.method)
+            for part in parts
+            for raw in part.derivation
         ),
     )
     _check_names(evidence)
@@ -397,6 +414,13 @@ def _check_names(evidence: Publication) -> None:
             raise InputError(
                 f"published {evidence.id}: claim {claim.id}: expected a note, "
                 f"found {claim.disputed_by}"
+            )
+    for one in evidence.derivations:
+        pair = (one.favours, one.over)
+        if pair != (None, None) and (not {*pair} <= PRESETS.keys() or one.is_open):
+            raise InputError(
+                f"published {evidence.id}: derivation {one.id}: expected two presets, and none of "
+                f"an open question, found {one.favours}, {one.over}"
             )
     named = {name for note in evidence.notes for name in note.systems}
     named |= {one.system for one in evidence.verdicts if one.system is not None}

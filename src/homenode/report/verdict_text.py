@@ -84,6 +84,11 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[Renderable
     lines += [source_sentence(one, verdict) for one in verdict.published]
     if verdict.measure_next is not None:
         lines.append(f"measure next: {verdict.measure_next}")
+    lines += [
+        f"{EvidenceLevel.REASONED}: {one.detail}"
+        for one in verdict.reasons
+        if one.id is ReasonId.COMPUTED
+    ]
     lines += [f"stronger evidence that cannot tell: {one}" for one in verdict.passed]
     if notes:
         lines += [f'{one.publication}: "{one.quote}"' for one in verdict.published]

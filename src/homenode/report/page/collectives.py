@@ -1,7 +1,8 @@
 """Collectives: the chain from printed figures to a cause, each link with its ground.
 
-What was printed, what NCCL's own code computes (reasoned: it is not measured), what memory allows,
-what speaks against it, and the command that settles it. No claim is worded as more than its ground.
+What was printed, what is computed and not measured (derivations of the evidence), what memory
+allows, what speaks against it, and the command that settles it. No claim is worded as more than its
+ground.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,15 +10,12 @@ from dataclasses import dataclass
 
 from homenode.analyse.collective_causes import diagnose
 from homenode.analyse.comparison import EvidenceLevel
+from homenode.evidence.model import Publication
+from homenode.objective import Objective
 from homenode.report.page.machine import Machine
 
 _COLLECTIVE, _STREAM = "allreduce-busbw-peak", "memory-bandwidth"
 _FLAT, _CELLS = "pin", "pin-numa"
-_METHOD = (
-    "NCCL 2.30.7's own code (xml, topo, paths, search) without CUDA, over the guest's tree; "
-    "homenode nccl-topo --explain computes nodes, paths, threads and buffers of any guest"
-)
-COMMAND = "homenode trial VM --tests collectives --bare --in-place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,15 @@ class _Figures:
     stream: float | None
 
 
-def collective_chain(machines: Sequence[Machine]) -> tuple[ChainLink, ...]:
+def collective_chain(
+    machines: Sequence[Machine], publications: Sequence[Publication]
+) -> tuple[ChainLink, ...]:
     """What the experiment found on these machines, then the chain of what is known besides.
 
     () where no machine has all-reduces of a pinned guest with cells and of one without.
     """
     figures = [one for machine in machines if (one := _figures(machine)) is not None]
-    chain = tuple(_links(figures)) if figures else ()
+    chain = tuple(_links(figures, publications)) if figures else ()
     return (*_found(machines), *chain)
 
 
@@ -87,7 +87,7 @@ def _value(machine: Machine, layout: str, metric: str) -> float | None:
     return None
 
 
-def _links(figures: Sequence[_Figures]) -> Iterator[ChainLink]:
+def _links(figures: Sequence[_Figures], publications: Sequence[Publication]) -> Iterator[ChainLink]:
     for one in figures:
         yield ChainLink(
             str(EvidenceLevel.PUBLISHED if one.is_published else EvidenceLevel.MEASURED),
@@ -95,20 +95,10 @@ def _links(figures: Sequence[_Figures]) -> Iterator[ChainLink]:
             f"{_FLAT}. Guests with cells, whose GPUs have no node as far as the document shows",
             "all-reduce, peak bus bandwidth" + (", one run each" if one.is_published else ""),
         )
-    reasoned = str(EvidenceLevel.REASONED)
-    yield ChainLink(
-        reasoned,
-        "NCCL's graph is the same in default, pin and pin-numa: it cannot explain the difference. "
-        "Without a node for the GPUs NCCL binds no thread, and with a process for each GPU all "
-        "buffers may be in node 0",
-        _METHOD,
-    )
-    yield ChainLink(
-        reasoned,
-        "on pin-numa the NCCL file alone gives the graph and the threads of pin-numa-pci: either "
-        "should repair it. pin-numa-pci may still lose to pin: NCCL then opens fewer channels",
-        _METHOD,
-    )
+    reasoned = [one for publication in publications for one in publication.derivations]
+    reasoned = [one for one in reasoned if one.objective is Objective.COLLECTIVE]
+    for derived in (one for one in reasoned if not one.is_open):
+        yield ChainLink(str(EvidenceLevel.REASONED), derived.text, derived.method)
     for one in figures:
         if one.gpus is None or one.stream is None or (one.nodes or 0) < 2:
             continue
@@ -121,10 +111,5 @@ def _links(figures: Sequence[_Figures]) -> Iterator[ChainLink]:
             "STREAM",
             "each rank's buffer is written once and read once; nodes as the machine is described",
         )
-    yield ChainLink(
-        "unknown",
-        "whether that is the cause. Against it: rings of flat guests carry more than STREAM shows "
-        "there, and one flat guest was as slow. Cells with the GPUs' places are not measured yet",
-        "it would be settled by pin-numa with and without the file, with and without a binding to "
-        f"the first node, with one process and several: {COMMAND}",
-    )
+    for derived in (one for one in reasoned if one.is_open):
+        yield ChainLink("unknown", derived.text, derived.method)

@@ -150,7 +150,7 @@ def document_of(
         sum(len(machine.runs) for machine in machines),
         tuple((str(one), one.use, titles_of(one)) for one in Objective),
         tuple(across_pictures(machines)),
-        collective_chain(machines),
+        collective_chain(machines, publications),
         link_speed_rows(machines, anchors),
         tuple(source_parts(publications, published)) if published else (),
         field_reports(publications) if published else (),

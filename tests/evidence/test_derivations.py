@@ -1,0 +1,113 @@
+"""What is computed, and not measured, is part of the evidence, and weaker than every figure."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from homenode.analyse.comparison import EvidenceLevel
+from homenode.analyse.decide import decide
+from homenode.analyse.machine_facts import facts_of_host
+from homenode.analyse.verdict import ReasonId, Verdict
+from homenode.errors import InputError
+from homenode.evidence.documents import publications
+from homenode.evidence.model import Derivation, Evidence, Publication
+from homenode.evidence.parse import parse_publications
+from homenode.objective import Objective
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.report.page.collectives import collective_chain
+from homenode.report.page.gathered import gather
+from homenode.report.page.machine import machines_of
+from homenode.results.model import Run
+from homenode.sources import load_host
+from tests.simulated_runs import simulated_run
+
+HOST = load_host("hgx-h100")
+METRIC = "allreduce-busbw-peak"
+
+
+def with_derivations(derivations: Sequence[Derivation]) -> tuple[Publication, ...]:
+    return tuple(
+        replace(one, derivations=tuple(derivations) if one.derivations else ())
+        for one in publications()
+    )
+
+
+def order(favours: str, over: str) -> Derivation:
+    return Derivation("x", Objective.COLLECTIVE, favours, over, False, "a reason", "a method")
+
+
+def decided(found: tuple[Publication, ...], runs: Sequence[Run] = ()) -> Verdict:
+    machine = facts_of_host(HOST, found)
+    return decide(Evidence(found, tuple(runs)), machine, Objective.COLLECTIVE)
+
+
+def measured(layout: str, value: float) -> Run:
+    rng = random.Random(layout)
+    of = {METRIC: ("bytes_per_s", value)}
+    return simulated_run(layout, of, rng, between=0.001, within=0.001, host=host_fingerprint(HOST))
+
+
+def test_a_machine_without_figures_gets_what_is_computed_as_reasoned() -> None:
+    made = decided(publications())
+    assert (made.layout, made.level) == ("pin", EvidenceLevel.REASONED)
+    computed = {one.alternative for one in made.reasons if one.id is ReasonId.COMPUTED}
+    assert computed == {"pin", "pin-numa-pci"} and made.measure_next == "pin-numa-pci"
+
+
+def test_another_derivation_makes_another_reasoned_answer() -> None:
+    made = decided(with_derivations([order("pin-numa-pci", "pin")]))
+    assert (made.layout, made.level) == ("pin-numa-pci", EvidenceLevel.REASONED)
+    assert made.why(ReasonId.PRIOR) is None
+
+
+def test_derivations_that_contradict_each_other_end() -> None:
+    made = decided(with_derivations([order("pin-numa", "pin"), order("pin", "pin-numa")]))
+    assert made.level is EvidenceLevel.REASONED
+
+
+def test_no_derivation_overrules_a_figure() -> None:
+    runs = [measured("pin", 20e9), measured("pin-numa", 8e9)]
+    made = decided(with_derivations([order("pin-numa", "pin")]), runs)
+    assert (made.layout, made.level) == ("pin", EvidenceLevel.MEASURED)
+    # Both have figures: nothing that is computed of them is worth a word.
+    assert made.why(ReasonId.COMPUTED) is None
+
+
+@pytest.mark.parametrize("host", ["rtx4080-i9-14900k", "epyc9654-2p-1node"])
+def test_one_gpu_or_one_node_has_nothing_to_compute(host: str) -> None:
+    machine = facts_of_host(load_host(host), publications())
+    made = decide(Evidence(publications()), machine, Objective.COLLECTIVE)
+    assert made.why(ReasonId.COMPUTED) is None
+
+
+def test_the_reports_chain_is_made_of_the_same_records() -> None:
+    found = gather(("published:H200",), publications(), ())
+    machines = machines_of(found.runs, found.stored, publications(), found.hosts)
+    chain = collective_chain(machines, publications())
+    known = {one.text: one for made in publications() for one in made.derivations}
+    links = [one for one in chain if one.statement in known]
+    assert {one.statement for one in links} == known.keys()
+    for link in links:
+        assert link.ground == ("unknown" if known[link.statement].is_open else "reasoned")
+    assert not any(one.ground == "reasoned" for one in collective_chain(machines, ()))
+
+
+def test_a_derivation_names_layouts_that_there_are() -> None:
+    text = """
+format = 4
+id = "x"
+title = "x"
+publisher = "x"
+published = "2026"
+[[derivation]]
+id = "a"
+objective = "collective"
+favours = "no-such-layout"
+over = "pin"
+text = "t"
+method = "m"
+"""
+    with pytest.raises(InputError, match="no-such-layout"):
+        parse_publications({"x.toml": text})

@@ -32,7 +32,7 @@ def test_the_log_the_memory_and_the_threads_come_behind_the_tools_output() -> No
     assert watched.facts.cpu_nodes == (0,)
     (file,) = watched.facts.files
     assert file.endswith("topology.xml")
-    assert watched.looks and watched.host_numa_ids is None
+    assert watched.own.busy and watched.host_numa_ids is None
 
 
 def test_a_tool_that_is_missing_or_fails_ends_with_its_status() -> None:
@@ -56,4 +56,4 @@ def test_a_process_for_each_gpu_is_our_own_program() -> None:
 def test_a_node_of_thousands_of_digits_is_none() -> None:
     document = {"log": "", "before": {"9" * 5000: 1, "0": 1}, "during": {"0": 3}}
     _, watched = split(f"# homenode collective: {json.dumps(document)}")
-    assert watched.allocated == ((0, 2),)
+    assert watched.own.allocated == ((0, 2),)

@@ -1,5 +1,7 @@
 """Bench test: one command of the suite, and everything that running and reading it needs."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -78,7 +80,7 @@ class CollectiveSettings:
 
     file: a topology file is given. several: a process for each GPU, else one for all. peers: P2P
     may be used. ring: NCCL_ALGO=Ring. first_node: CPUs and memory of the first node alone, as the
-    study's script binds where all GPUs show -1.
+    study's script binds where all GPUs show -1; elsewhere it is the control of what that costs.
     """
 
     file: bool = False
@@ -106,6 +108,19 @@ class CollectiveSettings:
 
 STUDY_SETTINGS = "the study's settings"
 """One process with all GPUs, P2P off, the algorithm left to NCCL, no topology file."""
+
+
+def intended_channels(numbers: Sequence[int]) -> int | None:
+    """Of several runs of one setting: as many as most of them have; None where another number
+    comes as often.
+
+    >>> intended_channels([2, 2, 1]), intended_channels([2, 1]), intended_channels([])
+    (2, None, None)
+    """
+    counts = Counter(numbers).most_common(2)
+    if not counts or (len(counts) == 2 and counts[0][1] == counts[1][1]):
+        return None
+    return counts[0][0]
 
 
 @dataclass(frozen=True, slots=True)

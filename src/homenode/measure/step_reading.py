@@ -141,7 +141,8 @@ def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
     settings = test.settings
     assert settings is not None, "the experiment's tests have settings"
     own, watched = collective_log.split(text)
-    against = collective_log.contradictions(settings, watched.facts)
+    given = dict(zip(test.argv, test.argv[1:], strict=False)).get("--topology")
+    against = collective_log.contradictions(settings, watched.facts, given)
     if against:
         expected = f"a run of {settings.name}"
         raise ParseError("NCCL's log", expected, f"{'; '.join(against)}; excluded")

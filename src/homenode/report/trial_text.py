@@ -122,10 +122,13 @@ def causes_text(found: Diagnosis) -> RenderableType:
             Text(printable(one.reason or "")),
         )
     how = "provisional, fewer than three boots" if found.provisional else "measured"
+    lines = [found.because, *(f"also: {cause}: {because}" for cause, because in found.also)]
+    lines += found.controls()
+    lines += map(str, found.excluded)
     return AsciiWhereNeeded(
         Group(
             Text(printable(f"collectives: {found.cause} ({how})"), style="bold"),
-            Text(printable(found.because)),
+            *(Text(printable(line)) for line in lines),
             table,
         )
     )

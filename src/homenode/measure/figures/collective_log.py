@@ -21,6 +21,9 @@ from homenode.topology import Host
 
 _SOURCE = "NCCL's log"
 _LINE = re.compile(r"^# homenode collective: (\{.*\})$", re.M)
+_HOST = re.compile(r"^# homenode host: (\{.*\})$", re.M)
+_NUMA_ID = re.compile(r'numaid="(\d{1,4})"')
+_IS_GPU = re.compile(r'class="0x(?:03|12)')
 _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 _MOST_NODES = 4096
 _LEAST_BYTES = 64 << 20
@@ -28,14 +31,23 @@ _LEAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Looks:
+    """Of one machine meanwhile. allocated: bytes more than before, the most, by node. busy: PUs on
+    which threads ran. guest: bytes of the guest's memory by node of its host."""
+
+    allocated: tuple[tuple[int, int], ...]
+    busy: tuple[int, ...]
+    guest: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Watched:
-    """What happened meanwhile. allocated: bytes more than before, the most, by node. looks: by
-    PU."""
+    """What happened meanwhile. host: of a guest's host, None where it was not seen."""
 
     facts: LogFacts
-    allocated: tuple[tuple[int, int], ...]
-    looks: tuple[tuple[int, int], ...]
+    own: Looks
     host_numa_ids: tuple[int, ...] | None
+    host: Looks | None = None
 
 
 def split(output: str) -> tuple[str, Watched]:
@@ -47,16 +59,25 @@ def split(output: str) -> tuple[str, Watched]:
     log = document.get("log")
     if not isinstance(log, str):
         raise ParseError(_SOURCE, "the log as text", type(log).__name__)
-    before, during = (_numbers(document.get(name)) for name in ("before", "during"))
     ids = document.get("host_numa_ids")
     given = isinstance(ids, list) and all(isinstance(one, int) for one in ids)
+    host = _HOST.search(output)
     watched = Watched(
         facts_of_log(log),
-        tuple((node, used - before[node]) for node, used in during.items() if node in before),
-        tuple(_numbers(document.get("threads")).items()),
+        _looks(document),
         tuple(ids) if given and isinstance(ids, list) else None,
+        None if host is None else _looks(json_documents.whole(host[1], "the host")),
     )
-    return output[: found.start()] + output[found.end() :], watched
+    return _HOST.sub("", output[: found.start()] + output[found.end() :]), watched
+
+
+def _looks(document: Mapping[str, Any]) -> Looks:
+    before, during = (_numbers(document.get(name)) for name in ("before", "during"))
+    return Looks(
+        tuple((node, used - before[node]) for node, used in during.items() if node in before),
+        tuple(_numbers(document.get("threads"))),
+        tuple(_numbers(document.get("guest")).items()),
+    )
 
 
 def _numbers(value: Any) -> dict[int, int]:
@@ -69,12 +90,17 @@ def _numbers(value: Any) -> dict[int, int]:
     }
 
 
-def contradictions(settings: CollectiveSettings, facts: LogFacts) -> tuple[str, ...]:
-    """Why a log is not of these settings; () where nothing speaks against it."""
-    return tuple(_contradictions(settings, facts))
+def contradictions(
+    settings: CollectiveSettings, facts: LogFacts, file: str | None = None
+) -> tuple[str, ...]:
+    """Why a log is not of these settings; () where nothing speaks against it. file: the text of the
+    topology file that NCCL was given."""
+    return tuple(_contradictions(settings, facts, file))
 
 
-def _contradictions(settings: CollectiveSettings, facts: LogFacts) -> Iterator[str]:
+def _contradictions(
+    settings: CollectiveSettings, facts: LogFacts, file: str | None
+) -> Iterator[str]:
     if not facts.has_graph:
         yield "the log shows no graph: nothing says what was measured"
         return
@@ -82,11 +108,21 @@ def _contradictions(settings: CollectiveSettings, facts: LogFacts) -> Iterator[s
         yield "the topology file was not used"
     if not settings.file and facts.files:
         yield f"a topology file was used: {facts.files[0]}"
+    lacking = _nodes_of_gpus(file or "") - {*facts.cpu_nodes}
+    if settings.file and lacking:
+        seen = ", ".join(map(str, facts.cpu_nodes))
+        yield f"the file has GPUs on node {min(lacking)}, and the log's graph has nodes {seen}"
     variables = dict(facts.variables)
     if not settings.peers and "P2P" in facts.transport_names():
         yield "P2P was used"
     if settings.ring != (variables.get("NCCL_ALGO", "").lower() == "ring"):
         yield f"NCCL_ALGO is {variables.get('NCCL_ALGO', 'not set')}"
+
+
+def _nodes_of_gpus(file: str) -> set[int]:
+    """Nodes of a file of our own making; one with NICs alone need not be in a graph."""
+    found = (_NUMA_ID.search(cpu) for cpu in file.split("<cpu ")[1:] if _IS_GPU.search(cpu))
+    return {int(one[1]) for one in found if one is not None}
 
 
 def of_watched(settings: CollectiveSettings, watched: Watched, host: Host) -> Figures:
@@ -115,7 +151,7 @@ def _samples(watched: Watched) -> Iterator[Sample]:
     bound = sum(bool(cpus) for _, cpus in facts.affinities)
     if bound:  # a figure of 0 is refused everywhere; none next to the channels is none bound
         yield sample("collective-bound-gpus", "count", float(bound))
-    allocated = [max(more, 0) for _, more in watched.allocated]
+    allocated = [max(more, 0) for _, more in watched.own.allocated]
     if sum(allocated) >= _LEAST_BYTES:
         yield sample("collective-fullest-node", "ratio", max(allocated) / sum(allocated))
 
@@ -135,12 +171,17 @@ def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
             for one in facts.buffers
         ),
     )
-    yield (
-        "memory allocated",
-        ", ".join(f"node {node} {more >> 20} MiB" for node, more in sorted(watched.allocated)),
-    )
+    yield "memory allocated", _sizes(watched.own.allocated)
     node_of_pu = {int(pu.index): pu.node for pu in host.pus}
-    busy = {node_of_pu.get(pu) for pu, _ in watched.looks} - {None}
+    busy = {node_of_pu.get(pu) for pu in watched.own.busy} - {None}
     yield "busy threads", f"nodes {CpuSet(node for node in busy if node is not None)}"
+    if watched.host is not None:
+        yield "memory allocated on the host", _sizes(watched.host.allocated)
+        yield "guest's memory on the host", _sizes(watched.host.guest)
+        yield "guest's busy threads on the host", str(CpuSet(watched.host.busy))
     if watched.host_numa_ids is not None:
         yield "HOST_NUMA_ID", " ".join(map(str, watched.host_numa_ids))
+
+
+def _sizes(by_node: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"node {node} {size >> 20} MiB" for node, size in sorted(by_node))

@@ -258,7 +258,7 @@ def experiment_tests(
 ) -> Iterator[BenchTest]:
     """The all-reduces of two GPUs or more. What cannot be run goes to left_out, by name."""
     for settings in settings_of(options.depth):
-        reason = _against(settings, gpus, nodes, installed, options)
+        reason = _against(settings, nodes, installed, options)
         if reason is not None:
             left_out.append(Gap(Group.COLLECTIVES, f"{settings.name}: {reason}"))
             continue
@@ -267,7 +267,6 @@ def experiment_tests(
 
 def _against(
     settings: CollectiveSettings,
-    gpus: tuple[PciDevice, ...],
     nodes: tuple[NumaNode, ...],
     installed: frozenset[str],
     options: SuiteOptions,
@@ -280,12 +279,8 @@ def _against(
         return "all_reduce_perf is not installed, which drives all GPUs from one process"
     if settings.file and options.topology is None:
         return options.why_no_topology
-    if settings.first_node:
-        if len(nodes) < 2:
-            return "the machine has one node"
-        known = {node.index for node in nodes}
-        if any(gpu.node in known for gpu in gpus):
-            return "its GPUs have nodes, and the study's script binds only where they show -1"
+    if settings.first_node and len(nodes) < 2:
+        return "the machine has one node"
     return None
 
 

@@ -4,7 +4,6 @@ A step that fails is given, and the rest goes on. Whatever happens, the domain h
 definition at the end.
 """
 
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from homenode.apply.definition import apply_definition
-from homenode.cpuset import CpuSet
 from homenode.discover import discover
 from homenode.domain.read import open_domain
 from homenode.domain.xml_equivalence import same_definition
-from homenode.errors import HomenodeError, HostError, InputError, ParseError, ToolError, UsageError
+from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
+from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
@@ -31,6 +30,7 @@ from homenode.measure.layouts.guest import (
     retry_while_unavailable,
     stop,
 )
+from homenode.measure.layouts.host_watch import HostWatch, allocated_between
 from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
 from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
 from homenode.measure.layouts.trial_config import (
@@ -45,6 +45,7 @@ from homenode.measure.layouts.trial_config import (
 )
 from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.programs.collective_watch import used_bytes
 from homenode.measure.runner import run_bench
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
@@ -53,9 +54,7 @@ from homenode.nccl.write import write_topology
 from homenode.pci import DeviceKind
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
-from homenode.results.model import Condition
 from homenode.results.store import read_run
-from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 from homenode.verify.domain_facts import domain_facts
 from homenode.wording import command_line
@@ -240,7 +239,8 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
         if alive is None:
             more = allocated_between(before, _host_memory(trial))
             orders = replace(orders, versions=(*orders.versions, *more))
-        _measure(trial, step, machine, orders, resume=alive is not None and there is not None)
+        watched = _watched(trial, step, machine)
+        _measure(trial, step, watched, orders, resume=alive is not None and there is not None)
     except HomenodeError as error:
         trial.journal.add(What.FAILED, step.number, str(error))
         trial.notify(f"boot {step.number + 1}, {step.layout}: {error}")
@@ -361,11 +361,20 @@ def _orders(trial: Trial, step: TrialStep, name: str, machine: Machine) -> Bench
     )
 
 
-def _host_memory(trial: Trial) -> dict[int, int]:
-    """Of the host's nodes, for the experiment on collectives; {} for other trials."""
-    if Group.COLLECTIVES not in trial.measuring.suite.groups:
-        return {}
-    return used_by_node(LocalMachine().snapshot())
+def _sees_host(trial: Trial) -> bool:
+    """Whether the host's side counts, and is to be seen from here."""
+    return Group.COLLECTIVES in trial.measuring.suite.groups and is_local(trial.virsh.connect)
+
+
+def _host_memory(trial: Trial) -> dict[str, int]:
+    return used_bytes() if _sees_host(trial) else {}
+
+
+def _watched(trial: Trial, step: TrialStep, machine: Machine) -> Machine:
+    if not _sees_host(trial):
+        return machine
+    cells = trial.layouts[step.layout].plan.cells
+    return HostWatch(machine, trial.head.uuid, [cell.memory_bytes for cell in cells])
 
 
 def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
@@ -467,31 +476,3 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = Flavour.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else Flavour.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)
-
-
-_NODES = "/sys/devices/system/node"
-_USED = re.compile(r"MemUsed:[ \t]+(\d{1,15}) kB")
-
-
-def used_by_node(snapshot: Snapshot) -> dict[int, int]:
-    """Bytes of each node that are in use, huge pages that are reserved included; {} where the
-    kernel does not show."""
-    try:
-        nodes = CpuSet.parse(snapshot.read_text(f"{_NODES}/online") or "")
-    except ParseError:
-        return {}
-    found = {}
-    for node in nodes:
-        used = _USED.search(snapshot.read_text(f"{_NODES}/node{node}/meminfo") or "")
-        if used is not None:
-            found[int(node)] = 1024 * int(used[1])
-    return found
-
-
-def allocated_between(before: dict[int, int], after: dict[int, int]) -> tuple[Condition, ...]:
-    """In words, as a condition of a run; () where nothing is known."""
-    grown = {node: after[node] - before[node] for node in after if node in before}
-    if not grown:
-        return ()
-    words = ", ".join(f"node {node} {size / 2**30:+.1f} GiB" for node, size in grown.items())
-    return (Condition("memory on the host", words),)

@@ -31,14 +31,17 @@ from homenode.measure.programs.watched import busy_pus, exit_status
 
 LOOK_S = 0.05
 MOST_LOG = 4 << 20
-_HOST_NUMA_ID = 134  # CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CUDA 12.2
+_HOST_NUMA_ID = 134
+"""CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, CUDA 12.2. Source: cydriver.pxd of cuda-bindings 12.9.0."""
+
+SAID = "# homenode collective: "
 _SUBSYSTEMS = "INIT,ENV,GRAPH,SHM,P2P,ALLOC"
 
 
-def used_bytes() -> dict[str, int]:
-    """Of each node: all memory less what is free."""
+def used_bytes(root: str = "/") -> dict[str, int]:
+    """Of each node: all memory less what is free; huge pages that are reserved are not free."""
     found = {}
-    for path in Path("/sys/devices/system/node").glob("node[0-9]*/meminfo"):
+    for path in Path(root, "sys/devices/system/node").glob("node[0-9]*/meminfo"):
         text = path.read_text()
         used = re.search(r"MemUsed:\s+(\d+) kB", text)
         if used is not None:
@@ -163,7 +166,7 @@ def main(words: list[str]) -> int:
             "threads": {str(pu): count for pu, count in sorted(looks.items())},
             "host_numa_ids": numa_ids,
         }
-    sys.stdout.write(f"\n# homenode collective: {json.dumps(said)}\n")
+    sys.stdout.write(f"\n{SAID}{json.dumps(said)}\n")
     sys.stdout.flush()
     return exit_status(status)
 

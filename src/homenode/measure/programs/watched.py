@@ -21,11 +21,11 @@ LOOK_S = 0.02
 _STATE, _PROCESSOR = 0, 36  # of /proc/PID/task/TID/stat, behind the name; proc(5)
 
 
-def busy_pus(process: int) -> list[int]:
+def busy_pus(process: int, root: str = "/") -> list[int]:
     """PUs of the threads that are running now; [] where the process has ended."""
     found = []
     try:
-        for task in Path(f"/proc/{process}/task").iterdir():
+        for task in Path(root, f"proc/{process}/task").iterdir():
             fields = (task / "stat").read_text().rpartition(")")[2].split()
             if fields[_STATE] == "R":
                 found.append(int(fields[_PROCESSOR]))

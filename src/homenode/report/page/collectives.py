@@ -12,7 +12,7 @@ from homenode.analyse.collective_causes import diagnose
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.evidence.model import Publication
 from homenode.objective import Objective
-from homenode.report.page.machine import Machine
+from homenode.report.page.machine import BARE, Machine
 
 _COLLECTIVE, _STREAM = "allreduce-busbw-peak", "memory-bandwidth"
 _FLAT, _CELLS = "pin", "pin-numa"
@@ -54,12 +54,17 @@ def collective_chain(
 
 def _found(machines: Sequence[Machine]) -> Iterator[ChainLink]:
     for machine in machines:
-        found = diagnose(machine.chosen)
-        if found is not None:
-            level = EvidenceLevel.PROVISIONAL if found.provisional else EvidenceLevel.MEASURED
-            yield ChainLink(
-                str(level), f"{machine.name}: {found.cause}", f"the experiment: {found.because}"
-            )
+        bare = tuple(one for one in machine.rest if one.label == BARE)
+        found = diagnose(machine.chosen, bare)
+        if found is None:
+            continue
+        level = str(EvidenceLevel.PROVISIONAL if found.provisional else EvidenceLevel.MEASURED)
+        for cause, because in ((found.cause, found.because), *found.also):
+            yield ChainLink(level, f"{machine.name}: {cause}", f"the experiment: {because}")
+        for line in found.controls():
+            yield ChainLink(level, f"{machine.name}: {line}", "controls of the same trial")
+        for one in found.excluded:
+            yield ChainLink("unknown", f"{machine.name}: {one}", "channels in NCCL's log")
 
 
 def _figures(machine: Machine) -> _Figures | None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,6 +108,8 @@ def run(
     on_terminal: bool = False,
     kept_open: Sequence[int] = (),
     folder: Path | None = None,
+    ends_with_us: bool = False,
+    stop: threading.Event | None = None,
 ) -> Completed:
     """Runs a program to its end. Its texts are decoded as UTF-8, what is none replaced.
 
@@ -116,6 +119,8 @@ def run(
     kept_open:   file descriptors that it inherits: a lock on one holds until it ends, even where
     we are killed before.
     folder:      where it stands; None = where we do. A path in argv must be absolute then.
+    ends_with_us: it is killed also where we are killed and cannot end it: see setpriv(1).
+    stop:        set by another thread, it ends the program as a timeout does.
 
     What it left behind is killed LEFT_BEHIND_S after its end where that keeps its output open; what
     is killed and does not end, as it waits within a driver, is left to itself.
@@ -130,7 +135,7 @@ def run(
     try:
         with _interrupts_held():
             process = _started(
-                [program, *argv[1:]],
+                [*(_setpriv() if ends_with_us else ()), program, *argv[1:]],
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
                 env={**_environment(), **(environment or {})},
                 # A group of its own, so that what it starts ends with it. Not where it may ask: the
@@ -139,7 +144,7 @@ def run(
                 pass_fds=tuple(kept_open),
                 cwd=folder,
             )
-        stdout, stderr = _exchange(process, tuple(argv), timeout_s, input)
+        stdout, stderr = _exchange(process, tuple(argv), timeout_s, input, stop)
         returncode = process.wait(timeout=max(1.0, timeout_s))
     except subprocess.TimeoutExpired:
         raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s") from None
@@ -152,6 +157,14 @@ def run(
         stdout.decode("utf-8", "replace"),
         stderr.decode("utf-8", "replace"),
     )
+
+
+@cache
+def _setpriv() -> tuple[str, ...]:
+    """What starts a program that is killed when we end; () where util-linux is not there."""
+    program = find_program("setpriv")
+    known = program is not None and "--pdeathsig" in run((program, "--help"), 10).stdout
+    return (program, "--pdeathsig", "KILL") if known and program is not None else ()
 
 
 def _started(argv: list[str], **options: Any) -> "subprocess.Popen[bytes]":
@@ -184,7 +197,11 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _exchange(
-    process: "subprocess.Popen[bytes]", argv: tuple[str, ...], timeout_s: float, input: str | None
+    process: "subprocess.Popen[bytes]",
+    argv: tuple[str, ...],
+    timeout_s: float,
+    input: str | None,
+    stop: threading.Event | None,
 ) -> tuple[bytes, bytes]:
     """Feeds standard input and reads both outputs until they close. Raises as `run` does."""
     deadline = time.monotonic() + timeout_s
@@ -200,7 +217,7 @@ def _exchange(
         ended: float | None = None
         while selector.get_map():
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
+            if left_s <= 0 or (stop is not None and stop.is_set()):
                 raise ToolTimeoutError(f"{argv[0]}: no end after {timeout_s:g} s")
             if ended is None and _has_ended(process):
                 ended = time.monotonic()

@@ -1,5 +1,6 @@
 """A boot that is interrupted leaves no guest, no file and no domain behind."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -13,6 +14,8 @@ import pytest
 
 from homenode.domain.read import open_domain
 from homenode.errors import HomenodeError
+from homenode.record_folder import RecordFolder
+from homenode.verify.boot.boot_folder import end_abandoned
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.libvirt import acceptance
 from tests.verify_documents import tuned
@@ -36,10 +39,10 @@ def wait_for(what: Callable[[], bool]) -> None:
 
 def below(process: int) -> list[int]:
     """The processes that one has started, and they."""
-    try:
-        stated = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    except OSError:
-        return []
+    stated = []
+    for children in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            stated += children.read_text().split()
     return [one for child in map(int, stated) for one in (child, *below(child))]
 
 
@@ -53,8 +56,18 @@ def names(process: int) -> dict[int, str]:
     return found
 
 
+def has_ended(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 @pytest.mark.qemu
-def test_a_polite_kill_ends_the_stand_in_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_ends_the_stand_in_too(tmp_path: Path, kill: signal.Signals) -> None:
+    if kill == signal.SIGKILL and shutil.which("setpriv") is None:
+        pytest.skip("no setpriv here")
     if shutil.which("qemu-system-x86_64") is None:
         pytest.skip("no qemu-system-x86_64 here")
     try:
@@ -82,11 +95,42 @@ def test_a_polite_kill_ends_the_stand_in_too(tmp_path: Path) -> None:
 
         wait_for(lambda: bool(guests()))
         guest = guests()[0]
-        homenode.send_signal(signal.SIGTERM)
+        homenode.send_signal(kill)
         _, said = homenode.communicate(timeout=120)
-    assert homenode.returncode == 130, said
-    assert not Path(f"/proc/{guest}").exists()
-    assert not list(scratch.glob("homenode-boot-*"))
+    wait_for(lambda: has_ended(guest))
+    left = list(scratch.glob("homenode-boot-*"))
+    if kill == signal.SIGTERM:
+        assert homenode.returncode == 130 and not left, said
+    else:
+        assert len(left) == 1
+        os.utime(left[0], (0, 0))
+        end_abandoned(scratch, None)
+        assert not left[0].exists()
+
+
+def test_the_next_boot_ends_what_a_killed_one_left_in_libvirt_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    virsh = tmp_path / "virsh"
+    virsh.write_text(TELLING.format(log=log))
+    virsh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    scratch = tmp_path / "scratch"
+    left, running, fresh = (scratch / f"homenode-boot-{name}" for name in ("left", "runs", "new"))
+    for folder in (left, running, fresh):
+        folder.mkdir(parents=True)
+        (folder / "domain").touch()
+    (scratch / "homenode-boot-link").symlink_to(tmp_path)
+    with RecordFolder(running).locked("a free folder"):
+        for folder in (left, running):
+            os.utime(folder, (0, 0))
+        end_abandoned(scratch, None)
+        assert left.exists()  # its domain may run, and no libvirt was given
+        end_abandoned(scratch, "qemu:///system")
+    assert not left.exists() and running.exists() and fresh.exists() and virsh.exists()
+    said = [line.rpartition("system ")[2] for line in log.read_text().splitlines()]
+    assert said == ["destroy homenode-verify-left", "undefine --keep-nvram homenode-verify-left"]
 
 
 def test_ctrl_c_while_libvirt_is_asked_leaves_no_copy_defined(

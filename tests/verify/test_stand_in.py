@@ -17,19 +17,22 @@ from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
+from homenode.sources import load_host
 from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.initramfs import initramfs, is_static
 from homenode.verify.boot.libvirt import daemons_own_trouble
 from homenode.verify.boot.outcome import refusal
-from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, stand_in_of
+from homenode.verify.boot.stand_in import APART, MOST_BYTES, StandIn, stand_in_of
 from homenode.verify.boot.stand_in_argv import stand_in_argv
+from homenode.verify.boot.stand_in_boot import COMMAND, kernel_command
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
 from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document
 from homenode.verify.guest.view import as_passed_through, not_in_stand_in
 from tests.domain_corpus import NAMES, sample
+from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
 from tests.verify_guests import guest_host
 
@@ -374,3 +377,33 @@ def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
     through = stand_in_xml(stand_in(xml), "n", FILES, "quiet", kvm=False)
     assert through.count("enabled='no'") == 1
     assert not validate(through.encode())[0]
+
+
+def test_many_vcpus_without_kvm_are_a_guest_beside_that_of_the_pcie_tree() -> None:
+    opened = document(users_vm("8 GPUs").document)
+    facts, host = domain_facts(opened), load_host("hgx-h100")
+    made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
+    assert APART in made.left_out and made.needs_qemu
+    vcpus, tree = made.guests
+    assert (vcpus.vcpus, vcpus.topology, vcpus.offline) == (64, made.topology, made.offline)
+    assert [cell.vcpus for cell in vcpus.cells] == [cell.vcpus for cell in made.cells]
+    assert not (vcpus.devices or vcpus.controllers or vcpus.uefi or vcpus.space)
+    assert (tree.devices, tree.controllers, tree.space) == (
+        made.devices, made.controllers, made.space,
+    )  # fmt: skip
+    assert tree.uefi and [cell.vcpus for cell in tree.cells] == [CpuSet([0]), CpuSet([1])]
+    assert [cell.memory_bytes for cell in tree.cells] == [192 * MIB] * 2
+    words = shlex.join(stand_in_argv(tree, "n", FILES, "quiet", kvm=False))
+    assert "-smp 2,sockets=2,dies=1,cores=1,threads=1" in words
+    with_kvm = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=True)
+    assert with_kvm.guests == (with_kvm,)
+    named = stand_in_of(opened, facts, SKYLAKE, "q35", through_libvirt=True, kvm=False)
+    assert named.guests == (named,) and not named.needs_qemu
+    few = document(users_vm("2 GPUs").document)
+    made = stand_in_of(few, domain_facts(few), SKYLAKE, "q35", host=small_host(), kvm=False)
+    assert made.guests == (made,)
+
+
+def test_a_guest_of_few_emulated_vcpus_addresses_them_by_physical_destination() -> None:
+    assert kernel_command(8, kvm=False).endswith(" possible_cpus=9")
+    assert kernel_command(9, kvm=False) == kernel_command(4, kvm=True) == COMMAND

@@ -7,7 +7,7 @@ from homenode.findings import Finding, Severity
 from homenode.process import ToolTimeoutError
 from homenode.verify.boot.initramfs import BEGIN
 
-_CONSOLE_HINT = "look at its console with --keep DIR"
+CONSOLE_HINT = "look at its console with --keep DIR"
 
 
 def refusal(who: str, said: str, source: str) -> Finding:
@@ -33,7 +33,7 @@ def crash(folder: Path, source: str) -> Finding:
         expected="its kernel to come up",
         observed=f"last line of its console: {last_line(folder)!r}",
         cost="the VM itself may not boot",
-        fix=_CONSOLE_HINT,
+        fix=CONSOLE_HINT,
         source=source,
     )
 
@@ -43,7 +43,7 @@ def silence(folder: Path, limit_s: float, source: str) -> ToolTimeoutError:
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
         f"last line of its console: {last_line(folder)!r}",
-        hint=f"give it longer with --timeout, or {_CONSOLE_HINT}",
+        hint=f"give it longer with --timeout, or {CONSOLE_HINT}",
     )
 
 
@@ -52,7 +52,7 @@ def partial(folder: Path, source: str) -> HostError:
     size = (folder / "report").stat().st_size
     return HostError(
         f"{source}: expected a whole report from the test guest, found {size} bytes of one",
-        hint=_CONSOLE_HINT,
+        hint=CONSOLE_HINT,
     )
 
 

@@ -5,6 +5,7 @@ size; every other device that has a PCI address by a virtio-serial controller: e
 no backend and no driver.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,11 @@ LEAST_CELL_BYTES = 192 * MIB
 MOST_BYTES = 4096 * MIB
 MOST_VCPUS = 255
 """More need an IOMMU with interrupt remapping, which TCG's machine does not have."""
+
+MOST_TOGETHER = 16
+"""Without KVM, what firmware and kernel write to a PCI function or to code costs for each vCPU."""
+
+APART = "the PCIe tree and all vCPUs in one guest: two are booted, as there is no KVM"
 
 _FEATURES = ("acpi", "apic")
 _SWITCHES = ("vmport", "smm", "pmu")
@@ -100,7 +106,24 @@ class StandIn:
     @property
     def needs_qemu(self) -> bool:
         """Whether it has what only QEMU's own command line can say."""
-        return self.uefi or self.iommu is not None or self.space is not None
+        return self.uefi or self.iommu is not None or self.space is not None or len(self.guests) > 1
+
+    @property
+    def guests(self) -> tuple["StandIn", ...]:
+        """What to boot: itself, or one guest with all vCPUs and one with the PCIe tree, the
+        firmware and a vCPU for each cell."""
+        if APART not in self.left_out:
+            return (self,)
+        number = itertools.count()
+        cells = tuple(
+            replace(cell, vcpus=CpuSet([next(number)])) if cell.vcpus else cell
+            for cell in self.cells
+        )
+        tree = replace(
+            self, vcpus=max(1, next(number)), cells=cells, topology=None, offline=CpuSet()
+        )
+        vcpus = replace(self, controllers=(), devices=(), iommu=None, uefi=False, space=None)
+        return (vcpus, tree)
 
     def scaled(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the test guest, in whole MiB."""
@@ -124,6 +147,7 @@ def stand_in_of(
     host: Host | None = None,
     has_ovmf: bool = False,
     through_libvirt: bool = False,
+    kvm: bool = True,
 ) -> StandIn:
     """The test guest of a document.
 
@@ -168,7 +192,10 @@ def stand_in_of(
         wants_uefi and has_ovmf and direct,
         space,
     )
-    bare = replace(bare, left_out=tuple(_left_out(document, facts, bare, host, has_ovmf)))
+    left = tuple(_left_out(document, facts, bare, host, has_ovmf))
+    if direct and not kvm and guest.vcpus > MOST_TOGETHER and (controllers or devices):
+        left = (*left, APART)
+    bare = replace(bare, left_out=left)
     cells = tuple(
         StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
         for cell in facts.cells

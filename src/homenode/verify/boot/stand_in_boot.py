@@ -1,13 +1,13 @@
 """Boot: a test guest is booted and read with homenode's own discovery. [I/O]"""
 
-import os
-import secrets
 import shutil
 import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.discover import discover
@@ -21,12 +21,13 @@ from homenode.targets.qemu_command import options_of
 from homenode.topology import Host
 from homenode.verify.boot import libvirt as libvirt_boot
 from homenode.verify.boot.accelerator import kvm_works, qemu_program
+from homenode.verify.boot.boot_folder import boot_folder, domain_name
 from homenode.verify.boot.command import stand_in_of_command
 from homenode.verify.boot.cpu_choice import choose_cpu
 from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
 from homenode.verify.boot.initramfs import LOG, initramfs
 from homenode.verify.boot.kernel_log import kernel_findings
-from homenode.verify.boot.outcome import came_up, crash, partial, refusal, silence
+from homenode.verify.boot.outcome import CONSOLE_HINT, came_up, crash, partial, refusal, silence
 from homenode.verify.boot.stand_in import StandIn, stand_in_of
 from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
@@ -40,10 +41,14 @@ COMMAND = (
 """The guest kernel's command line: silent but for errors, and without what tells nothing of the
 topology: services of PCIe ports, self-tests, protections. A third of the time under TCG."""
 
+_LOGICAL_VCPUS = 8
+"""Up to so many possible CPUs the kernel addresses APICs by logical destination."""
+
 _BASE_S = 60
 _PER_VCPU_S = 5
 _GZIP = b"\x1f\x8b\x08"
 _LARGEST_REPORT = 64 << 20
+_NOT_KEPT = ("kernel", "ovmf", "ovmf-variables", "domain", ".lock")
 _INSTALL = (
     "install it: apt-get install qemu-system-x86 (Debian, Ubuntu), dnf install qemu-kvm (Fedora, "
     "RHEL); libvirt-daemon-system or libvirt-daemon-kvm to boot through libvirt"
@@ -89,70 +94,66 @@ def boot_stand_in(
     `findings`. Raises HostError, ToolMissingError or ToolTimeoutError where this machine cannot
     boot guests, each with what to install or to try.
     """
-    if options.keep is not None:
-        _make(options.keep)  # before minutes are spent
+    _check_can_keep(options.keep)
     uri = None if options.connect == "none" else libvirt_boot.answering(options.connect)
-    program = qemu_program()
-    if program is None:
-        raise ToolMissingError(
-            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
-        )
+    program = _qemu()
     files = find_guest_files(options.kernel)
     image = initramfs(files.busybox)
     kvm = kvm_works(files.kernel, image) and (uri is None or libvirt_boot.offers_kvm(uri))
-    machine = _machine(program, facts.guest.machine)
-    cpu, ovmf = choose_cpu(document, kvm=kvm), find_ovmf()
-    has_ovmf = ovmf is not None
-    named = uri is not None and options.connect is not None
+    ovmf = find_ovmf()
     stand_in = stand_in_of(
-        document, facts, cpu, machine, host=host, has_ovmf=has_ovmf, through_libvirt=named
+        document,
+        facts,
+        choose_cpu(document, kvm=kvm),
+        _machine(program, facts.guest.machine),
+        host=host,
+        has_ovmf=ovmf is not None,
+        through_libvirt=uri is not None and options.connect is not None,
+        kvm=kvm,
     )
-    checked_at = uri
-    if stand_in.needs_qemu:
-        uri = None
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
-    name = f"homenode-verify-{os.getpid()}-{secrets.token_hex(3)}"
-    findings: tuple[Finding, ...] = ()
+    found: tuple[Finding, ...] = ()
+    through = None if stand_in.needs_qemu else uri
     started = time.monotonic()
-    # Not the user's own folder: QEMU runs as another user under libvirt and must get in.
-    with tempfile.TemporaryDirectory(prefix="homenode-boot-") as text:
-        folder = Path(text)
-        folder.chmod(0o711)
-        paths = _lay_out(folder, files.kernel, image, ovmf if stand_in.uefi else None)
+    with boot_folder(uri) as folder:
         refused: tuple[Finding, ...] = ()
-        excuse: tuple[Finding, ...] = ()
-        if checked_at is not None:
-            findings = libvirt_boot.acceptance(checked_at, document, name, folder)
+        name = domain_name(folder)
         if uri is not None:
-            xml = stand_in_xml(stand_in, name, paths, COMMAND, kvm=kvm)
+            found = libvirt_boot.acceptance(uri, document, name, folder)
+        guests = []
+        for each, part, source in _parts(stand_in, facts.source):
+            own = folder / part
+            laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None)
+            command = kernel_command(each.vcpus, kvm=kvm)
+            argv = (program, *stand_in_argv(each, name, laid, command, kvm=kvm)[1:])
+            guests.append(_Guest(each, source, own, argv))
+        if through is not None:
+            xml = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
             # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
             # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
             patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
+            excuse: tuple[Finding, ...] = ()
             try:
-                refused = libvirt_boot.boot(uri, xml, name, folder, patience_s, facts.source)
-                excuse = libvirt_boot.daemons_own_trouble(refused, uri)
+                refused = libvirt_boot.boot(through, xml, name, folder, patience_s, facts.source)
+                excuse = libvirt_boot.daemons_own_trouble(refused, through)
             except ToolTimeoutError as error:
                 if kvm:
                     raise
-                excuse = (libvirt_boot.could_not_start(error.message, uri),)
+                excuse = (libvirt_boot.could_not_start(error.message, through),)
             if excuse:  # it says nothing of the document; QEMU does
-                refused, uri = (), None
-        if uri is None:
-            argv = (program, *stand_in_argv(stand_in, name, paths, COMMAND, kvm=kvm)[1:])
-            (folder / "argv").write_text("\n".join(argv) + "\n")
-            refused = _run_qemu(argv, limit_s, folder, facts.source)
-            findings += () if refused else excuse
-        try:
-            guest, said = (
-                (None, ()) if refused else _read(folder, facts.guest.name, facts.source, stand_in)
-            )
-        finally:
-            if options.keep is not None:
-                _keep(folder, options.keep)
-    seconds = time.monotonic() - started
-    through = "QEMU directly" if uri is None else f"libvirt at {uri}"
-    how = f"through {through}, {'KVM' if kvm else 'TCG'}, {files.stated}"
-    return Booted(stand_in, guest, how, seconds, (*findings, *refused, *said))
+                refused, through = (), None
+                found += excuse
+        if through is None:
+            refused = _run_qemu(guests, limit_s)
+        seen, said = _read_all(guests, refused, facts.guest.name, options.keep)
+    how = "QEMU directly" if through is None else f"libvirt at {through}"
+    how = f"through {how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
+    if len(guests) > 1:
+        how += (
+            f"; two guests at once: {guests[0].stand_in.vcpus} vCPUs, their cells and caches; the "
+            f"PCIe tree, BARs and firmware with {guests[1].stand_in.vcpus}"
+        )
+    return Booted(stand_in, seen, how, time.monotonic() - started, (*found, *refused, *said))
 
 
 def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Booted:
@@ -161,13 +162,8 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     words: program first, an x86_64 one. Emulated, by QEMU itself. Raises as boot_stand_in, and
     ParseError for a command line that cannot be read.
     """
-    if options.keep is not None:
-        _make(options.keep)
-    program = qemu_program()
-    if program is None:
-        raise ToolMissingError(
-            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
-        )
+    _check_can_keep(options.keep)
+    program = _qemu()
     if not words or not words[0].endswith(PROGRAM):
         raise HostError(
             f"{source}: expected a command line of {PROGRAM} to boot, found "
@@ -179,28 +175,61 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="homenode-boot-") as text:
-        folder = Path(text)
-        paths = _lay_out(folder, files.kernel, initramfs(files.busybox))
-        argv = (program, *rendered, *boot_words(paths, COMMAND))
-        (folder / "argv").write_text("\n".join(argv) + "\n")
-        refused = _run_qemu(argv, limit_s, folder, source)
-        try:
-            guest, said = (None, ()) if refused else _read(folder, source, source, stand_in)
-        finally:
-            if options.keep is not None:
-                _keep(folder, options.keep)
+    with boot_folder() as folder:
+        laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None)
+        command = kernel_command(stand_in.vcpus, kvm=False)
+        guest = _Guest(stand_in, source, folder, (program, *rendered, *boot_words(laid, command)))
+        refused = _run_qemu([guest], limit_s)
+        seen, said = _read_all([guest], refused, source, options.keep)
     how = f"by QEMU, TCG, {files.stated}"
-    return Booted(stand_in, guest, how, time.monotonic() - started, (*refused, *said))
+    return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *said))
 
 
-def _lay_out(
-    folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None = None
-) -> BootFiles:
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """One guest of a boot. source: what findings of it name."""
+
+    stand_in: StandIn
+    source: str
+    folder: Path
+    argv: tuple[str, ...]
+
+
+def _parts(stand_in: StandIn, source: str) -> Iterator[tuple[StandIn, str, str]]:
+    """(guest, its folder, what findings of it name) of each guest to boot."""
+    if len(stand_in.guests) == 1:
+        yield stand_in, "", source
+        return
+    vcpus, tree = stand_in.guests
+    yield vcpus, "vcpus", f"{source}, in the test guest of its vCPUs"
+    yield tree, "pcie", f"{source}, in the test guest of its PCIe tree"
+
+
+def _qemu() -> str:
+    program = qemu_program()
+    if program is None:
+        raise ToolMissingError(
+            f"{PROGRAM}: expected it to be installed, found none on PATH", hint=_INSTALL
+        )
+    return program
+
+
+def kernel_command(vcpus: int, *, kvm: bool) -> str:
+    """The command line of the kernel of a test guest with so many vCPUs.
+
+    QEMU's own APICs pass a message to a logical destination on until the first APIC id that is
+    missing, and a kernel whose CPUs behind it never answer hangs: with offline vCPUs, with 3 cores
+    a socket. With more CPUs possible than there are, the kernel uses physical destinations.
+    Source: QEMU 7.2, apic_get_delivery_bitmask(); Linux 6.1, physflat_probe().
+    """
+    return COMMAND if kvm or vcpus > _LOGICAL_VCPUS else f"{COMMAND} possible_cpus=9"
+
+
+def _lay_out(folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None) -> BootFiles:
     """Copies, since libvirt takes over what it is given."""
-    if ovmf is not None:
-        for path, name in zip(ovmf, ("ovmf", "ovmf-variables"), strict=True):
-            shutil.copyfile(path, folder / name)
+    folder.mkdir(exist_ok=True)
+    for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
+        shutil.copyfile(path, folder / name)
     shutil.copyfile(kernel, folder / "kernel")
     (folder / "initramfs").write_bytes(image)
     for name in ("console", "report"):
@@ -220,39 +249,93 @@ def _machine(program: str, wanted: str | None) -> str:
     return wanted if wanted in known and wanted is not None else kind
 
 
-def _run_qemu(
-    argv: tuple[str, ...], limit_s: float, folder: Path, source: str
-) -> tuple[Finding, ...]:
-    try:
-        # QEMU takes firmware from the folder that it stands in, before its own.
-        done = run(argv, limit_s, folder=folder)
-    except ToolTimeoutError:
-        raise silence(folder, limit_s, source) from None
-    if done.returncode and not came_up(folder):
-        said = next((line for line in done.stderr.splitlines() if "warning:" not in line), "")
-        return (refusal("QEMU", said or done.failure() or "", source),)
-    return ()
+def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
+    """Runs all guests at once, each to its end; findings on those that do not start."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(guests)) as pool:
+        try:
+            runs = []
+            for guest in guests:
+                (guest.folder / "argv").write_text("\n".join(guest.argv) + "\n")
+                # QEMU takes firmware from the folder that it stands in, before its own.
+                runs.append(
+                    pool.submit(
+                        run,
+                        guest.argv,
+                        limit_s,
+                        folder=guest.folder,
+                        ends_with_us=True,
+                        stop=stop,
+                    )
+                )
+            done = [each.result() for each in runs]
+        except ToolTimeoutError:
+            late = next((one for one in guests if _report(one.folder) is None), guests[0])
+            raise silence(late.folder, limit_s, late.source) from None
+        finally:
+            stop.set()
+    found = []
+    for guest, each in zip(guests, done, strict=True):
+        if each.returncode and not came_up(guest.folder):
+            said = next((line for line in each.stderr.splitlines() if "warning:" not in line), "")
+            found.append(refusal("QEMU", said or each.failure() or "", guest.source))
+    return tuple(found)
 
 
-def _read(
-    folder: Path, name: str, source: str, stand_in: StandIn
+def _read_all(
+    guests: Sequence[_Guest], refused: Sequence[Finding], name: str, keep: Path | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
+    """What the guests report as one: PCI functions as the last one has them, the rest as the first.
+
+    None where one of them did not come up.
+    """
+    try:
+        if refused:
+            return None, ()
+        read = [_read(guest, name) for guest in guests]
+    finally:
+        if keep is not None:
+            _keep(guests, keep)
+    said = tuple(finding for _, findings in read for finding in findings)
+    seen = [host for host, _ in read if host is not None]
+    if len(seen) < len(guests):
+        return None, said
+    first, last = seen[0], seen[-1]
+    nodes = [[node.index for node in each.nodes] for each in (first, last)]
+    if nodes[0] != nodes[1]:
+        raise HostError(
+            f"{guests[0].source}: expected the nodes {nodes[0]} in the guest of the PCIe tree too, "
+            f"found {nodes[1]}",
+            hint=CONSOLE_HINT,
+        )
+    tree = (last.root_complexes, last.pci_devices, last.links)
+    gaps = tuple(dict.fromkeys((*first.gaps, *last.gaps)))
+    whole = replace(first, root_complexes=tree[0], pci_devices=tree[1], links=tree[2], gaps=gaps)
+    return whole, said
+
+
+def _report(folder: Path) -> str | None:
+    """The whole report; None where it is not whole."""
     # OVMF clears the screen of every serial port first.
     packed = (folder / "report").read_bytes()
-    packed = packed[max(0, packed.find(_GZIP)) :]
     unpacker = zlib.decompressobj(wbits=31)
     try:
-        text = unpacker.decompress(packed, _LARGEST_REPORT)
+        text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _LARGEST_REPORT)
     except zlib.error:
-        text = b""
-    if not unpacker.eof:
-        if not came_up(folder):
-            return None, (crash(folder, source),)
-        raise partial(folder, source)
-    report, _, log = text.decode("utf-8", "replace").partition(f"\n{LOG}\n")
-    (folder / "kernel-log").write_text(log)
-    guest = discover(parse_collected(report, f"stand-in of {name}"))
-    paths = paths_of_guest(guest)
+        return None
+    return text.decode("utf-8", "replace") if unpacker.eof else None
+
+
+def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
+    text = _report(guest.folder)
+    if text is None:
+        if not came_up(guest.folder):
+            return None, (crash(guest.folder, guest.source),)
+        raise partial(guest.folder, guest.source)
+    report, _, log = text.partition(f"\n{LOG}\n")
+    (guest.folder / "kernel-log").write_text(log)
+    host = discover(parse_collected(report, f"stand-in of {name}"))
+    stand_in, paths = guest.stand_in, paths_of_guest(host)
     names = {
         paths[path]: str(bdf)
         for address, bdf in stand_in.devices
@@ -260,10 +343,13 @@ def _read(
         and (path := path_of_address(address, stand_in.controllers)) is not None
         and path in paths
     }
-    return guest, tuple(kernel_findings(log, names, source))
+    return host, tuple(kernel_findings(log, names, guest.source))
 
 
-def _make(keep: Path) -> None:
+def _check_can_keep(keep: Path | None) -> None:
+    """Before minutes are spent."""
+    if keep is None:
+        return
     try:
         keep.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=keep):
@@ -272,11 +358,14 @@ def _make(keep: Path) -> None:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
 
 
-def _keep(folder: Path, keep: Path) -> None:
+def _keep(guests: Sequence[_Guest], keep: Path) -> None:
     """Copies what a person may want to see; the kernel is the distribution's own."""
     try:
-        for path in sorted(folder.iterdir()):
-            if path.name not in ("kernel", "ovmf", "ovmf-variables"):
-                replace_file(keep / path.name, path.read_bytes(), None, synced=False)
+        for guest in guests:
+            into = keep if len(guests) == 1 else keep / guest.folder.name
+            into.mkdir(exist_ok=True)
+            for path in sorted(guest.folder.iterdir()):
+                if path.is_file() and path.name not in _NOT_KEPT:
+                    replace_file(into / path.name, path.read_bytes(), None, synced=False)
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.findings import document_findings
-from homenode.domain.iommu import smmu_left_out
+from homenode.domain.iommu import can_accelerate, edit_smmus, smmu_buses, smmu_left_out
 from homenode.domain.iommufd import (
     can_have_iommufd,
     edit_iommufd,
@@ -17,6 +17,7 @@ from homenode.domain.iommufd import (
 )
 from homenode.domain.kept import read_kept
 from homenode.domain.machine_limits import check_vcpus
+from homenode.domain.memory import nodemask_not_strict
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
@@ -27,6 +28,7 @@ from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.shape.assemble import assemble
+from homenode.tools.versions import Version
 from homenode.topology import Host
 
 
@@ -36,13 +38,14 @@ class Tuning:
 
     original: the document as given, or its copy under another name. document: the tuned one.
     notes: what was wrong with the document before, what to know of the tuned one, and what a copy
-    shares with its original; each opens with its severity.
+    shares with its original; each opens with its severity. libvirt: of the host, None = unknown.
     """
 
     original: bytes
     plan: Plan
     document: bytes
     notes: tuple[str, ...]
+    libvirt: Version | None = None
 
 
 def tune(
@@ -81,15 +84,18 @@ def _on_host(
         iommu_model=guest.iommu_model,
     )
     versions = host.settings.libvirt_version, host.settings.qemu_version
-    uses_iommufd = needs_iommufd(guest, made) and can_have_iommufd(*versions)
-    if needs_iommufd(guest, made) and not uses_iommufd:
+    buses = smmu_buses(guest, made, host)
+    smmu = smmu_left_out(guest, made, buses, *versions)
+    buses = buses if can_accelerate(*versions) else ()
+    needs = needs_iommufd(guest, made)
+    if needs and not can_have_iommufd(*versions):
         limits = (*limits, iommufd_missing(guest, *versions))
-    smmu = smmu_left_out(guest, made)
-    limits = limits if smmu is None else (*limits, smmu)
+    mask = nodemask_not_strict(guest, made, versions[0])
+    limits = (*limits, *(one for one in (smmu, mask) if one is not None))
     notes = (*notes, *map(_sentence, limits))
-    return _tuned(
-        before, source, made, notes, host.settings.libvirt_version if uses_iommufd else None
-    )
+    libvirt = versions[0] if can_have_iommufd(*versions) and (needs or buses) else None
+    tuning = _tuned(before, source, made, notes, libvirt, buses)
+    return replace(tuning, libvirt=versions[0])
 
 
 def tune_manually(
@@ -125,10 +131,14 @@ def _tuned(
     source: str,
     made: Plan,
     notes: tuple[str, ...],
-    iommufd_of: tuple[int, int, int] | None = None,
+    iommufd_of: Version | None = None,
+    smmus: tuple[int, ...] = (),
 ) -> Tuning:
-    """iommufd_of: the libvirt by whose means devices go through iommufd; None = they do not."""
+    """iommufd_of: the libvirt by whose means devices go through iommufd; None = they do not.
+    smmus: buses with an accelerated SMMUv3."""
     after = rewrite(before, made, source)
+    if smmus:
+        after = edit_smmus(open_domain(after, source), smmus).to_bytes()
     if iommufd_of is not None:
         after = edit_iommufd(open_domain(after, source), iommufd_of).to_bytes()
     broken_before = crosscheck(open_domain(before, source))

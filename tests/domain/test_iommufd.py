@@ -1,20 +1,24 @@
 """Devices of an encrypted guest go through iommufd where libvirt can, and a finding says else."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from homenode.bdf import Bdf
 from homenode.cli.planning import version_of
 from homenode.domain.iommufd import has_iommufd
 from homenode.domain.launch_security import refuse_unsafe
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import guest_of, open_domain, read_guest
+from homenode.domain.schema import SCHEMA_PATH, validate
 from homenode.errors import InputError, UsageError
 from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
+from homenode.verify.document.versions import versions_on_host
 from tests.domain_plans import hand_plan
 
 VM = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_bytes()
@@ -112,11 +116,72 @@ def test_a_version_that_is_none_is_refused(text: str) -> None:
         version_of("--libvirt", text)
 
 
-@pytest.mark.parametrize("own", [b"", b"<iommu model='smmuv3'/>"])
-def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(own: bytes) -> None:
+GRACE = PlanOptions(layout="pin-numa-pci", gpu_count=2, vcpus=8, memory_bytes=16 << 30)
+
+
+def grace(own: bytes, libvirt: str, qemu: str, options: PlanOptions = GRACE) -> Tuning:
     bare = (Path(__file__).parents[1] / "domains" / "aarch64-virt.xml").read_bytes()
     start, end = bare.index(b"    <hostdev"), bare.index(b"  </devices>")
-    options = PlanOptions(layout="pin-numa-pci", gpu_count=2, vcpus=8, memory_bytes=16 << 30)
-    made = tune(bare[:start] + own + bare[end:], "vm.xml", options, on("12.2", "11.0", "gh200x4"))
+    xml = bare[:start] + own + bare[end:]
+    return tune(xml, "vm.xml", options, on(libvirt, qemu, "gh200x4"))
+
+
+@pytest.mark.parametrize("own", [b"", b"<iommu model='smmuv3'/>"])
+@pytest.mark.parametrize(("libvirt", "qemu"), [("12.6", "11.1"), ("12.7", "11.0")])
+def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(
+    own: bytes, libvirt: str, qemu: str
+) -> None:
+    made = grace(own, libvirt, qemu)
     assert made.document.count(b"<acpi nodeset='") == 2
+    assert made.document.count(b"<iommu model=") == (1 if own else 0)
     assert any("(smmuv3-left-out)" in note for note in made.notes) == (not own)
+
+
+def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> None:
+    once = grace(b"", "12.7", "11.1")
+    buses = [c.index for c in once.plan.controllers if c.model == "pcie-expander-bus"]
+    for bus in buses:
+        assert f"<driver pciBus='{bus}' accel='on'/>".encode() in once.document
+    assert once.document.count(b"<iommu model='smmuv3'>") == len(buses) == 2
+    assert has_iommufd(open_domain(once.document, "vm"))
+    assert not any("(smmuv3-left-out)" in note for note in once.notes)
+    again = tune(
+        once.document, "vm.xml", PlanOptions("pin-numa-pci"), on("12.7", "11.1", "gh200x4")
+    )
+    assert again.document == once.document
+    document, older = open_domain(once.document, "vm"), on("12.6", "11.1", "gh200x4")
+    too_old = versions_on_host(document, guest_of(document), older)
+    assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
+
+
+def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:
+    both = (Bdf.parse("0006:01:00.0", "nic"), Bdf.parse("0009:01:00.0", "gpu"))
+    options = replace(GRACE, max_nodes=1, vcpus=4, devices=both, gpu_count=None)
+    made = grace(b"", "12.7", "11.1", options)
+    assert b"<iommu" not in made.document
+    assert any("(smmuv3-left-out)" in note for note in made.notes)
+
+
+def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:
+    stale = b"<iommu model='smmuv3'><driver pciBus='77' accel='on'/></iommu>"
+    assert b"pciBus='77'" not in grace(stale, "12.7", "11.1").document
+    assert b"pciBus='77'" not in grace(stale, "12.2", "11.1").document
+
+
+def test_the_newest_schema_takes_what_is_written_for_new_versions() -> None:
+    """HOMENODE_LIBVIRT_SCHEMA: domain.rng of libvirt 12.7 or newer, of its libvirt-common."""
+    schema = Path(os.environ.get("HOMENODE_LIBVIRT_SCHEMA", SCHEMA_PATH))
+    common = schema.with_name("domaincommon.rng")
+    if not common.is_file() or b'name="cmdqv"' not in common.read_bytes():
+        pytest.skip("no schema of libvirt 12.7 or newer: set HOMENODE_LIBVIRT_SCHEMA")
+    amd = VM.replace(b"</devices>", b"<iommu model='amd'/></devices>")
+    policy = b"<launchSecurity type='sev-snp'><policy>0x30000</policy></launchSecurity>"
+    encrypted = ENCRYPTED.replace(b"<launchSecurity type='sev-snp'/>", policy)
+    wide = PlanOptions("pin-numa-smt", vcpus=300, memory_bytes=64 << 30)
+    for made in (
+        grace(b"", "12.8", "11.1"),
+        tuned(encrypted, "12.1", "10.2"),
+        tuned(encrypted, "12.2", "10.2"),
+        tune(amd, "vm.xml", wide, on("12.8", "11.1", "epyc9654-2p-1node")),
+    ):
+        assert validate(made.document, str(schema)) == ((), None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.cpuset import CpuSet
 from homenode.description.shipped import load_shipped
 from homenode.doctor.guest.limits import limits
 from homenode.domain.document import parse_document
@@ -14,7 +15,7 @@ from homenode.plan.guest import GuestMemoryDevice
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, MemoryMode
 from homenode.plan.search.place import place
 from homenode.plan.words.explain import explain
 from homenode.topology import Host
@@ -160,18 +161,50 @@ def test_cells_with_memory_devices_lie_on_nodes_that_hold_both(
     assert holds(placed.nodes, cells)
 
 
-def test_devices_with_a_source_of_their_own_are_counted_on_no_node(hgx: Host) -> None:
-    xml = document(
-        128, 512,
-        memory_device(128, 1, "nvdimm", "<source><path>/dev/dax0.0</path></source>")
-        + memory_device(128, 0, "dimm", "<source><nodemask>1</nodemask></source>"),
-    )  # fmt: skip
+MASKED = memory_device(128, 0, "dimm", "<source><nodemask>1</nodemask></source>")
+
+
+def test_a_device_with_a_file_is_counted_on_no_node(hgx: Host) -> None:
+    file = memory_device(128, 1, "nvdimm", "<source><path>/dev/dax0.0</path></source>")
+    xml = document(128, 512, file + MASKED)
     assert [d.follows_cell for d in read_guest(xml, "vm.xml").memory_devices] == [False, False]
     plan = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx).plan
-    assert sum(r.pages for r in plan.page_reservations) == 256
+    assert sum(r.pages for r in plan.page_reservations) == 256 + 128
     assert plan.aperture is not None
     assert plan.aperture.memlock_bytes == 513 * GIB
     assert any(gap.subject == "memory devices" for gap in plan.gaps)
+
+
+def test_a_node_mask_follows_its_cell_where_the_layout_binds_memory(hgx: Host) -> None:
+    xml = document(128, 512, MASKED)
+    made = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx)
+    (home,) = made.plan.cells[0].host_nodes
+    assert f"<nodemask>{home}</nodemask>".encode() in made.document
+    assert "memory devices" not in [gap.subject for gap in made.plan.gaps]
+    again = tune(made.document, "vm.xml", PlanOptions("pin-numa"), hgx)
+    assert again.document == made.document
+    flat = tune(xml, "vm.xml", PlanOptions("pin-bound"), hgx)
+    nodes = CpuSet(flat.plan.memory_nodes)
+    assert f"<nodemask>{nodes}</nodemask>".encode() in flat.document
+    assert b"<nodemask>1</nodemask>" in tune(xml, "vm.xml", PlanOptions("pin"), hgx).document
+
+
+@pytest.mark.parametrize(
+    ("libvirt", "mode", "is_found"),
+    [
+        ((12, 0, 0), "interleave", False),
+        ((11, 9, 0), "interleave", True),
+        (None, "preferred", True),
+        (None, "strict", False),
+    ],
+)
+def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
+    hgx: Host, libvirt: tuple[int, int, int] | None, mode: str, is_found: bool
+) -> None:
+    host = replace(hgx, settings=replace(hgx.settings, libvirt_version=libvirt))
+    options = PlanOptions("pin-bound", memory_mode=MemoryMode(mode), max_nodes=1)
+    notes = tune(document(64, 512, MASKED), "vm.xml", options, host).notes
+    assert any("(nodemask-not-strict)" in note for note in notes) == is_found
 
 
 def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:

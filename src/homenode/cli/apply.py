@@ -325,7 +325,7 @@ def tuned_on(
 
         say_why_not(error)
         raise SystemExit(error.exit_code) from None
-    gap = refuse_new_errors(tuning.original, tuning.document)
+    gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
     if gap is not None:
         note(f"not checked: {gap}")
     if not quiet:

@@ -318,7 +318,7 @@ def write_document(tuning: Tuning, original: bytes, output: Path, mode: int) -> 
     from homenode.domain.restore import write_tuned
     from homenode.domain.schema import refuse_new_errors
 
-    gap = refuse_new_errors(tuning.original, tuning.document)
+    gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
     if gap is not None:
         note(f"not checked: {gap}")
     if output == STANDARD_OUTPUT:

@@ -454,7 +454,9 @@ def pack(
     note_failures(pool)
     packing = pack_vms(pool, wanted, seconds=seconds)
     tuned = tuned_documents(packing, pool)
-    gaps = {refuse_new_errors(one.original, one.document) for one in tuned.values()} - {None}
+    gaps = {
+        refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
+    } - {None}
     write_packing(output, packing, tuned)
     for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
         note(text)

@@ -1,41 +1,141 @@
 """Guest IOMMU: <iommu> and the split <ioapic> that interrupt remapping needs.
 
-Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not.
+Above 255 vCPUs an x86 guest needs interrupt remapping with 32-bit APIC ids (eim). aarch64 does not;
+there a Grace GPU's driver needs an SMMUv3 that the host's own accelerates. QEMU takes nothing but
+vfio-pci devices of iommufd behind one, all of one SMMU of the host.
+
+Source: <iommu> in formatdomain of libvirt 12.8; -device arm-smmuv3 in qemu(1) 11.1.
 """
 
+from homenode.domain.controllers import pci_controllers
 from homenode.domain.document import DOMAIN_ORDER, Document
 from homenode.domain.edits import (
+    Edit,
     New,
     append,
     apply,
     insert_in_order,
+    remove,
     set_attributes,
 )
 from homenode.domain.features import with_feature
 from homenode.errors import InputError
 from homenode.plan.guest import Guest
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, PortModel
+from homenode.tools.versions import Version
+from homenode.topology import Host
+
+LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
+QEMU_WITH_ACCEL: Version = (11, 1, 0)
+"""First versions with <driver accel=>, and in which QEMU asks the host for ats, oas, ssidsize."""
 
 MOST_VCPUS_WITHOUT = 255
 """libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""
 
 
-def smmu_left_out(guest: Guest, plan: Plan) -> PlanFinding | None:
-    """What a guest with Grace GPUs lacks without an SMMUv3 of its own. Nothing is written: no
-    release of libvirt with `accel` could be named, and an <iommu> that is there stays.
+def smmu_buses(guest: Guest, plan: Plan, host: Host) -> tuple[int, ...]:
+    """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
+    nothing but passed-through devices of one root complex of the host, so of one SMMU."""
+    bus_of = {c.index: c.address.bus for c in plan.controllers}
+    expanders = {c.index for c in plan.controllers if c.model is PortModel.EXPANDER_BUS}
 
-    Source: KubeVirt enhancement VEP-199; DomainIOMMUDriver of libvirtxml, main of 2026-08.
+    def top(bus: int) -> int | None:
+        while bus not in expanders and bus in bus_of:
+            bus = bus_of[bus]
+        return bus if bus in expanders else None
+
+    complexes: dict[int, set[str | None]] = {}
+    grace: set[int] = set()
+    for device in plan.devices:
+        bus = None if device.address is None else top(device.address.bus)
+        if bus is not None:
+            known = host.device(device.bdf)
+            complexes.setdefault(bus, set()).add(None if known is None else known.root_complex)
+            if device.initiator_cells:
+                grace.add(bus)
+    own = {c.address for c in guest.controllers} | {d.address for d in guest.hostdevs}
+    shared = {top(address.bus) for address in guest.addresses if address not in own}
+    return tuple(
+        sorted(
+            bus for bus in grace - shared if len(complexes[bus]) == 1 and None not in complexes[bus]
+        )
+    )
+
+
+def can_accelerate(libvirt: Version | None, qemu: Version | None) -> bool:
+    """libvirt is known to be new enough, and QEMU not known to be too old."""
+    return (libvirt is not None and libvirt >= LIBVIRT_WITH_ACCEL) and (
+        qemu is None or qemu >= QEMU_WITH_ACCEL
+    )
+
+
+def edit_smmus(document: Document, buses: tuple[int, ...]) -> Document:
+    """An accelerated SMMUv3 for each of these buses that has none; ats, ril, oas, ssidsize and
+    cmdqv stay QEMU's, which asks the host. One for the whole machine stays alone."""
+    devices = document.root.child("devices")
+    there = () if devices is None else devices.all("iommu")
+    drivers = [element.child("driver") for element in there]
+    if devices is None or any(d is None or d.get("pciBus") is None for d in drivers):
+        return document
+    have = {None if driver is None else driver.get("pciBus") for driver in drivers}
+    new = [
+        New(
+            "iommu",
+            (("model", "smmuv3"),),
+            (New("driver", (("pciBus", str(bus)), ("accel", "on"))),),
+        )
+        for bus in buses
+        if str(bus) not in have
+    ]
+    return apply(document, append(document, devices, new))
+
+
+def _without_buses(document: Document) -> Document:
+    """Without the accelerated SMMUv3 of buses that are no more."""
+    indices = {str(index) for index, _ in pci_controllers(document)}
+    devices = document.root.child("devices")
+    edits: list[Edit] = []
+    for element in () if devices is None else devices.all("iommu"):
+        driver = element.child("driver")
+        bus = None if driver is None or driver.get("accel") != "on" else driver.get("pciBus")
+        if bus is not None and bus not in indices:
+            edits += remove(document, element)
+    return apply(document, edits)
+
+
+def smmu_left_out(
+    guest: Guest,
+    plan: Plan,
+    buses: tuple[int, ...],
+    libvirt: Version | None,
+    qemu: Version | None,
+) -> PlanFinding | None:
+    """What a guest with Grace GPUs lacks without an accelerated SMMUv3, and what would give it one.
+
+    buses: what `smmu_buses` says. Source: KubeVirt enhancement VEP-199.
     """
-    if guest.iommu_model is not None or not any(d.initiator_cells for d in plan.devices):
+    devices = [device for device in plan.devices if device.initiator_cells]
+    if guest.iommu_model is not None or not devices:
+        return None
+    if not can_accelerate(libvirt, qemu):
+        found = " and ".join(
+            f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
+            for name, version in (("libvirt", libvirt), ("QEMU", qemu))
+        )
+        why = f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {found}"
+        fix = "update them, or name the host's versions with --libvirt and --qemu"
+    elif not buses:
+        why = "no bus of the guest has devices of one root complex of the host alone"
+        fix = "choose --pci-granularity root-complex"
+    else:
         return None
     return PlanFinding(
         id="smmuv3-left-out",
         severity="info",
         subject="<iommu model='smmuv3'>",
-        detail="an accelerated SMMUv3 for each bus with a Grace GPU was left out: it needs QEMU "
-        "11.0 and a libvirt whose schema has <driver pciBus= accel= ats= ril= ssidSize= oas=>; "
-        "without it the GPU's driver in the guest has no address translation of its own",
-        fix="add it by hand where virt-xml-validate takes accel='on'",
+        detail=f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; without "
+        "it the GPU's driver in the guest has no address translation of its own",
+        fix=fix,
     )
 
 
@@ -45,6 +145,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     One that is there gets the switches that it lacks, AMD's too (libvirt 12.2; requirements.py
     refuses an older one). Raises InputError for another model.
     """
+    document = _without_buses(document)
     machine = document.root.at("os", "type")
     arch = None if machine is None else machine.get("arch")
     # iommu_needed is also said of a guest that has one already: that one stays as it is.

@@ -13,8 +13,7 @@ from homenode.domain.edits import Edit, New, append, apply, insert_in_order, set
 from homenode.domain.hostdevs import hostdev_elements
 from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
-
-Version = tuple[int, int, int]
+from homenode.tools.versions import Version
 
 LIBVIRT_WITH_IOMMUFD: Version = (12, 1, 0)
 LIBVIRT_WITH_IOMMUFD_OF_VM: Version = (12, 2, 0)

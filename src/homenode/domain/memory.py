@@ -1,14 +1,20 @@
 """Memory: <memory>, <currentMemory>, <maxMemory> and the memory devices."""
 
+from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_bytes, cell_elements
 from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import Edit, New, apply, insert_in_order, set_attribute, set_text
 from homenode.domain.fields import decimal, format_size, size_bytes
 from homenode.domain.memory_backing import read_page_bytes
 from homenode.errors import InputError
-from homenode.plan.guest import GuestMemoryDevice
-from homenode.plan.model import Plan
+from homenode.plan.guest import Guest, GuestMemoryDevice
+from homenode.plan.layout import GuestCells
+from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.request import MemoryMode
+from homenode.tools.versions import Version
 from homenode.units import bytes_of
+
+LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
 
 def read_memory(document: Document) -> int:
@@ -58,18 +64,20 @@ def read_memory_devices(document: Document) -> tuple[GuestMemoryDevice, ...]:
         node = device.at("target", "node")
         cell = 0 if node is None else decimal(document, node, node.text, "a cell")
         owned = size_bytes(document, size, size.text, size.get("unit"))
-        found.append(GuestMemoryDevice(cell, owned, _follows_cell(document, device)))
+        has_mask = device.at("source", "nodemask") is not None
+        follows = _follows_cell(document, device)
+        found.append(GuestMemoryDevice(cell, owned, follows and not has_mask, follows and has_mask))
     return tuple(found)
 
 
 def _follows_cell(document: Document, device: Element) -> bool:
-    """Whether libvirt takes its memory from the nodes and pages of its cell."""
+    """Whether libvirt takes its pages from its cell's, and its nodes where it has no mask."""
     if device.get("model") in ("nvdimm", "virtio-pmem"):
         return False
     source = device.child("source")
     if source is None:
         return True
-    if source.child("nodemask") is not None or source.child("path") is not None:
+    if source.child("path") is not None:
         return False
     page = source.child("pagesize")
     if page is None:
@@ -102,14 +110,42 @@ def edit_memory(document: Document, plan: Plan) -> Document:
 
 
 def edit_memory_devices(document: Document, plan: Plan) -> Document:
-    """Memory devices on a guest cell that is no more move to cell 0."""
+    """Memory devices on a guest cell that is no more move to cell 0; where the plan binds memory, a
+    <nodemask> follows its cell."""
     cells = len(cell_elements(document))
     edits: list[Edit] = []
     for device in memory_devices(document):
-        node = device.at("target", "node")
-        if node is not None and cells and decimal(document, node, node.text, "a cell") >= cells:
+        node, mask = device.at("target", "node"), device.at("source", "nodemask")
+        cell = 0 if node is None else decimal(document, node, node.text, "a cell")
+        if node is not None and cells and cell >= cells:
             edits += set_text(document, node, "0")
+            cell = 0
+        if mask is None or plan.memory_mode is None or device.get("model") == "sgx-epc":
+            continue
+        mirrored = plan.layout.cells is GuestCells.MIRRORED and cell < len(plan.cells)
+        nodes = CpuSet(plan.cells[cell].host_nodes if mirrored else plan.memory_nodes)
+        if nodes and CpuSet.parse(mask.text.strip(), document.source) != nodes:
+            edits += set_text(document, mask, str(nodes))
     return apply(document, edits)
+
+
+def nodemask_not_strict(guest: Guest, plan: Plan, libvirt: Version | None) -> PlanFinding | None:
+    """What a node mask of memory devices does not give before libvirt 12.0, which took the mode of
+    the cell with it. Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
+    masked = [device for device in guest.memory_devices if device.has_nodemask]
+    if not masked or plan.memory_mode in (None, MemoryMode.STRICT):
+        return None
+    if libvirt is not None and libvirt >= LIBVIRT_WITH_STRICT_MASK:
+        return None
+    found = "unknown" if libvirt is None else ".".join(map(str, libvirt))
+    return PlanFinding(
+        id="nodemask-not-strict",
+        severity="warning",
+        subject="<memory><source><nodemask>",
+        detail=f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
+        f"mask is strict from libvirt 12.0, found {found}",
+        fix="choose --memory-mode strict, or update libvirt",
+    )
 
 
 def _resize(document: Document, element: Element, size: int) -> list[Edit]:

@@ -7,12 +7,11 @@ NEWS; QEMU's change logs.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.domain.iommu import MOST_VCPUS_WITHOUT
+from homenode.domain.iommu import LIBVIRT_WITH_ACCEL, MOST_VCPUS_WITHOUT, QEMU_WITH_ACCEL
 from homenode.errors import HostError
 from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestCache, Plan, PortModel
-
-Version = tuple[int, int, int]
+from homenode.tools.versions import Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,11 @@ ADDRESS_BITS = Requirement("<maxphysaddr>", (8, 7, 0), (2, 7, 0))
 WINDOW = Requirement("<qemu:commandline> -fw_cfg", (0, 8, 3), (2, 6, 0))
 INITIATORS = Requirement("<hostdev><acpi nodeset=>", (11, 8, 0), (9, 0, 0))
 IOMMU = Requirement("<iommu><driver eim=>", (3, 4, 0), (2, 8, 0))
-AMD_IOMMU = Requirement("<iommu model='amd'><driver xtsup=>", (12, 2, 0), (9, 2, 0))
+AMD_IOMMU = Requirement("<iommu model='amd'><driver xtsup=>", (12, 2, 0), (9, 0, 0))
+AMD_IOMMU_VFIO = Requirement(
+    "<iommu model='amd'><driver xtsup=> with passed-through devices", (12, 2, 0), (9, 2, 0)
+)
+SMMU = Requirement("<iommu model='smmuv3'><driver accel=>", LIBVIRT_WITH_ACCEL, QEMU_WITH_ACCEL)
 RECORD = Requirement("<metadata>", (0, 9, 10), None)
 
 
@@ -131,7 +134,8 @@ def _needed(plan: Plan, is_virt: bool, iommu_model: str | None) -> Iterator[Requ
         if plan.aperture.firmware_mmio64_mib is not None:
             yield WINDOW
     if plan.iommu_needed and plan.vcpus > MOST_VCPUS_WITHOUT and not is_virt:
-        yield AMD_IOMMU if iommu_model == "amd" else IOMMU
+        amd = AMD_IOMMU_VFIO if plan.devices else AMD_IOMMU
+        yield amd if iommu_model == "amd" else IOMMU
     if plan.vcpu_pins:
         yield RECORD
 

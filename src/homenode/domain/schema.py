@@ -6,8 +6,10 @@ from pathlib import Path
 
 from lxml import etree
 
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError, InputError, ToolError
 from homenode.gap import Gap
+from homenode.process import run
+from homenode.tools.versions import Version
 
 SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 """Where every distribution's libvirt-common puts it."""
@@ -45,11 +47,12 @@ def validate(
     return tuple(SchemaError(entry.line, entry.message) for entry in schema.error_log), None
 
 
-def refuse_new_errors(before: bytes, after: bytes) -> Gap | None:
+def refuse_new_errors(before: bytes, after: bytes, libvirt: Version | None = None) -> Gap | None:
     """Checks that an edit kept a document valid; the gap says why nothing was checked.
 
-    A document that was not valid before (elements newer than the installed schema) is not judged.
-    Raises HomenodeError where the edit broke it.
+    A document that was not valid before (elements newer than the installed schema) is not judged,
+    nor one for a newer libvirt than the installed one. Raises HomenodeError where the edit broke
+    it.
     """
     errors, gap = validate(after)
     if gap is not None or not errors:
@@ -60,11 +63,34 @@ def refuse_new_errors(before: bytes, after: bytes) -> Gap | None:
         return Gap(
             "domain.rng", f"the original is not valid either, line {first.line}: {first.message}"
         )
+    installed = _installed()
+    if libvirt is not None and installed is not None and libvirt > installed:
+        return Gap(
+            "domain.rng",
+            f"the document is for libvirt {_text(libvirt)}; the schema of the installed "
+            f"{_text(installed)} says {errors[0].message}",
+        )
     raise HomenodeError(
         f"line {errors[0].line} of the tuned document: the installed libvirt's schema says "
         f"{errors[0].message}",
         hint="nothing was written; this libvirt may be older than what the layout needs",
     )
+
+
+def _installed() -> Version | None:
+    """The version of the libvirt whose schema is installed; None where no virsh says it."""
+    try:
+        said = run(("virsh", "--version"), 10)
+    except ToolError:
+        return None
+    numbers = said.stdout.strip().split(".")
+    if len(numbers) != 3 or not all(one.isascii() and one.isdigit() for one in numbers):
+        return None
+    return int(numbers[0][:9]), int(numbers[1][:9]), int(numbers[2][:9])
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))
 
 
 @lru_cache(maxsize=4)

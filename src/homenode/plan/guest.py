@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
+from homenode.plan.layout import Layout, MemoryBinding
 
 
 class GuestAddress(PciAddress):
@@ -60,12 +61,18 @@ class GuestMemoryDevice:
 
     cell: the guest cell that it is plugged into; 0 where the document names none. size_bytes: the
     most that it holds. follows_cell: its memory comes from where the cell's comes from; False with
-    a file, host nodes or pages of its own.
+    a file, host nodes or pages of its own. has_nodemask: host nodes alone are its own.
     """
 
     cell: int
     size_bytes: int
     follows_cell: bool = True
+    has_nodemask: bool = False
+
+    def lies_with_cell(self, layout: Layout) -> bool:
+        """Whether a plan says where its memory lies: one that binds memory sets a node mask too."""
+        bound = layout.memory is not MemoryBinding.AS_IT_WAS
+        return self.follows_cell or (self.has_nodemask and bound)
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,14 +87,15 @@ def device_pages(host: Host, request: GuestRequest) -> tuple[tuple[int, int], ..
     return tuple(
         (device.cell, -(-device.size_bytes // page))
         for device in request.guest.memory_devices
-        if device.follows_cell
+        if device.lies_with_cell(request.layout)
     )
 
 
 def memory_text(request: GuestRequest) -> str:
     """The guest's memory for a message: "8 GiB", "8 GiB and 4 GiB in memory devices"."""
     text = format_bytes(request.memory_bytes)
-    more = sum(d.size_bytes for d in request.guest.memory_devices if d.follows_cell)
+    devices = request.guest.memory_devices
+    more = sum(d.size_bytes for d in devices if d.lies_with_cell(request.layout))
     return f"{text} and {format_bytes(more)} in memory devices" if more else text
 
 

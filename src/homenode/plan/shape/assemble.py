@@ -221,7 +221,7 @@ def _memory_of_node(
     if not placement.memory_nodes:
         return None
     total: dict[NodeIndex, int] = {}
-    devices = device_bytes_of_cells(request.guest, len(cells))
+    devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
     for cell, more in zip(cells, devices, strict=True):
         owned = cell.memory_bytes + more
         if len(cell.host_nodes) == 1:

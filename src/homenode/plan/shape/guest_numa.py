@@ -69,7 +69,7 @@ def guest_memory(host: Host | None, request: GuestRequest, placement: Placement)
             for i in range(len(counts))
         )
     reservations, findings = _reserve(host, request, placement, cells, page_bytes)
-    gaps += device_gaps(request.guest)
+    gaps += device_gaps(request.guest, request.layout)
     return GuestMemory(cells, reservations, findings, tuple(gaps))
 
 
@@ -283,7 +283,7 @@ def _reserve(
     }
     pages_of_node: dict[NodeIndex, int] = {}
     if request.layout.cells is GuestCells.MIRRORED:
-        devices = device_bytes_of_cells(request.guest, len(cells))
+        devices = device_bytes_of_cells(request.guest, request.layout, len(cells))
         for cell, more in zip(cells, devices, strict=True):
             left = cell.memory_bytes // page_bytes + -(-more // page_bytes)
             for node in cell.host_nodes:
@@ -296,7 +296,7 @@ def _reserve(
         # Over several nodes only the sum is certain; interleave takes them evenly, and an even
         # reservation serves strict and preferred as well.
         nodes = sorted(placement.memory_nodes)
-        more = sum(device_bytes_of_cells(request.guest, 1))
+        more = sum(device_bytes_of_cells(request.guest, request.layout, 1))
         whole = request.memory_bytes // page_bytes + -(-more // page_bytes)
         pages, extra = divmod(whole, len(nodes))
         pages_of_node = {node: pages + (i < extra) for i, node in enumerate(nodes)}

@@ -2,24 +2,25 @@
 
 from homenode.gap import Gap
 from homenode.plan.guest import Guest
+from homenode.plan.layout import Layout
 from homenode.units import format_bytes
 
 
-def device_bytes_of_cells(guest: Guest, cells: int) -> tuple[int, ...]:
+def device_bytes_of_cells(guest: Guest, layout: Layout, cells: int) -> tuple[int, ...]:
     """Bytes of memory devices in each of so many cells, those that lie where their cell lies.
 
     A device on a cell that is no more moves to cell 0, as the rewritten document says.
     """
     owned = [0] * cells
     for device in guest.memory_devices:
-        if device.follows_cell:
+        if device.lies_with_cell(layout):
             owned[device.cell if device.cell < cells else 0] += device.size_bytes
     return tuple(owned)
 
 
-def device_gaps(guest: Guest) -> tuple[Gap, ...]:
+def device_gaps(guest: Guest, layout: Layout) -> tuple[Gap, ...]:
     """What of the memory devices lies on no node that a plan could name."""
-    apart = sum(d.size_bytes for d in guest.memory_devices if not d.follows_cell)
+    apart = sum(d.size_bytes for d in guest.memory_devices if not d.lies_with_cell(layout))
     if not apart:
         return ()
     return (

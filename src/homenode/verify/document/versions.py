@@ -16,6 +16,7 @@ from homenode.domain.requirements import (
     IOMMU,
     IOTHREAD_PINS,
     MEMNODE,
+    SMMU,
     SWITCH,
     TOPOEXT,
     Requirement,
@@ -77,5 +78,8 @@ def _needed(document: Document, guest: Guest) -> Iterator[Requirement]:
         yield SWITCH
     if guest.pcihole64_bytes is not None:
         yield HOLE
-    if root.at("devices", "iommu", "driver") is not None:
-        yield IOMMU
+    devices = root.child("devices")
+    for iommu in () if devices is None else devices.all("iommu"):
+        driver = iommu.child("driver")
+        if driver is not None:
+            yield SMMU if driver.get("accel") == "on" else IOMMU

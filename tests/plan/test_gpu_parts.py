@@ -1,5 +1,6 @@
 """A virtual function is a part of its GPU: on its node, and shared with its siblings."""
 
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -13,16 +14,15 @@ from homenode.description.shipped import load_shipped
 from homenode.discover import discover
 from homenode.doctor.diagnosis import diagnose
 from homenode.domain.read import open_domain, read_guest
-from homenode.errors import HomenodeError, InputError
+from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
-from homenode.targets.planned import plan_for_target
-from homenode.targets.vm_file import vm_of_options
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.verify.document.as_planned import as_planned
+from homenode.verify.document.devices import devices_on_host
 from homenode.verify.domain_facts import domain_facts
 from tests.verify_documents import PLAIN
 
@@ -181,11 +181,8 @@ def test_what_no_vm_can_have_is_refused(options: dict[str, Any], expected: str) 
     assert expected in str(caught.value) + str(caught.value.hint)
 
 
-def test_a_target_other_than_libvirt_refuses_a_vgpu_and_a_document_loses_it_to_others() -> None:
+def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None:
     host = divided()
-    options = PlanOptions(layout="pin", vcpus=2, memory_bytes=4 << 30, mediated=(UUIDS[0],))
-    with pytest.raises(InputError, match=f"found the vGPU {UUIDS[0]}"):
-        plan_for_target(vm_of_options(options, "x86_64"), options, host, "qemu")
     first = tuned(host, mediated=(UUIDS[0],)).document
     other = tune(
         first,
@@ -198,3 +195,9 @@ def test_a_target_other_than_libvirt_refuses_a_vgpu_and_a_document_loses_it_to_o
     unknown = first.replace(UUIDS[0].encode(), b"11111111-2222-4333-8444-555555555555")
     kept = tune(unknown, "vm", PlanOptions(layout="pin-numa-pci"), host)
     assert b"11111111-2222-4333-8444-555555555555" in kept.document
+    (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
+    assert "11111111-2222-4333-8444-555555555555" in gap.subject
+    facts = domain_facts(open_domain(unknown, "vm"))
+    assert "device-of-no-host" in {finding.id for finding in devices_on_host(facts, host)}
+    bare = replace(host, pci_devices=())
+    assert "device-of-no-host" not in {finding.id for finding in devices_on_host(facts, bare)}

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
+from homenode.gap import Gap
 from homenode.pci import DeviceKind, GpuPart, PartKind, PciDevice
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.topology import Host
@@ -40,6 +41,24 @@ def with_mediated(guest: Guest, host: Host | None) -> Guest:
             refuse_second(function, hostdevs)
             hostdevs.append(GuestHostdev(function, device.address, uuid=device.uuid))
     return replace(guest, hostdevs=tuple(hostdevs))
+
+
+def unknown_mediated(guest: Guest, host: Host | None) -> tuple[str, ...]:
+    """UUIDs of the guest's mediated devices that the host does not show; () without a host."""
+    known = {} if host is None else functions_of_parts(host)
+    return () if host is None else tuple(d.uuid for d in guest.mediated if d.uuid not in known)
+
+
+def mediated_gaps(guest: Guest, host: Host | None) -> tuple[Gap, ...]:
+    """What a plan does not know of mediated devices."""
+    return tuple(
+        Gap(
+            f"mediated device {uuid}",
+            "the host shows none of that UUID: its GPU and node are unknown, and it counts for "
+            "nothing; virsh nodedev-list --cap mdev lists those that are there",
+        )
+        for uuid in unknown_mediated(guest, host)
+    )
 
 
 def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:

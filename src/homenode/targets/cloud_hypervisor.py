@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import Guest, GuestHostdev
+from homenode.pci import canonical_uuid
+from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan
 from homenode.targets.qemu_command import size_of, size_text
@@ -69,6 +70,10 @@ SUPPORT = {
     Feature.INITIATORS: native("`--numa device_id=`"),
     Feature.WINDOW: native("every segment has its own window, sized by the program"),
     Feature.IOMMU: lost("its IOMMU is virtio-iommu", "more than 254 vCPUs are refused"),
+    Feature.VGPUS: lost(
+        "NVIDIA's vGPU manager finds the VM of a vGPU by the -uuid of QEMU's command line",
+        "vGPUs are refused",
+    ),
 }
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
@@ -207,7 +212,8 @@ def read_guest(content: bytes, source: str) -> Guest:
         guest,
         cpu_topology=facts.topology,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
-        hostdevs=tuple(GuestHostdev(bdf, None) for bdf, _ in facts.devices),
+        hostdevs=facts.hostdevs,
+        mediated=facts.mediated,
         siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
         launch_security="sev-snp" if platform.get("sev_snp") == "on" else security,
     )
@@ -255,10 +261,11 @@ def read_facts(content: bytes, source: str) -> VmFacts:
             ]
     devices, name_of = [], {}
     for keys in _of(options, "--device"):
-        bdf = _device(keys)
+        host = _device(keys)
         cell = cell_of_segment.get(_number({"s": keys.get("pci_segment", "0")}, "s", source))
-        devices.append((bdf, cell))
-        name_of[keys.get("id", "")] = bdf
+        devices.append((host, cell))
+        if isinstance(host, Bdf):
+            name_of[keys.get("id", "")] = host
     initiators: dict[Bdf, list[int]] = {}
     for number, name in ids.items():
         if name in name_of:
@@ -277,8 +284,9 @@ def read_facts(content: bytes, source: str) -> VmFacts:
     )
 
 
-def _device(keys: Mapping[str, str]) -> Bdf:
-    return Bdf.parse(keys.get("path", "").rstrip("/").rpartition("/")[2], "--device path")
+def _device(keys: Mapping[str, str]) -> Bdf | str:
+    name = keys.get("path", "").rstrip("/").rpartition("/")[2]
+    return canonical_uuid(name) or Bdf.parse(name, "--device path")
 
 
 def _emulator(content: bytes, source: str) -> CpuSet | None:
@@ -487,10 +495,12 @@ def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:
     planned = {device.bdf for device in plan.devices}
     ours = [option for option in options if option.name in _OURS]
     devices = [(_device(keys), keys) for keys in _of(ours, "--device")]
-    ids = {bdf: keys["id"] for bdf, keys in devices if "id" in keys}
+    ids = {bdf: keys["id"] for bdf, keys in devices if "id" in keys and isinstance(bdf, Bdf)}
     words = _words(plan, there, {b: i for b, i in ids.items() if not _OUR_ID.match(i)})
     for bdf, keys in devices:
-        if bdf in planned:
+        if isinstance(bdf, str):
+            words.append(("--device", _merged({}, keys)))  # of no plan: it stays
+        elif bdf in planned:
             words = [
                 (name, _carried(value, keys) if f"/{bdf}/" in value else value)
                 for name, value in words

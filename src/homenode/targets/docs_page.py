@@ -25,9 +25,6 @@ def _head() -> Iterator[str]:
         "* **indirectly**: by raw arguments or a script, at the price that is named.",
         "* **lost**: the hypervisor cannot say it; what the guest or the host then lacks is named.",
         "",
-        "vGPUs (mediated devices, and virtual functions with a vGPU type) are written for libvirt",
-        "alone: every target refuses them, because its file would bind them to vfio-pci.",
-        "",
     )
 
 

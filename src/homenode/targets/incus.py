@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest, GuestHostdev
+from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.qemu_command import size_of
@@ -90,6 +90,10 @@ SUPPORT = {
         "Incus has no key for the PCI window", "large BARs need an OVMF of 2023 or newer"
     ),
     Feature.IOMMU: lost("Incus writes no guest IOMMU", "more than 255 vCPUs are refused"),
+    Feature.VGPUS: lost(
+        "`gputype: mdev` makes a mediated device by type at each start, and takes none that exists",
+        "vGPUs are refused",
+    ),
 }
 
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
@@ -173,7 +177,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     return replace(
         guest,
         firmware="efi",
-        hostdevs=tuple(GuestHostdev(bdf, None) for bdf, _ in facts.devices),
+        hostdevs=facts.hostdevs,
         launch_security="sev" if instance.value("security.sev", source) == "true" else None,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.plan.gpu_parts import parts_at
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding
@@ -35,6 +36,7 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB
+from homenode.wording import printable
 
 TITLE = "OpenStack"
 SOURCE = "Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware"
@@ -77,6 +79,9 @@ SUPPORT = {
         "large BARs need an OVMF of 2023 or newer, which sizes the window itself",
     ),
     Feature.IOMMU: native("`hw:viommu_model=intel`"),
+    Feature.VGPUS: indirect(
+        "`resources:VGPU=1` for a mediated device, an alias for functions", "which is Nova's choice"
+    ),
 }
 
 _LISTED = re.compile(r"(?<![^=,\s])([^=,\s]++)='([^']*+)'", re.ASCII)
@@ -223,6 +228,7 @@ def render(
         specs |= dict.fromkeys((key for key in before if _OWNED.match(key)), None)
     specs |= _wanted(plan, host)
     findings = [*_nova_conf(plan, host), *_aliases(plan, host, before, specs)]
+    findings += _vgpu(plan, host, specs)
     properties = _image(plan, guest)
     if given is None:
         content = {
@@ -345,7 +351,8 @@ def _aliases(
 ) -> list[PlanFinding]:
     """An alias for each kind of device; those of the flavor stay where their number is right."""
     kinds: dict[tuple[int | None, int | None], list[Bdf]] = {}
-    for device in plan.devices:
+    functions = [device for device in plan.devices if device.uuid is None]
+    for device in functions:
         known = None if host is None else host.device(device.bdf)
         ids = (None, None) if known is None else (known.vendor_id, known.device_id)
         kinds.setdefault(ids, []).append(device.bdf)
@@ -354,7 +361,7 @@ def _aliases(
     there = before.get("pci_passthrough:alias")
     counts = [word.rpartition(":")[2] for word in (there or "").split(",")]
     total = sum(int(one) for one in counts if one.isdigit() and len(one) < 6)
-    if there is not None and total == len(plan.devices):
+    if there is not None and total == len(functions):
         return []
     words, findings = [], []
     for (vendor, product), devices in sorted(kinds.items(), key=str):
@@ -376,6 +383,47 @@ def _aliases(
             )
         )
     specs["pci_passthrough:alias"] = ",".join(words)
+    return findings
+
+
+def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[PlanFinding]:
+    """The resource of a mediated device, and what nova.conf says of vGPUs.
+
+    Source: doc/source/admin/virtual-gpu.rst and pci-passthrough.rst of Nova.
+    """
+    findings = [
+        PlanFinding(
+            id="target-nova-conf",
+            severity="info",
+            subject=f"OpenStack: vGPU {device.bdf}",
+            detail="its driver on the host must stay, or the vGPU is lost",
+            fix=f'nova.conf, [pci]: device_spec = {{"address": "{device.bdf}", "managed": "no"}}',
+        )
+        for device in plan.devices
+        if device.uuid is None and not device.managed
+    ]
+    mediated = [device for device in plan.devices if device.uuid is not None]
+    if len(mediated) > 1:
+        raise InputError(
+            f"openstack: expected one mediated device, found {len(mediated)}: hypervisors of Nova "
+            "take one for each server",
+            hint="choose one of a larger type",
+        )
+    for device in mediated:
+        parts = () if host is None else parts_at(host.device_at, device.bdf)
+        profile = next((p.profile for p in parts if p.uuid == device.uuid), None)
+        specs["resources:VGPU"] = "1"
+        findings.append(
+            PlanFinding(
+                id="target-nova-conf",
+                severity="info",
+                subject=f"OpenStack: vGPU {device.uuid}",
+                detail=f"Nova takes a free one of the enabled types, and {printable(profile or '')}"
+                f" of {device.bdf} only where no other is enabled",
+                fix=f"nova.conf, [devices]: enabled_mdev_types, and device_addresses = {device.bdf}"
+                " in the section of the type",
+            )
+        )
     return findings
 
 

@@ -10,7 +10,15 @@ from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.targets.qm_conf import OWN_SLOTS
-from homenode.targets.target import Rendering, target_findings, target_named
+from homenode.targets.target import (
+    Feature,
+    Level,
+    Rendering,
+    features_of,
+    is_vgpu,
+    target_findings,
+    target_named,
+)
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
 
@@ -36,7 +44,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     if vm.kind != target:
         vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
     made = plan(host, request_for(vm.guest, options, host))
-    _refuse_vgpus(made, target)
+    _refuse_lost_vgpus(made, target)
     if target in ("qemu", "proxmox", "incus"):
         is_virt = vm.guest.is_virt
         refuse_older(made, None, host.settings.qemu_version, is_virt=is_virt)
@@ -47,15 +55,15 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     return TargetPlan(made, target, given, rendering, findings)
 
 
-def _refuse_vgpus(plan: Plan, target: str) -> None:
-    """Each of these hypervisors binds what it is given to vfio-pci, which ends a vGPU."""
-    for device in plan.devices:
-        if device.uuid is not None or not device.managed:
-            raise InputError(
-                f"target {target}: expected whole devices and virtual functions, found the vGPU "
-                f"{device.uuid or device.bdf}",
-                hint="plan it for libvirt: leave --target out",
-            )
+def _refuse_lost_vgpus(plan: Plan, target: str) -> None:
+    """A file that cannot say a vGPU would pass its GPU, which ends the vGPUs of other VMs."""
+    support = target_named(target).SUPPORT[Feature.VGPUS]
+    if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
+        names = ", ".join(d.uuid or str(d.bdf) for d in plan.devices if is_vgpu(d))
+        raise InputError(
+            f"target {target}: expected whole devices, found the vGPU {names}: {support.how}",
+            hint="plan it for libvirt, qemu or proxmox",
+        )
 
 
 def _moved(guest: Guest, target: str, source: str) -> Guest:

@@ -27,6 +27,8 @@ from homenode.targets.qemu_command import (
     size_text,
     slots_shared,
     smp_text,
+    uuid_words,
+    vfio_text,
 )
 from homenode.targets.qm_conf import (
     HOSTPCI,
@@ -47,6 +49,7 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     indirect,
+    is_vgpu,
     lost,
     native,
     pus_of,
@@ -96,6 +99,10 @@ SUPPORT = {
         "by -global in `args`", "the window of OVMF before 2023 must be set by hand"
     ),
     Feature.IOMMU: native("`machine: q35,viommu=intel`"),
+    Feature.VGPUS: indirect(
+        "by vfio-pci and -uuid in `args`: `mdev=` of hostpciN makes another one at each start",
+        "its web page does not show it, and another VM can take it",
+    ),
 }
 
 _MOST_CELLS = 8
@@ -154,7 +161,12 @@ def render(
     findings: list[PlanFinding] = []
     mirrored = any(device.cell is not None for device in plan.devices) and bool(plan.controllers)
     wanted |= _hostpci(plan, conf, source, findings, mirrored=mirrored)
-    wanted["args"] = _with_args(conf.values.get("args"), _args_of(plan, mirrored=mirrored), source)
+    args = conf.values.get("args")
+    if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
+        args = " ".join(
+            (*filter(None, [args]), *(w for pair in uuid_words(plan, guest) for w in pair))
+        )
+    wanted["args"] = _with_args(args, _args_of(plan, mirrored=mirrored), source)
     hook = _hook(plan, mirrored=mirrored)
     suffix = ".hook.sh"
     if hook is not None:
@@ -262,7 +274,7 @@ def _hostpci(
     plan: Plan, conf: Conf, source: str, findings: list[PlanFinding], *, mirrored: bool
 ) -> dict[str, str | None]:
     """hostpciN lines: as they are where their devices stay, gone where args has them."""
-    planned = {device.bdf for device in plan.devices}
+    planned = {device.bdf for device in plan.devices if not is_vgpu(device)}
     lines: dict[str, str | None] = {}
     there: set[Bdf] = set()
     for key in filter(HOSTPCI.match, conf.values):
@@ -270,7 +282,7 @@ def _hostpci(
         keys = dict(pairs)
         names = [n for n in (keys.get("", "") or keys.get("host", "")).split(";") if n]
         functions = {function_of(name, f"{source}: {key}") for name in names}
-        if not functions:
+        if not functions or "mdev" in keys:
             findings.append(_left(key, "names a mapping or a mediated device: it stays as it is"))
         elif mirrored and functions & planned:
             lines[key] = None
@@ -292,7 +304,7 @@ def _hostpci(
     free = iter(f"hostpci{i}" for i in range(_MOST_DEVICES) if f"hostpci{i}" not in in_use)
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.devices:
-        if device.bdf not in there:
+        if device.bdf not in there and not is_vgpu(device):
             groups.setdefault(device.group, []).append(device.bdf)
     pcie = ",pcie=1" if "q35" in conf.values.get("machine", "" if conf.values else "q35") else ""
     for members in groups.values():
@@ -337,6 +349,12 @@ def _args_of(plan: Plan, *, mirrored: bool) -> str:
         words.append(("-global", f"q35-pcihost.pci-hole64-size={size}"))
     if mirrored:
         words += _tree_words(plan)
+    else:
+        words += [
+            ("-device", f"{vfio_text(device)},id={_ID}dev{number}")
+            for number, device in enumerate(plan.devices)
+            if is_vgpu(device)
+        ]
     return " ".join(f"{option} {value}" for option, value in words)
 
 
@@ -348,7 +366,7 @@ def _tree_words(plan: Plan) -> list[tuple[str, str]]:
     words = [("-device", tree.controller(controller)) for controller in controllers]
     for number, device in enumerate(plan.devices):
         at = "" if device.address is None else tree.at(device.address)
-        words.append(("-device", f"vfio-pci,host={device.bdf},id={_ID}dev{number}{at}"))
+        words.append(("-device", f"{vfio_text(device)},id={_ID}dev{number}{at}"))
         words += [
             (
                 "-object",

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
+from homenode.pci import canonical_uuid
+from homenode.plan.guest import Guest, GuestAddress, GuestPciController
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.qemu_command import (
@@ -19,6 +20,8 @@ from homenode.targets.qemu_command import (
     size_text,
     slots_shared,
     smp_text,
+    uuid_words,
+    vfio_text,
 )
 from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
 from homenode.targets.target import (
@@ -65,6 +68,11 @@ SUPPORT = {
     Feature.INITIATORS: native("-object acpi-generic-initiator (QEMU 9.0)"),
     Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
     Feature.IOMMU: native("-device intel-iommu"),
+    Feature.VGPUS: indirect(
+        "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by which "
+        "NVIDIA's vGPU manager knows the VM",
+        "nothing keeps another VM from taking the same vGPU",
+    ),
 }
 
 _HEAD = """#!/usr/bin/env bash
@@ -181,11 +189,12 @@ def command(plan: Plan, guest: Guest) -> tuple[str, ...]:
     words += [("-device", tree.controller(controller)) for controller in controllers]
     for number, device in enumerate(plan.devices):
         at = tree.at(places[device.bdf])
-        words.append(("-device", f"vfio-pci,host={device.bdf},id=hostdev{number}{at}"))
+        words.append(("-device", f"{vfio_text(device)},id=hostdev{number}{at}"))
         words += [
             ("-object", f"acpi-generic-initiator,id=gi{cell},pci-dev=hostdev{number},node={cell}")
             for cell in device.initiator_cells
         ]
+    words += uuid_words(plan, guest)
     words += [("-object", f"iothread,id=iothread{i + 1}") for i in range(len(plan.iothread_pus))]
     window = plan.aperture
     if window is not None and window.pcihole64_bytes is not None and guest.is_q35:
@@ -287,7 +296,9 @@ def read_guest(content: bytes, source: str) -> Guest:
         cpu_topology=facts.topology,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),
         iothreads=len(facts.iothread_pus),
-        hostdevs=tuple(GuestHostdev(bdf, None) for bdf, _ in facts.devices),
+        uuid=canonical_uuid(options.get("uuid") or ""),
+        hostdevs=facts.hostdevs,
+        mediated=facts.mediated,
         siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
     )
 

@@ -7,15 +7,17 @@ a value is doubled, a key may be given several times.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID, uuid5
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.pci import canonical_uuid
+from homenode.plan.guest import Guest, GuestAddress, GuestPciController
 from homenode.plan.layout import GuestCells
-from homenode.plan.model import GuestCache, Plan, PlannedCell
+from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import MemoryMode
-from homenode.targets.target import CellFact, VmFacts
+from homenode.targets.target import CellFact, VmFacts, is_vgpu
 from homenode.units import GIB, KIB, MIB, TIB
 
 DEVICE_OF_MODEL: Mapping[str, str] = {
@@ -37,6 +39,10 @@ _POLICY_OF_MODE = {
     MemoryMode.PREFERRED: "preferred",
 }
 _MODE_OF_POLICY = {policy: mode.value for mode, policy in _POLICY_OF_MODE.items()}
+_MEDIATED = "/sys/bus/mdev/devices/"
+_NAMESPACE = UUID("6c5bd0d3-43f1-4c65-9c2e-8f6d3a4c5b10")
+"""Of UUIDs that are made of a VM's name."""
+
 _UNITS = (("G", GIB), ("M", MIB), ("K", KIB))
 _SIZE = re.compile(r"([0-9]{1,20})([BKMGT]?)(?:i?B)?\Z", re.ASCII | re.IGNORECASE)
 _FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
@@ -151,6 +157,22 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
     if bits is not None:
         words += ["host-phys-bits=off", f"phys-bits={bits}"]
     return ",".join(words)
+
+
+def vfio_text(device: PlannedDevice) -> str:
+    """-device of a passed-through function or mediated device, without its place.
+
+    Source: NVIDIA vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line".
+    """
+    if device.uuid is not None:
+        return f"vfio-pci,sysfsdev={_MEDIATED}{device.uuid}"
+    return f"vfio-pci,host={device.bdf}"
+
+
+def uuid_words(plan: Plan, guest: Guest) -> Iterator[tuple[str, str]]:
+    """-uuid, by which NVIDIA's vGPU manager knows the VM of a vGPU; none without a vGPU."""
+    if any(map(is_vgpu, plan.devices)):
+        yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +317,7 @@ def facts_of(options: Options, source: str) -> VmFacts:
         page_bytes=max((page for page in pages if page is not None), default=None),
         topology=_topology(smp, source),
         cells=tuple(cells),
-        devices=tuple((d.bdf, d.cell) for d in tree.devices if d.bdf is not None),
+        devices=tuple((d.host, d.cell) for d in tree.devices),
         initiators=_initiators(objects, tree, source),
         has_iommu=any(o == "device" and (v or "").startswith("intel-iommu") for o, v in options),
         hole_bytes=hole,
@@ -343,10 +365,10 @@ def _cell(
 
 @dataclass(frozen=True, slots=True)
 class TreeDevice:
-    """An endpoint. bdf: None where it is no function of the host. id: "" where it has none."""
+    """An endpoint. host: its function or mediated device there. id: "" where it has none."""
 
     id: str
-    bdf: Bdf | None
+    host: Bdf | str
     address: GuestAddress | None
     cell: int | None
 
@@ -382,10 +404,17 @@ def device_tree(options: Options, source: str) -> DeviceTree:
                 GuestPciController(number, _MODEL_OF_DEVICE[driver], address, bus_nr, node)
             )
         elif driver == "vfio-pci":
-            bdf = Bdf.parse(keys.get("host", ""), f"{source}: vfio-pci")
             cell = None if address is None else cell_of.get(address.bus)
-            devices.append(TreeDevice(keys.get("id", ""), bdf, address, cell))
+            host = _host_of(keys, f"{source}: vfio-pci")
+            devices.append(TreeDevice(keys.get("id", ""), host, address, cell))
     return DeviceTree(tuple(controllers), tuple(devices))
+
+
+def _host_of(keys: Mapping[str, str], source: str) -> Bdf | str:
+    """The function, or the UUID of the mediated device, that a vfio-pci device is."""
+    path = keys.get("sysfsdev", "").rstrip("/")
+    uuid = canonical_uuid(path.rpartition("/")[2]) if "/mdev/" in path else None
+    return uuid or Bdf.parse(path.rpartition("/")[2] or keys.get("host", ""), source)
 
 
 def _address(
@@ -406,7 +435,7 @@ def _address(
 def _initiators(
     objects: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]], tree: DeviceTree, source: str
 ) -> tuple[tuple[Bdf, CpuSet], ...]:
-    of_id = {device.id: device.bdf for device in tree.devices if device.bdf is not None}
+    of_id = {d.id: d.host for d in tree.devices if isinstance(d.host, Bdf)}
     found: dict[Bdf, list[int]] = {}
     for kind, pairs in objects.values():
         keys = dict(pairs)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import Guest, GuestAddress, GuestHostdev
+from homenode.pci import canonical_uuid
+from homenode.plan.guest import Guest, GuestAddress
 from homenode.plan.request import MemoryMode
 from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
 from homenode.targets.target import VmFacts, new_guest
@@ -89,7 +90,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     arch = values.get("arch", "x86_64")
     facts = read_facts(content, source)
     shape = facts.topology or (sockets, 1, cores, 1)
-    devices = [bdf for bdf, _ in facts.devices]
+    devices = [name for name, _ in facts.devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"{source}: expected each host device once, found one twice")
     guest = new_guest(
@@ -108,7 +109,9 @@ def read_guest(content: bytes, source: str) -> Guest:
         cpu_mode="host-passthrough" if model == "host" else "custom",
         cpu_topology=shape if "cores" in values or "sockets" in values else None,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
-        hostdevs=tuple(GuestHostdev(bdf, None) for bdf in devices),
+        uuid=canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
+        hostdevs=facts.hostdevs,
+        mediated=facts.mediated,
         addresses=OWN_SLOTS if "q35" in machine else (),
         firmware="efi" if values.get("bios") == "ovmf" else None,
         has_iommu="viommu" in values.get("machine", ""),
@@ -162,7 +165,7 @@ def whole_cards(content: bytes, source: str) -> tuple[Bdf, ...]:
     for key in filter(HOSTPCI.match, values):
         keys = dict(pairs_of(values[key]))
         for name in (keys.get("", "") or keys.get("host", "")).split(";"):
-            if name and "." not in name:
+            if name and "." not in name and "mdev" not in keys:
                 found.append(function_of(name, f"{source}: {key}"))
     return tuple(found)
 
@@ -258,6 +261,8 @@ def _own_devices(values: Mapping[str, str], source: str, *, is_q35: bool) -> Ite
     for key in keys:
         number = int(key[7:])
         given = dict(pairs_of(values[key]))
+        if "mdev" in given:
+            continue  # a vGPU that Proxmox makes, of the GPU that is named
         names = [n for n in (given.get("", "") or given.get("host", "")).split(";") if n]
         for index, name in enumerate(names):
             bdf = function_of(name, f"{source}: {key}")

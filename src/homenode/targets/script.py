@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.plan.model import Plan
+from homenode.targets.target import is_vgpu
 
 
 def quoted(word: str) -> str:
@@ -39,7 +40,7 @@ def plan_values(plan: Plan) -> str:
             assigned("emulator_pus", "" if plan.emulator_pus is None else str(plan.emulator_pus)),
             array("vcpu_pus", map(str, plan.vcpu_pins)),
             array("iothread_pus", (str(pus) for pus in plan.iothread_pus)),
-            array("devices", (str(device.bdf) for device in plan.devices)),
+            array("devices", (str(device.bdf) for device in plan.devices if not is_vgpu(device))),
             "# host node, page size in kB, pages\n",
             array(
                 "huge_pages",

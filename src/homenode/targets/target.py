@@ -9,9 +9,9 @@ from typing import Protocol, cast
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
+from homenode.plan.guest import Guest, GuestHostdev, GuestMediated
 from homenode.plan.layout import GuestCells
-from homenode.plan.model import GuestCache, Plan, PlanFinding, PortModel
+from homenode.plan.model import GuestCache, Plan, PlanFinding, PlannedDevice, PortModel
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host
 
@@ -38,6 +38,7 @@ class Feature(StrEnum):
     INITIATORS = "initiators"
     WINDOW = "window"
     IOMMU = "iommu"
+    VGPUS = "vgpus"
 
 
 FEATURE_WORDS: Mapping[Feature, str] = {
@@ -60,6 +61,7 @@ FEATURE_WORDS: Mapping[Feature, str] = {
     Feature.INITIATORS: "cells for a Grace GPU's own memory",
     Feature.WINDOW: "address space for large BARs",
     Feature.IOMMU: "a guest IOMMU that remaps interrupts",
+    Feature.VGPUS: "vGPUs: mediated devices, and virtual functions with a vGPU type",
 }
 
 
@@ -122,8 +124,9 @@ class VmFacts:
     """What a file says. None and () = not stated.
 
     vcpu_pins: by vCPU. topology: sockets, dies, cores, threads. cells: a VM without cells whose
-    memory is bound has one without vCPUs. devices: host functions in the file's order, each with
-    its guest cell, None where it has none. initiators: the cells of a GPU's own memory.
+    memory is bound has one without vCPUs. devices: host functions and UUIDs of mediated devices in
+    the file's order, each with its guest cell, None where it has none. initiators: the cells of a
+    GPU's own memory.
     """
 
     vcpus: int | None
@@ -134,10 +137,18 @@ class VmFacts:
     vcpu_pins: tuple[CpuSet | None, ...] = ()
     emulator_pus: CpuSet | None = None
     iothread_pus: tuple[CpuSet, ...] = ()
-    devices: tuple[tuple[Bdf, int | None], ...] = ()
+    devices: tuple[tuple[Bdf | str, int | None], ...] = ()
     initiators: tuple[tuple[Bdf, CpuSet], ...] = ()
     has_iommu: bool = False
     hole_bytes: int | None = None
+
+    @property
+    def hostdevs(self) -> tuple[GuestHostdev, ...]:
+        return tuple(GuestHostdev(one, None) for one, _ in self.devices if isinstance(one, Bdf))
+
+    @property
+    def mediated(self) -> tuple[GuestMediated, ...]:
+        return tuple(GuestMediated(one, None) for one, _ in self.devices if isinstance(one, str))
 
 
 class Target(Protocol):
@@ -168,6 +179,11 @@ def target_named(name: str) -> Target:
     if name not in TARGETS:
         raise KeyError(name)
     return cast(Target, import_module(f"homenode.targets.{name.replace('-', '_')}"))
+
+
+def is_vgpu(device: PlannedDevice) -> bool:
+    """A device that binding to vfio-pci would end."""
+    return device.uuid is not None or not device.managed
 
 
 def features_of(plan: Plan) -> frozenset[Feature]:
@@ -203,6 +219,7 @@ def features_of(plan: Plan) -> frozenset[Feature]:
         )
         != (None, None, None),
         Feature.IOMMU: plan.iommu_needed,
+        Feature.VGPUS: any(map(is_vgpu, plan.devices)),
     }
     return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 

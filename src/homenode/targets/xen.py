@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import Guest, GuestHostdev
+from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.target import (
@@ -74,6 +74,7 @@ SUPPORT = {
     Feature.IOMMU: lost(
         "xl has no IOMMU that remaps interrupts", "more than 128 vCPUs are refused"
     ),
+    Feature.VGPUS: lost("xl gives whole functions to pciback alone", "vGPUs are refused"),
 }
 
 _TOKEN = re.compile(
@@ -196,7 +197,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     return replace(
         guest,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
-        hostdevs=tuple(GuestHostdev(bdf, None) for bdf, _ in facts.devices),
+        hostdevs=facts.hostdevs,
         firmware="efi" if values.get("firmware") in ("uefi", "ovmf") else None,
     )
 

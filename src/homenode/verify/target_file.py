@@ -215,17 +215,19 @@ def _devices(
     if target == "openstack":
         return  # a flavor names kinds of device
     found = dict(facts.devices)
+    names = {device.bdf: device.uuid or device.bdf for device in plan.devices}
     for device in plan.devices:
-        if device.bdf not in found:
-            yield _differs(f"device {device.bdf}", "passed through", "not there", source)
-        elif Feature.DEVICE_CELLS not in lost and found[device.bdf] != device.cell:
-            shown = "none" if found[device.bdf] is None else f"cell {found[device.bdf]}"
+        name = names[device.bdf]
+        if name not in found:
+            yield _differs(f"device {name}", "passed through", "not there", source)
+        elif Feature.DEVICE_CELLS not in lost and found[name] != device.cell:
+            shown = "none" if found[name] is None else f"cell {found[name]}"
             wanted = "none" if device.cell is None else f"cell {device.cell}"
-            yield _differs(f"device {device.bdf}: guest cell", wanted, shown, source)
-    surplus = set(found) - {device.bdf for device in plan.devices}
+            yield _differs(f"device {name}: guest cell", wanted, shown, source)
+    surplus = set(found) - set(names.values())
     if surplus:
-        names = ", ".join(sorted(map(str, surplus)))
-        yield _differs("devices", "those of the plan alone", f"{names} as well", source)
+        more = ", ".join(sorted(map(str, surplus)))
+        yield _differs("devices", "those of the plan alone", f"{more} as well", source)
     if Feature.INITIATORS not in lost:
         cells = dict(facts.initiators)
         for device in plan.devices:

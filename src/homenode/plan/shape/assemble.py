@@ -9,7 +9,7 @@ from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.gpu_parts import parts_at
+from homenode.plan.gpu_parts import mediated_gaps, parts_at
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
@@ -116,7 +116,14 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             () if pcie is None else pcie.controllers,
             window.aperture,
         ),
-        gaps=(*placement.gaps, *memory.gaps, *cache.gaps, *window.gaps, *initiators.gaps),
+        gaps=(
+            *placement.gaps,
+            *memory.gaps,
+            *cache.gaps,
+            *window.gaps,
+            *initiators.gaps,
+            *mediated_gaps(request.guest, host),
+        ),
         memory_device_bytes=request.guest.memory_device_bytes,
         mediated_removed=tuple(
             one.uuid

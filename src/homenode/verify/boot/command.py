@@ -6,6 +6,7 @@ What needs the real host goes: KVM, host nodes, huge pages, vfio-pci, firmware.
 
 from collections.abc import Sequence
 
+from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.targets.qemu_command import (
     Options,
@@ -55,7 +56,7 @@ def stand_in_of_command(
         raise ParseError(source, "-smp and -m", "none")
     sizes = [cell.memory_bytes or 0 for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
-    left: list[str] = []
+    left = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
     bare = StandIn(
         machine,
         facts.vcpus,
@@ -67,7 +68,11 @@ def stand_in_of_command(
         tree.controllers,
         tuple(
             sorted(
-                ((d.address, d.bdf) for d in tree.devices if d.address is not None),
+                (
+                    (d.address, d.host)
+                    for d in tree.devices
+                    if d.address is not None and isinstance(d.host, Bdf)
+                ),
                 key=lambda pair: pair[0],
             )
         ),

@@ -7,7 +7,12 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
-from homenode.plan.gpu_parts import parts_at, with_mediated
+from homenode.plan.gpu_parts import (
+    functions_of_parts,
+    parts_at,
+    unknown_mediated,
+    with_mediated,
+)
 from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
@@ -81,6 +86,18 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             source=facts.source,
         )
         return
+    shows_some = bool(functions_of_parts(host))
+    for uuid in unknown_mediated(facts.guest, host):
+        yield Finding(
+            id="device-of-no-host" if shows_some else "devices-unknown",
+            severity=Severity.CRITICAL if shows_some else Severity.INCONCLUSIVE,
+            subject=f"mediated device {uuid}",
+            expected=f"a mediated device of {host.name}",
+            observed="none of that UUID" if shows_some else "the host's source gives none",
+            cost="the start fails",
+            fix="virsh nodedev-list --cap mdev lists the host's mediated devices",
+            source=facts.source,
+        )
     by_bdf = {device.bdf: device for device in host.pci_devices}
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     for hostdev in with_mediated(facts.guest, host).hostdevs:

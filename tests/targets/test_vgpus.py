@@ -1,0 +1,100 @@
+"""vGPUs on the targets: the file names the mediated device itself, or the target refuses it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from homenode.bdf import Bdf
+from homenode.errors import InputError
+from homenode.findings import Severity
+from homenode.pci import DeviceKind, PartKind
+from homenode.targets.planned import TargetPlan, plan_for_target
+from homenode.targets.script import array_in
+from homenode.targets.vm_file import read_vm
+from homenode.verify.target_file import verify_target
+from tests.targets.written import again, host_named, options, written
+
+HOST = "x86-2p2n8c8t-divided-gpus"
+PARTS = [p for gpu in host_named(HOST).devices_of_kind(DeviceKind.GPU) for p in gpu.parts]
+UUIDS = [part.uuid or "" for part in PARTS if part.kind is PartKind.MEDIATED]
+
+
+def of_target(target: str, layout: str = "pin-numa-pci", *uuids: str) -> TargetPlan:
+    wanted = options(layout, vcpus=2, mediated=uuids or (UUIDS[0],))
+    return written(target, HOST, wanted)
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa-pci"])
+@pytest.mark.parametrize("target", ["qemu", "proxmox"])
+def test_a_mediated_device_is_passed_by_its_uuid_and_never_bound_to_vfio(
+    target: str, layout: str
+) -> None:
+    made = of_target(target, layout)
+    text = made.rendering.document.decode()
+    assert f"sysfsdev=/sys/bus/mdev/devices/{UUIDS[0]}" in text
+    assert "-uuid" in text
+    assert str(made.plan.devices[0].bdf) not in text
+    hook = dict(made.rendering.companions).get(".hook.sh")
+    script = text if hook is None else hook.decode()
+    assert array_in(script, "devices") == ()
+    found = verify_target(
+        made.rendering.document, "vm", target, made.plan, host=host_named(HOST), hook=hook
+    )
+    assert {f.id for f in found.findings if f.severity is not Severity.INFO} == set()
+    twice = again(made.rendering.document, HOST, options(layout, vcpus=2))
+    assert twice.rendering.document == made.rendering.document
+    other = made.rendering.document.replace(UUIDS[0].encode(), UUIDS[1].encode())
+    wrong = verify_target(other, "vm", target, made.plan, host=host_named(HOST), hook=hook)
+    assert {f.subject for f in wrong.findings} >= {f"device {UUIDS[0]}", "devices"}
+
+
+@pytest.mark.parametrize("target", ["cloud-hypervisor", "xen", "incus"])
+def test_a_target_that_cannot_be_given_a_vgpu_refuses_it_by_name(target: str) -> None:
+    with pytest.raises(InputError, match=f"found the vGPU {UUIDS[0]}: "):
+        of_target(target)
+
+
+def test_nova_gets_a_resource_for_one_mediated_device_and_refuses_two() -> None:
+    specs = json.loads(of_target("openstack", "pin").rendering.document)["flavor"]["extra_specs"]
+    assert specs["resources:VGPU"] == "1"
+    assert "pci_passthrough:alias" not in specs
+    two = (UUIDS[0], next(u for u in UUIDS[1:] if of_function(u) != of_function(UUIDS[0])))
+    with pytest.raises(InputError, match="one mediated device, found 2"):
+        of_target("openstack", "pin", *two)
+
+
+def of_function(uuid: str) -> Bdf | None:
+    return next(part.bdf for part in PARTS if part.uuid == uuid)
+
+
+def test_a_virtual_function_with_a_vgpu_type_keeps_its_driver() -> None:
+    wanted = options("pin-numa-pci", vcpus=2, gpu_count=1, gpu_profile="H200X-1-18C")
+    made = written("qemu", HOST, wanted)
+    (device,) = made.plan.devices
+    text = made.rendering.document.decode()
+    assert f"vfio-pci,host={device.bdf}" in text
+    assert array_in(text, "devices") == ()
+    nova = written("openstack", HOST, replace(wanted, layout="pin"))
+    assert any('"managed": "no"' in (found.fix or "") for found in nova.findings)
+
+
+def test_a_vgpu_that_proxmox_makes_itself_stays_and_is_no_whole_gpu() -> None:
+    conf = b"cores: 2\nmachine: q35\nmemory: 4096\nhostpci0: 0000:81:00.0,mdev=nvidia-558,pcie=1\n"
+    vm = read_vm(conf, "101.conf")
+    assert vm.guest.hostdevs == ()
+    wanted = options("pin-numa-pci", vcpus=None, memory_bytes=None)
+    made = plan_for_target(vm, wanted, host_named(HOST), "proxmox")
+    assert b"hostpci0: 0000:81:00.0,mdev=nvidia-558,pcie=1\n" in made.rendering.document
+    assert "target-left" in {found.id for found in made.findings}
+
+
+def test_a_command_of_cloud_hypervisor_keeps_a_mediated_device_that_no_plan_knows() -> None:
+    word = "path=/sys/bus/mdev/devices/11111111-2222-4333-8444-555555555555/"
+    command = f"cloud-hypervisor --cpus boot=2 --memory size=4G --device {word}\n"
+    wanted = options("pin", vcpus=None, memory_bytes=None)
+    made = plan_for_target(
+        read_vm(command.encode(), "vm.sh"), wanted, host_named(HOST), "cloud-hypervisor"
+    )
+    assert word in made.rendering.document.decode()
+    assert any(gap.subject.startswith("mediated device") for gap in made.plan.gaps)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
+from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
 from homenode.plan.request import DeviceLocality
 from homenode.plan.search.ladder import Concession
@@ -212,28 +213,53 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
     """What a VM of the flavour with this GPU lacks on the GPU's node."""
     if flavour.gpus > left:
         return "gpus"
-    request = planner.request(state, flavour)
-    if request is None:
-        return "flavour"
-    host = planner.host(state)
-    device = host.device(gpu)
+    device = planner.host(state).device(gpu)
     home = None if device is None else device.node
     if home is None:
         return "gpu-node"
-    count = flavour.gpus - 1
+    if flavour.gpus == 1:
+        # What other nodes have does not count then: hosts that are alike here share the answer.
+        state = planner.with_one_node(state, home, gpu)
+        with_memory = planner.with_all_memory(state)
+        found = _missing_at(planner, with_memory, flavour, gpu, home)
+        if found is not None:
+            return found
+        if not any(pools for _, _, pools in state.memory):
+            return "memory"
+    return _missing_at(planner, state, flavour, gpu, home) or "cores"
+
+
+def _missing_at(
+    planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, home: NodeIndex
+) -> str | None:
+    """The same in this very state; None where nothing is."""
+    key = (state, flavour, gpu)
+    if key not in planner.missing:
+        planner.missing[key] = _first_missing(planner, state, flavour, gpu, home)
+    return planner.missing[key]
+
+
+def _first_missing(
+    planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, home: NodeIndex
+) -> str | None:
+    request = planner.request(state, flavour)
+    if request is None:
+        return "flavour"
     asked = replace(
         request,
         devices=(gpu,),
-        gpu_count=count or None,
+        gpu_count=(flavour.gpus - 1) or None,
         max_nodes=request.max_nodes or 1,
         device_locality=DeviceLocality.REQUIRE,
     )
     try:
-        found = place(host, asked)
+        found = place(planner.host(state), asked)
     except InputError:
         return "flavour"
     except Unplannable as refused:
         own = [one.constraint for one in refused.rejections if home in one.nodes]
         every = own or [one.constraint for one in refused.rejections]
         return every[0] if every else "cores"
+    if not found.concessions:
+        return None
     return "memory" if set(found.concessions) & _OF_MEMORY else "cores"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.plan.gpu_parts import parts_at, same_profile
-from homenode.plan.layout import MemoryBinding
+from homenode.plan.layout import MemoryBinding, Pinning
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
@@ -65,6 +65,8 @@ class Planner(States):
         self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
         self._runs: dict[_RunKey, Run] = {}
         self._unfit: dict[tuple[int, Flavour], frozenset[Bdf]] = {}
+        self.missing: dict[tuple[HostState, Flavour, Bdf], str | None] = {}
+        """What a VM with a GPU lacks on the GPU's node, by state."""
         self.asked = 0
 
     def request(self, state: HostState, flavour: Flavour) -> GuestRequest | None:
@@ -122,6 +124,8 @@ class Planner(States):
         request = self.request(state, flavour)
         if request is None or _is_short_of_memory(state, request):
             return None
+        if request.layout.pinning is not Pinning.NONE and request.vcpus > self._free_pus(state):
+            return None
         host = self.host(state)
         hidden = tuple(sorted(free & unfit))
         if hidden:
@@ -138,6 +142,13 @@ class Planner(States):
         except (Unplannable, InputError):
             return None
         return step_of(placement, after, self.gpus(state.shape))
+
+    def _free_pus(self, state: HostState) -> int:
+        """PUs of cores without vCPUs: no fallback gives a VM more."""
+        return sum(
+            sum(map(len, members[busy:]))
+            for members, (busy, _) in zip(self.core_classes(state.shape), state.cores, strict=True)
+        )
 
     def _can_be_built(
         self, shape: int, flavour: Flavour, host: Host, request: GuestRequest, placement: Placement
@@ -182,10 +193,7 @@ class Planner(States):
 
     def _after(self, state: HostState, request: GuestRequest, placement: Placement) -> HostState:
         domain = domain_of_placement(self.host(state), request, placement)
-        host = replace(
-            self.host(state), domains=(*self.others(state), replace(domain, name=OTHERS * 2))
-        )
-        return self.state_of(state.shape, host)
+        return self.state_with(state, replace(domain, name=OTHERS * 2))
 
     def is_clean(self, state: HostState, flavour: Flavour, step: Step) -> bool:
         """Whether the VM is as well placed as on the empty machine, with every GPU at home."""

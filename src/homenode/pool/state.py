@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
 from homenode.plan.gpu_parts import functions_of_parts
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import allocations, other_domains
@@ -124,15 +125,7 @@ class States:
         with_vcpus, threads = 0, 0
         devices: set[Bdf | str] = set()
         for vm in other_domains(host, request):
-            key = (shape, vm.vcpu_pins, vm.emulator_pus, vm.iothread_pus)
-            if key not in self._cores_of_vm:
-                alone = replace(self.pool.shapes[shape], domains=(vm,))
-                own = allocations(alone, request)
-                floats = any(pin is not None and len(pin) > 1 for pin in vm.vcpu_pins)
-                self._cores_of_vm[key] = (
-                    None if floats else (own.vcpu_cores.bits, own.service_cores.bits)
-                )
-            known = self._cores_of_vm[key]
+            known = self._own_masks(shape, vm, request)
             if known is None:
                 others = allocations(host, request)
                 devices = {bdf for bdf, _ in others.devices}
@@ -142,6 +135,35 @@ class States:
             threads |= known[1]
             devices.update(vm.devices, vm.mediated)
         return with_vcpus, threads & ~with_vcpus, frozenset(devices)
+
+    def _own_masks(
+        self, shape: int, vm: RunningDomain, request: GuestRequest
+    ) -> tuple[int, int] | None:
+        """What one VM has; None where its vCPUs float over several cores."""
+        key = (shape, vm.vcpu_pins, vm.emulator_pus, vm.iothread_pus)
+        if key not in self._cores_of_vm:
+            own = allocations(replace(self.pool.shapes[shape], domains=(vm,)), request)
+            floats = any(pin is not None and len(pin) > 1 for pin in vm.vcpu_pins)
+            self._cores_of_vm[key] = (
+                None if floats else (own.vcpu_cores.bits, own.service_cores.bits)
+            )
+        return self._cores_of_vm[key]
+
+    def state_with(self, state: HostState, vm: RunningDomain) -> HostState:
+        """The state once the VM has arrived on a machine in this state."""
+        host, request = self.host(state), self.probe(state.shape)
+        host = replace(host, domains=(*host.domains, vm))
+        known = self._own_masks(state.shape, vm, request)
+        if known is None:
+            return self.state_of(state.shape, host)
+        pins, service = self._in_use(state)
+        with_vcpus = known[0]
+        for core in pins:
+            with_vcpus |= core.bits
+        cores = self._core_counts(state.shape, with_vcpus, (service | known[1]) & ~with_vcpus)
+        owned = tuple(sorted({*state.owned, *vm.devices, *vm.mediated}, key=str))
+        memory = tuple(_memory_of(host, request, node) for node in host.nodes)
+        return self.known(HostState(state.shape, cores, owned, memory))
 
     def _core_counts(
         self, shape: int, with_vcpus: int, service: int
@@ -186,6 +208,24 @@ class States:
         if found is None:
             found = self._whole[state] = self._emptied(state, state.cores, state.owned)
         return found
+
+    def with_one_node(self, state: HostState, node: NodeIndex, gpu: Bdf) -> HostState:
+        """The state in which VMs have of the cores and memory what they have of one node, and of
+        the GPUs all but one."""
+        host = self.pool.shapes[state.shape]
+        here = next(one.pus.bits for one in host.nodes if one.index == node)
+        cores = tuple(
+            allocated if members[0].bits & here else (0, 0)
+            for members, allocated in zip(self.core_classes(state.shape), state.cores, strict=True)
+        )
+        memory = tuple(
+            own if one.index == node else whole
+            for one, own, whole in zip(
+                host.nodes, state.memory, self.empty(state).memory, strict=True
+            )
+        )
+        owned = tuple(sorted(self.gpus(state.shape) - {gpu}, key=str))
+        return self.known(HostState(state.shape, cores, owned, memory))
 
     def canonical(self, state: HostState) -> HostState:
         """The form that all states have that are equal to this one but for parts of the machine
@@ -285,6 +325,13 @@ class States:
 
     def others(self, state: HostState) -> tuple[RunningDomain, ...]:
         """A domain that has what is allocated, where anything is."""
+        pins, threads = self._in_use(state)
+        if not (pins or threads or state.owned):
+            return ()
+        return (holder(state.owned, pins, threads),)
+
+    def _in_use(self, state: HostState) -> tuple[list[CpuSet], int]:
+        """Cores with vCPUs, and PUs of cores with other threads only: the first of each class."""
         pins: list[CpuSet] = []
         threads = 0
         for members, (busy, service) in zip(
@@ -293,9 +340,7 @@ class States:
             pins += members[:busy]
             for core in members[busy : busy + service]:
                 threads |= core.bits
-        if not (pins or threads or state.owned):
-            return ()
-        return (holder(state.owned, pins, threads),)
+        return pins, threads
 
     def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:

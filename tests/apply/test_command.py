@@ -126,7 +126,7 @@ def test_a_running_domain_is_told_what_restore_can_do_and_a_snapshots_name_is_qu
         restore(NAME)
     assert refused.value.hint is not None and "--" not in refused.value.hint
     assert shlex.quote("it's $(here)") in refused.value.hint
-    with pytest.raises(UsageError, match=r"--live-pins .*--name COPY"):
+    with pytest.raises(UsageError, match=r"--live-pins.*--name COPY"):
         apply(NAME, layout="pin", host=HOST, quiet=True)
 
 

@@ -12,7 +12,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
 from homenode.indices import NodeIndex
-from homenode.verify.live.capture import Watch, capture_running_vm
+from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.verify.live.expectation import LiveCell, LiveExpectation
 from homenode.verify.live.procfs import (
     backends,
@@ -62,7 +62,7 @@ def tree(tmp_path: Path) -> ProcTree:
 def captured(tree: ProcTree, expected: LiveExpectation = EXPECTED) -> RunningVm:
     sizes = tuple(cell.memory_bytes for cell in expected.cells)
     watch = Watch(expected.vcpu_pus, tuple(bdf for bdf, _ in expected.devices), sizes, 0)
-    return capture_running_vm(UUID, watch, str(tree.root))
+    return capture_running_vm(UUID, watch, ProcFiles(str(tree.root)))
 
 
 def judged(tree: ProcTree, expected: LiveExpectation = EXPECTED) -> Findings:
@@ -276,7 +276,7 @@ def test_an_unpinned_vm_has_nothing_to_be_held_against(tree: ProcTree) -> None:
 
 def test_no_process_or_several_are_errors(tree: ProcTree) -> None:
     with pytest.raises(HostError, match="found none"):
-        capture_running_vm("none", Watch(CpuSet(), (), (), 0), str(tree.root))
+        capture_running_vm("none", Watch(CpuSet(), (), (), 0), ProcFiles(str(tree.root)))
     # Something that merely says so is not taken for the VM.
     tree.process(99, {"liar": "0"}, ("liar", "-uuid", UUID))
     assert captured(tree).process == PID

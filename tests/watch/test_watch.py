@@ -14,13 +14,18 @@ from pathlib import Path
 import pytest
 
 from homenode import formats
+from homenode.bdf import Bdf
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.expectation import Expectation, certify
 from homenode.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.domain.read import open_domain
+from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
-from homenode.watch.alert import Alert
+from homenode.verify.domain_facts import DomainFacts, domain_facts
+from homenode.watch.alert import Alert, alerts
+from homenode.watch.domain_drift import domain_drift
 from homenode.watch.metrics import metrics
 from homenode.watch.observation import Look, look
 from homenode.watch.state import KIND, WatchState, changes
@@ -151,17 +156,71 @@ def test_a_pin_that_was_moved_by_hand_is_one_alert_of_its_vm() -> None:
     assert alert.domains == ("gpu-vm",)
 
 
+@pytest.mark.parametrize(
+    ("was", "is_now", "what"),
+    [
+        (r"(<vcpupin vcpu=.3. cpuset=.)\d+", r"\g<1>0-1", "pins of vCPU 3"),
+        (r"<emulatorpin [^>]*/>", "", "emulator pin"),
+        (r"(<memnode cellid=.0. mode=.)strict", r"\g<1>preferred", "memory"),
+        (r"(<memnode cellid=.0. [^>]*nodeset=.)\d", r"\g<1>0-1", "memory"),
+        (r"(?s)<hostdev.*?</hostdev>", "", "devices"),
+    ],
+)
+def test_each_part_of_a_domain_that_differs_from_its_plan_is_a_finding(
+    was: str, is_now: str, what: str
+) -> None:
+    def facts(text: str) -> DomainFacts:
+        document = text.removeprefix("<domains>").removesuffix("</domains>")
+        return domain_facts(open_domain(document.encode(), "vm"))
+
+    planned = tuned(HGX)
+    changed = re.sub(was, is_now, planned, count=1)
+    assert changed != planned
+    assert list(domain_drift(facts(planned), facts(planned))) == []
+    (finding,) = domain_drift(facts(planned), facts(changed))
+    assert finding.subject == f"gpu-vm: {what}"
+
+
+def noise(rng: random.Random) -> dict[str, str]:
+    """Files of a healthy host that say something else at every look."""
+    made = rendered(PAGES).files
+    files: dict[str, str] = {}
+    for name, text in made.items():
+        if name.endswith("/meminfo"):
+            used = re.sub(r"(MemFree: +)\d+", rf"\g<1>{rng.randrange(10**6, 10**9)}", text)
+            # What a kernel keeps for itself.
+            total = re.search(r"MemTotal: +(\d+)", text)
+            assert total is not None
+            files[name] = used.replace(total[1], str(int(total[1]) - rng.randrange(10**6)))
+        elif name.endswith("/free_hugepages"):
+            files[name] = f"{rng.randrange(512)}\n"
+    for gpu in (GPU, "0000:3b:00.0"):
+        # An idle link; one in a sleep state has no speed.
+        files |= link_files(gpu, rng.choice(("32.0 GT/s", "2.5 GT/s", "Unknown")))
+    return files
+
+
 def test_a_fleet_of_forty_healthy_hosts_with_noise_raises_nothing() -> None:
     rng = random.Random(40)
     for _ in range(40):
-        files = {
-            name: re.sub(r"(MemFree: +)\d+", rf"\g<1>{rng.randrange(10**6, 10**9)}", text)
-            for name, text in rendered(HGX).files.items()
-            if name.endswith("/meminfo")
-        }
-        if rng.random() < 0.5:
-            files |= link_files(GPU, "2.5 GT/s")  # an idle GPU
-        assert seen(snapshot(files=files), certified()).state.alerts == ()
+        assert seen(snapshot(PAGES, noise(rng)), certified(PAGES)).state.alerts == ()
+
+
+def test_virtual_functions_that_are_made_are_no_drift() -> None:
+    text = (ROOT / "src/homenode/hosts/x86-2p2n8c16t-sriov-nic.toml").read_text()
+    without = re.sub(r"(?m)^vf.*\n", "", text)
+    assert seen(snapshot(text), certified(without)).state.alerts == ()
+
+
+def test_cards_that_were_moved_are_one_alert() -> None:
+    host = seen(snapshot(), None).host
+    moved = [one for one in certified().devices if one.kind is DeviceKind.GPU][:2]
+    other = {one.bdf: Bdf(1, one.bdf.bus, 0, 0) for one in moved}
+    devices = tuple(
+        replace(one, bdf=other.get(one.bdf, one.bdf)) for one in certified().devices
+    )  # fmt: skip
+    (alert,) = alerts(replace(certified(), devices=devices), host)
+    assert (alert.id, alert.subject, len(alert.findings)) == ("drift-device", "addresses", 4)
 
 
 def test_without_a_certificate_only_what_is_wrong_on_any_host_is_an_alert() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from homenode.domain.document import parse_document
 from homenode.domain.read import guest_of, open_domain
 from homenode.errors import HomenodeError
+from homenode.hypervisor.connection import with_connection
 from homenode.hypervisor.domain_state import DomainState
 from homenode.plan.guest import Guest
 from homenode.wording import command_line
@@ -39,6 +40,9 @@ def obstacles(
     Raises ParseError or InputError where `wanted` cannot be read.
     """
     name, virsh = state.name, command_line("virsh", "-c", connect)
+    live_pins = command_line(
+        *with_connection(connect, "homenode", "apply", state.argument, "--live-pins")
+    )
     found = []
     if not state.persistent:
         found.append(
@@ -54,7 +58,7 @@ def obstacles(
                 "running",
                 f"{name}: expected it shut off, found it {state.state}",
                 "shut it down first"
-                + ("" if restoring else ", or --live-pins to move its threads alone"),
+                + ("" if restoring else f", or move its threads alone: {live_pins}"),
             )
         )
     if state.managed_save:

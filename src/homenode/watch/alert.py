@@ -93,8 +93,18 @@ def _drifts(expected: Expectation, host: Host) -> Iterator[Alert]:
         moved = [one for one in devices if one.change is DeviceChange.NODE]
         devices = [one for one in devices if one not in moved]
         yield _alert((*shape, *(one.finding for one in moved)), "topology")
-    if counts and not any(one.change is DeviceChange.PRESENCE for one in devices):
+    presence = [one for one in devices if one.change is DeviceChange.PRESENCE]
+    if counts and not presence:
         yield _alert(tuple(counts), "devices")
+    was_there = {one.bdf for one in expected.devices}
+    if len({one.bdf in was_there for one in presence}) == 2:
+        # Some are gone and some are new: cards that were moved, or buses with other numbers.
+        devices = [one for one in devices if one not in presence]
+        yield _alert(
+            tuple(one.finding for one in presence),
+            "addresses",
+            devices=tuple(one.bdf for one in presence),
+        )
     for slot in dict.fromkeys(_slot(one) for one in devices):
         mine = [one for one in devices if _slot(one) == slot]
         yield _alert(tuple(one.finding for one in mine), devices=tuple(one.bdf for one in mine))

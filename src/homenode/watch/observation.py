@@ -5,7 +5,9 @@ Nothing is changed, and no GPU, NIC or drive is woken: only sysfs, /proc and lib
 
 import resource
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from homenode.discover.host import discover
 from homenode.doctor.expectation import Expectation
@@ -16,6 +18,10 @@ from homenode.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.topology import Host, RunningDomain
 from homenode.watch.alert import DomainState, alerts
 from homenode.watch.state import WatchState
+
+if TYPE_CHECKING:
+    from homenode.verify.domain_facts import DomainFacts
+    from homenode.verify.live.capture import ProcFiles
 
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
@@ -71,14 +77,15 @@ def _domains(
     from lxml import etree
 
     from homenode.doctor.guest.domain import domain_findings
-    from homenode.domain.metadata import read_record
     from homenode.domain.read import open_domain
     from homenode.plan.fingerprint import host_fingerprint
     from homenode.tools.xml_text import parse_xml
     from homenode.verify.domain_facts import domain_facts
+    from homenode.verify.live.capture import ProcFiles
 
     found: list[DomainState] = []
     fingerprint = host_fingerprint(host)
+    files = ProcFiles()
     for child in parse_xml(listed, "domains", f"{snapshot.name}: virsh dumpxml"):
         if child.get("id") is None:  # libvirt gives only active domains an id
             continue
@@ -87,27 +94,65 @@ def _domains(
             document = open_domain(
                 etree.tostring(child, encoding="utf-8", with_tail=False), f"domain {name}"
             )
-            record = read_record(document)
-            if record is None:
-                continue
             facts = domain_facts(document)
+            if facts.record is None:
+                continue
             findings = domain_findings(facts, document, host)
-            devices = tuple(hostdev.source for hostdev in facts.guest.hostdevs)
         except HomenodeError as error:
             not_read.append(Gap(f"VM {name}", error.message))
             continue
-        if connect is not None:
-            findings += _live(child.findtext("uuid") or name, connect, not_read)
-        is_foreign = record.host is not None and not fingerprint.startswith(record.host)
+        uuid = child.findtext("uuid")
+        if connect is not None and uuid is not None:
+            findings += _changed(facts, connect, uuid, not_read)
+            findings += _live(facts, uuid, files, not_read)
+        devices = tuple(hostdev.source for hostdev in facts.guest.hostdevs)
+        planned_for = facts.record.host
+        is_foreign = planned_for is not None and not fingerprint.startswith(planned_for)
         found.append(DomainState(name, devices, is_foreign, tuple(findings)))
     return tuple(found)
 
 
-def _live(uuid: str, connect: str, not_read: list[Gap]) -> list[Finding]:
-    from homenode.verify.live.domain import verify_running_domain
+def _changed(
+    facts: "DomainFacts", connect: str, uuid: str, not_read: list[Gap]
+) -> Iterable[Finding]:
+    """What differs from the document that homenode defined; where it has no record of one, from the
+    persistent definition. Without a layout in that, the plan was given up."""
+    from homenode.apply.store import DomainStore, Step, default_root
+    from homenode.domain.read import open_domain
+    from homenode.hypervisor.virsh import Virsh
+    from homenode.verify.domain_facts import domain_facts
+    from homenode.watch.domain_drift import domain_drift
 
+    name = facts.guest.name
     try:
-        return list(verify_running_domain(uuid, connect).findings)
+        store = DomainStore(default_root(), connect, uuid)
+        record = store.record()
+        if record is not None and record.step is Step.APPLIED:
+            text = store.document(record.applied or record.tuned)
+            source = f"{name} as homenode defined it"
+        else:
+            text = Virsh(connect).definition(uuid)
+            source = f"the persistent definition of {name}"
+        planned = domain_facts(open_domain(text, source))
     except HomenodeError as error:
-        not_read.append(Gap(f"VM {uuid}: its threads and pages", error.message))
-        return []
+        not_read.append(Gap(f"VM {name}: what was planned", error.message))
+        return ()
+    return () if planned.record is None else domain_drift(planned, facts)
+
+
+def _live(
+    facts: "DomainFacts", uuid: str, files: "ProcFiles", not_read: list[Gap]
+) -> Iterable[Finding]:
+    """Its threads and pages, as they are at this moment: nothing is waited for."""
+    from homenode.verify.live.capture import capture_running_vm
+    from homenode.verify.live.domain import what_to_watch
+    from homenode.verify.live.expectation import live_expectation_of_document
+    from homenode.verify.live.verification import verify_live
+
+    expected = live_expectation_of_document(facts)
+    try:
+        running = capture_running_vm(uuid, what_to_watch(expected, seconds=0), files)
+    except HomenodeError as error:
+        not_read.append(Gap(f"VM {facts.guest.name}: its threads and pages", error.message))
+        return ()
+    return verify_live(expected, running).findings

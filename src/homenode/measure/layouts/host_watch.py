@@ -25,7 +25,7 @@ from homenode.measure.programs.watched import busy_pus
 from homenode.process import Completed
 from homenode.results.model import Condition
 from homenode.snapshot.protocol import Snapshot
-from homenode.verify.live.capture import Watch, capture_running_vm
+from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.verify.live.running_vm import RunningVm
 
 LOOK_S = 0.5
@@ -92,7 +92,7 @@ class HostWatch:
     def _vm(self) -> RunningVm | None:
         """None where its QEMU is not to be seen: in another namespace, or not ours to look at."""
         try:
-            return capture_running_vm(self._uuid, self._watch, self._root)
+            return capture_running_vm(self._uuid, self._watch, ProcFiles(self._root))
         except HostError:
             return None
 

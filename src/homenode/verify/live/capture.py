@@ -6,8 +6,9 @@ be read is a gap. Nothing is asked of QEMU or of the guest.
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from homenode.bdf import Bdf
@@ -58,7 +59,7 @@ class Watch:
     pus: CpuSet
     devices: tuple[Bdf, ...]
     memory_bytes: tuple[int, ...]
-    seconds: float = 0.5
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +72,15 @@ class _Task:
     times: TaskTimes
 
 
-def capture_running_vm(uuid: str, watch: Watch, root: str = "/") -> RunningVm:
-    """The VM whose QEMU runs with that UUID. root: where /proc and /sys are.
+def capture_running_vm(uuid: str, watch: Watch, files: "ProcFiles | None" = None) -> RunningVm:
+    """The VM whose QEMU runs with that UUID. files: where several VMs are looked at, the same.
 
     Raises HostError where no process is that VM, or several say that they are.
     """
-    proc = _Proc(root)
+    proc = ProcFiles() if files is None else files
     process, argv = _process_of(proc, uuid)
     gaps: list[Gap] = []
-    host = _places(proc)
+    host = proc.places
     found = backends(argv)
     status = proc.text(f"/proc/{process}/status") or ""
     swap_kib = (status_field(status, "VmSwap") or "").removesuffix(" kB").strip()
@@ -106,14 +107,21 @@ def capture_running_vm(uuid: str, watch: Watch, root: str = "/") -> RunningVm:
     )
 
 
-class _Proc:
-    """Files below a root; "" in place of the machine's own."""
+class ProcFiles:
+    """Files of /proc and /sys, each read once. root: where they are."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str = "/") -> None:
         self._root = root.rstrip("/")
+        self._texts: dict[str, str | None] = {}
 
     def text(self, path: str) -> str | None:
         """None where it is absent or may not be read: processes come and go."""
+        if path not in self._texts:
+            self._texts[path] = self.text_now(path)
+        return self._texts[path]
+
+    def text_now(self, path: str) -> str | None:
+        """Read again."""
         content = read_file(self._root + path)
         return None if content is None else content.decode("utf-8", "replace")
 
@@ -130,12 +138,28 @@ class _Proc:
         """Our own process; () below another root, where its number is somebody else's."""
         return () if self._root else (os.getpid(),)
 
+    @cached_property
+    def places(self) -> HostPlaces:
+        """PUs, nodes and cores."""
+        return _places(self)
+
+    @cached_property
+    def tasks(self) -> "tuple[_Task, ...]":
+        """Threads of every process but the kernel's and our own."""
+        ours = self.ourselves()
+        return tuple(
+            task
+            for process in self.numbers("/proc")
+            if process not in ours
+            for task in _tasks(self, process)
+        )
+
     def argv(self, process: int) -> tuple[str, ...]:
         text = self.text(f"/proc/{process}/cmdline")
         return () if not text else tuple(text.rstrip("\0").split("\0"))
 
 
-def _process_of(proc: _Proc, uuid: str) -> tuple[int, tuple[str, ...]]:
+def _process_of(proc: ProcFiles, uuid: str) -> tuple[int, tuple[str, ...]]:
     found = []
     for process in proc.numbers("/proc"):
         argv = proc.argv(process)
@@ -156,7 +180,7 @@ def _process_of(proc: _Proc, uuid: str) -> tuple[int, tuple[str, ...]]:
     )
 
 
-def _threads(proc: _Proc, process: int) -> Iterator[VmThread]:
+def _threads(proc: ProcFiles, process: int) -> Iterator[VmThread]:
     for task in proc.numbers(f"/proc/{process}/task"):
         folder = f"/proc/{process}/task/{task}"
         allowed = _allowed(proc, folder)
@@ -166,13 +190,13 @@ def _threads(proc: _Proc, process: int) -> Iterator[VmThread]:
             yield VmThread(task, name, kind, number, allowed)
 
 
-def _allowed(proc: _Proc, folder: str) -> CpuSet | None:
+def _allowed(proc: ProcFiles, folder: str) -> CpuSet | None:
     listed = status_field(proc.text(f"{folder}/status") or "", "Cpus_allowed_list")
     return None if listed is None else CpuSet.parse(listed, f"{folder}/status")
 
 
 def _areas(
-    proc: _Proc,
+    proc: ProcFiles,
     process: int,
     found: tuple[BackendObject, ...],
     watch: Watch,
@@ -214,14 +238,14 @@ def _is_memory(area: Area, policy: Policy, sizes: Iterable[int]) -> bool:
     return any(0 <= area.end - area.start - size < slack for size in sizes)
 
 
-def _default_huge_bytes(proc: _Proc) -> int | None:
+def _default_huge_bytes(proc: ProcFiles) -> int | None:
     size = status_field(proc.text("/proc/meminfo") or "", "Hugepagesize")
     kib = (size or "").removesuffix(" kB").strip()
     return int(kib) * KIB if kib.isdecimal() else None
 
 
 def _interrupts(
-    proc: _Proc, devices: tuple[Bdf, ...], gaps: list[Gap]
+    proc: ProcFiles, devices: tuple[Bdf, ...], gaps: list[Gap]
 ) -> Iterator[DeviceInterrupt]:
     listed = proc.text("/proc/interrupts")
     if devices and listed is None:
@@ -249,7 +273,7 @@ def _interrupts(
         )
 
 
-def _places(proc: _Proc) -> HostPlaces:
+def _places(proc: ProcFiles) -> HostPlaces:
     node_folder, cpu_folder = "/sys/devices/system/node", "/sys/devices/system/cpu"
     online = CpuSet.parse(proc.text(f"{cpu_folder}/online") or "")
     nodes = (
@@ -268,24 +292,19 @@ def _places(proc: _Proc) -> HostPlaces:
     )
 
 
-def _neighbours(proc: _Proc, own: int, host: HostPlaces, watch: Watch) -> tuple[Neighbour, ...]:
+def _neighbours(proc: ProcFiles, own: int, host: HostPlaces, watch: Watch) -> tuple[Neighbour, ...]:
     """Processes that could meet the VM on its cores; ours and the kernel's are none."""
     cores = host.cores_of(watch.pus)
     if not cores:
         return ()
-    skipped = {own, *proc.ourselves()}
-    before = {
-        task.id: task
-        for process in proc.numbers("/proc")
-        if process not in skipped
-        for task in _tasks(proc, process)
-        if not task.allowed.isdisjoint(cores)
-    }
+    before = [
+        task for task in proc.tasks if task.process != own and not task.allowed.isdisjoint(cores)
+    ]
     time.sleep(watch.seconds)
     ticks_per_s = os.sysconf("SC_CLK_TCK")
     grouped: dict[tuple[int, bool, CpuSet], list[tuple[_Task, float]]] = {}
-    for task in before.values():
-        now = _times(proc, task.process, task.id)
+    for task in before:
+        now = _times(proc.text_now, task.process, task.id) if watch.seconds else None
         spent = 0 if now is None or now.pu not in watch.pus else now.ticks - task.times.ticks
         busy_ratio = spent / ticks_per_s / watch.seconds if watch.seconds else 0.0
         if task.is_vcpu or task.allowed <= cores or busy_ratio > 0:
@@ -308,10 +327,10 @@ def _neighbours(proc: _Proc, own: int, host: HostPlaces, watch: Watch) -> tuple[
     )
 
 
-def _tasks(proc: _Proc, process: int) -> Iterator[_Task]:
+def _tasks(proc: ProcFiles, process: int) -> Iterator[_Task]:
     for task in proc.numbers(f"/proc/{process}/task"):
         folder = f"/proc/{process}/task/{task}"
-        times = _times(proc, process, task)
+        times = _times(proc.text, process, task)
         if times is None or times.flags & KERNEL_THREAD:
             return
         allowed = _allowed(proc, folder)
@@ -322,9 +341,9 @@ def _tasks(proc: _Proc, process: int) -> Iterator[_Task]:
             yield _Task(process, task, name, is_vcpu, allowed, times)
 
 
-def _times(proc: _Proc, process: int, task: int) -> TaskTimes | None:
+def _times(read: Callable[[str], str | None], process: int, task: int) -> TaskTimes | None:
     source = f"/proc/{process}/task/{task}/stat"
-    text = proc.text(source)
+    text = read(source)
     try:
         return None if text is None else parse_stat(text, source)
     except ParseError:

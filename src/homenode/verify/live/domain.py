@@ -55,9 +55,14 @@ def observe_running_domain(
         expected = live_expectation_of_document(facts)
     else:
         expected = live_expectation_of_plan(plan, iothread_ids(document), facts)
-    watch = Watch(
+    return expected, capture_running_vm(state.uuid, what_to_watch(expected))
+
+
+def what_to_watch(expected: LiveExpectation, seconds: float = 0.5) -> Watch:
+    """What a VM of which that is expected is looked at with."""
+    return Watch(
         expected.vcpu_pus,
         tuple(bdf for bdf, _ in expected.devices),
         tuple(cell.memory_bytes for cell in expected.cells),
+        seconds,
     )
-    return expected, capture_running_vm(state.uuid, watch)

@@ -1,0 +1,76 @@
+"""DomainDrift: what a running VM's document says, against the one that was planned for it."""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.units import format_bytes
+from homenode.verify.domain_facts import DomainFacts, vcpus_text
+from homenode.verify.live.expectation import LiveCell, LiveExpectation, live_expectation_of_document
+from homenode.wording import command_line
+
+
+def domain_drift(planned: DomainFacts, running: DomainFacts) -> Iterator[Finding]:
+    """Differences of pins, memory and devices, as by `virsh vcpupin --live` or `virsh edit`.
+
+    planned: of the document that homenode defined, or of the persistent definition.
+    """
+    before, now = live_expectation_of_document(planned), live_expectation_of_document(running)
+    for what, expected, observed in _differences(before, now):
+        yield Finding(
+            id="drift-domain",
+            severity=Severity.CRITICAL,
+            subject=f"{running.guest.name}: {what}",
+            expected=expected,
+            observed=observed,
+            cost="vCPUs and memory are not where the plan put them",
+            fix="undo the change, or restart the VM where its definition is right; if it is meant: "
+            + command_line("homenode", "replan", running.guest.name),
+            source=planned.source,
+        )
+
+
+def _differences(before: LiveExpectation, now: LiveExpectation) -> Iterator[tuple[str, str, str]]:
+    if len(before.vcpu_pins) != len(now.vcpu_pins):
+        yield "vCPUs", str(len(before.vcpu_pins)), str(len(now.vcpu_pins))
+    pins = list(zip(before.vcpu_pins, now.vcpu_pins, strict=False))
+    moved = CpuSet(vcpu for vcpu, (was, is_now) in enumerate(pins) if was != is_now)
+    if moved:
+        yield (
+            f"pins of {vcpus_text(moved)}",
+            _pins([pins[vcpu][0] for vcpu in moved]),
+            _pins([pins[vcpu][1] for vcpu in moved]),
+        )
+    if before.emulator_pus != now.emulator_pus:
+        yield "emulator pin", _pins([before.emulator_pus]), _pins([now.emulator_pus])
+    if before.iothread_pins != now.iothread_pins:
+        yield "pins of IOThreads", _iothreads(before), _iothreads(now)
+    cells, cells_now = _cells(before), _cells(now)
+    if cells != cells_now:
+        yield "memory", "; ".join(cells), "; ".join(cells_now)
+    devices, devices_now = ({str(bdf) for bdf, _ in one.devices} for one in (before, now))
+    if devices != devices_now:
+        yield (
+            "devices",
+            ", ".join(sorted(devices)) or "none",
+            ", ".join(sorted(devices_now)) or ("none"),
+        )
+
+
+def _pins(pins: Sequence[CpuSet | None]) -> str:
+    return "PUs " + " ".join("any" if one is None else str(one) for one in pins)
+
+
+def _iothreads(expected: LiveExpectation) -> str:
+    return " ".join(f"{number}:{pus}" for number, pus in expected.iothread_pins) or "none"
+
+
+def _cells(expected: LiveExpectation) -> list[str]:
+    return [_cell(one) for one in expected.cells if one.device is None]
+
+
+def _cell(cell: LiveCell) -> str:
+    bound = f"{cell.mode or 'bound'} on nodes {cell.nodes}" if cell.nodes else "not bound"
+    size = format_bytes(cell.page_bytes) if cell.page_bytes else "the default size"
+    pages = "" if cell.page_bytes is None else f", pages of {size}"
+    return f"cell {cell.id}: {format_bytes(cell.memory_bytes)} {bound}{pages}"

@@ -55,6 +55,27 @@ def test_the_logs_means_are_the_published_figures_and_each_log_says_it_is_made_u
     assert all(text.startswith("# synthesised") for text in texts.values())
 
 
+def test_logs_that_name_no_layout_say_what_to_do_and_are_found_next_to_runs(
+    results: Path, tmp_path: Path
+) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    for name, text in gh200_study.files().items():
+        (real / name).write_text(text.partition("\n")[2])
+    (page,) = document_of(_machines([real]), (), "now").parts
+    assert "homenode import --layout" in page.card.stop
+    (one,) = [run for run in results.rglob("results.jsonl") if "exclusive" in str(run)]
+    (real / "run").mkdir()
+    (real / "run/results.jsonl").write_bytes(one.read_bytes())
+    assert len(gather([str(real)], publications(), []).runs) == 1 + 3, "the logs, too"
+
+
+def _machines(folders: list[Path]) -> tuple[Machine, ...]:
+    evidence = publications()
+    found = gather([str(folder) for folder in folders], evidence, [])
+    return machines_of(found.runs, found.stored, evidence, found.hosts)
+
+
 def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> None:
     assert {run.head.origin for run in machine.runs} == {Origin.SYNTHESISED}
     assert machine.graded.grade is Grade.NOT_REAL

@@ -83,6 +83,18 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
     assert [name for name, _, _ in document.objectives] == [str(one) for one in Objective]
 
 
+def test_a_printed_range_makes_a_range_of_multiples(document: Document) -> None:
+    (losses,) = [
+        one for one in part_of(document, "Xen, 2 nodes of 16 cores").card.answers
+        if one.objective == "throughput"
+    ]  # fmt: skip
+    assert (losses.choice, losses.layout) == ("cores-first", "pin")
+    assert losses.effect.endswith("1.67 to 4 x memory-first"), "40 to 75 % lost"
+    reason = part_of(document, "GH200 x4").card.reason
+    assert reason.endswith("best for device-transfer; is no worse for collective")
+    assert all(any(cell.text for cell in row[5:]) for row in document.summary.rows)
+
+
 def test_no_page_prints_a_percentage_for_a_multiple(document: Document) -> None:
     html = report_html(document)
     first = html[html.index('id="verdicts"') : html.index('id="effects"')]

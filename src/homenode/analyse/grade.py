@@ -12,7 +12,7 @@ from homenode.analyse.verdict import ReasonId, Verdict
 class Grade(StrEnum):
     """How a machine stands, the best first."""
 
-    GOOD = "good"  # one layout is best for everything measured
+    GOOD = "good"  # one layout is best, or no worse, for everything that figures decide
     DEPENDS = "depends"  # decided, but objectives want different layouts
     REVIEW = "review"  # its pins are to be looked at first
     UNKNOWN = "cannot tell"  # no figure decides
@@ -63,8 +63,11 @@ def grade_of(verdicts: Sequence[Verdict]) -> Graded:
         return Graded(grade, stated)
     serving = _serving_all(decided)
     if serving is not None:
-        stated = ", ".join(one.objective for one in decided)
-        return Graded(Grade.GOOD, f"{serving} is best for {stated}")
+        best = [one.objective for one in decided if one.choice == serving and not one.also]
+        equal = [one.objective for one in decided if one.objective not in best]
+        said = [f"is best for {', '.join(best)}"] if best else []
+        said += [f"is no worse for {', '.join(equal)}"] if equal else []
+        return Graded(Grade.GOOD, f"{serving} {'; '.join(said)}")
     wanted: dict[str, list[str]] = {}
     for one in decided:
         wanted.setdefault(one.choice or "", []).append(one.objective)

@@ -33,6 +33,8 @@ def effect_text(verdict: Verdict) -> str:
         base = next(iter(others), None) if base is None else base
         if base is not None and base.alternative in verdict.also:
             said += f", like {base.alternative} ({figure_text(base.value, base.unit)})"
+        elif base is not None and verdict.level is EvidenceLevel.PUBLISHED:  # a range stays one
+            said += f", {_times(base, own, results[0])} {base.alternative}"
         elif base is not None:
             said += f", {multiple_text(own.value / base.value)} {base.alternative}"
         maybe = verdict.why(ReasonId.MAY_BE_BETTER)
@@ -144,10 +146,15 @@ def _figures(verdict: Verdict, metric: str) -> str:
 
 
 def _multiple_of(one: RankedResult, own: RankedResult, best: RankedResult) -> str:
-    multiple = multiple_text(own.value / one.value)
+    return f"{_times(one, own, best)} {one.alternative} ({figure_text(one.value, one.unit)})"
+
+
+def _times(one: RankedResult, own: RankedResult, best: RankedResult) -> str:
+    """The choice's figure as a multiple of another's: a range where that is an interval, or was
+    printed as a range."""
     if own is best and one.low is not None and one.high is not None:
-        multiple = range_text(1 / one.high, 1 / one.low)
-    return f"{multiple} {one.alternative} ({figure_text(one.value, one.unit)})"
+        return range_text(1 / one.high, 1 / one.low)
+    return multiple_text(own.value / one.value)
 
 
 def _more(reason: Reason, verdict: Verdict) -> str | None:

@@ -20,7 +20,7 @@ from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
 from homenode.report.page.machine import UNNAMED, Stored
 from homenode.results.model import Run
-from homenode.results.store import load_runs
+from homenode.results.store import FILE, load_runs
 from homenode.results.vantage import Vantage
 from homenode.sources import load_host
 from homenode.topology import Host
@@ -64,13 +64,16 @@ def gather(
     folders: list[str | None] = []
     skipped: list[str] = []
     others: list[Path] = []
+    loose: list[Path] = []
     for argument in arguments:
         found, where, left_out, of_others = _of(argument, evidence)
         runs += found
         folders += where
         skipped += left_out
         others += of_others
+        loose += _loose(argument, of_others)
     imported, left_out = _imported(others)
+    imported += _imported(loose)[0]
     runs += imported
     folders += [None] * len(imported)
     skipped += left_out
@@ -116,6 +119,17 @@ def _of(
         others = [path]  # also files next to its folders
     skipped = [f"{s.path}: {s.reason}" for s in loaded.skipped if s.path not in loaded.foreign]
     return list(loaded.runs), list(loaded.folders), skipped, others
+
+
+def _loose(argument: str, others: Sequence[Path]) -> list[Path]:
+    """Files of a folder that lie next to its folders of runs: logs of other tools are among them,
+    and what else homenode keeps there is none of its runs."""
+    folder = Path(argument)
+    if argument.startswith(PUBLISHED) or not folder.is_dir() or folder in others:
+        return []
+    if (folder / FILE).exists():
+        return []
+    return sorted(one for one in folder.iterdir() if one.is_file() and not one.is_symlink())
 
 
 def _imported(paths: Sequence[Path]) -> tuple[list[Run], list[str]]:

@@ -100,8 +100,9 @@ def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
                 _figure(found, metric, units[metric.id], best[metric.id] == one.label)
                 for metric in shown
             ]
-            rows.append(tuple(cells))
-            links.append(anchor)
+            if any(cell.text for cell in cells[len(numeric) - len(shown) :]):
+                rows.append(tuple(cells))
+                links.append(anchor)
     columns += [f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown]
     return Table(tuple(columns), tuple(numeric), tuple(rows), tuple(links))
 
@@ -146,7 +147,11 @@ def _figure(
 ) -> Cell:
     found = _series(series, metric)
     if found is None:
-        return Cell("", None)
+        parts = _parts(series, metric)
+        if not parts:
+            return Cell("", None)
+        low, high = min(one.value for one in parts), max(one.value for one in parts)
+        return Cell(range_figures(low / unit[0], high / unit[0]), low)
     text = short_figure(found.value / unit[0])
     if found.is_range:
         text = range_figures(found.low / unit[0], found.high / unit[0])
@@ -155,7 +160,9 @@ def _figure(
 
 def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
     found = _series(series, metric)
-    return None if found is None else found.value
+    if found is None:
+        return max((one.value for one in _parts(series, metric)), default=None)
+    return found.value
 
 
 def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
@@ -166,6 +173,17 @@ def _series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None
     keys = headline(series, metric) or _only_variant(series, metric)
     found = [series[key] for key in keys if key.unit == metric.unit]
     return max(found, key=lambda one: one.samples, default=None)
+
+
+def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
+    """Series of single nodes and GPUs, where none is over all: a job bound to each in turn."""
+    return [
+        one
+        for key, one in series.items()
+        if (key.metric, key.unit, key.variant) == (metric.id, metric.unit, metric.headline)
+        and key.node is not None
+        and key.device is not None
+    ]
 
 
 def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:

@@ -9,8 +9,8 @@ from homenode.analyse.statement import effect_text, ground_of, sentence_of, sour
 from homenode.analyse.verdict import SourceVerdict, Verdict
 from homenode.plan.layout import PRESETS
 from homenode.report.page.machine import Machine
-from homenode.report.verdict_text import answer_of, doubts_of
-from homenode.results.model import Origin
+from homenode.report.verdict_text import doubts_of
+from homenode.results.model import UNKNOWN_SWITCHES, Origin
 
 TONES = {
     Grade.GOOD: "good",
@@ -25,7 +25,8 @@ TONES = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One objective. choice: what to run; "no answer" where nothing can be named.
+    """One objective. choice: what to run; "no answer" where nothing can be named. layout: of a VM,
+    where the choice is none.
 
     effect: the figure with its multiple, in a few words. sure: the level of the evidence in a word.
     statement: the whole sentence. authors: where what publications recommend is not this;
@@ -35,6 +36,7 @@ class Answer:
     objective: str
     choice: str
     has_choice: bool
+    layout: str
     effect: str
     sure: str
     statement: str
@@ -85,7 +87,16 @@ def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
 
 
 def _stop(machine: Machine) -> str:
-    """The first of the findings that stop every recommendation, and how many are like it."""
+    """The first of the findings that stop every recommendation, and how many are like it; of logs
+    that no one said a layout of, what to do."""
+    heads = [run.head for run in machine.runs]
+    if not machine.verdicts and all(
+        one.switches == UNKNOWN_SWITCHES and one.arrangement == one.name for one in heads
+    ):
+        return (
+            "the logs do not say under which layout each run was made: "
+            "homenode import --layout RUN=LAYOUT adds it; the figures are below"
+        )
     findings = next((one.findings for one in machine.verdicts if one.findings), ())
     if not findings:
         return ""
@@ -135,8 +146,9 @@ def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
     other = [_other(source, one) for source in one.published if not source.agrees]
     return Answer(
         str(one.objective),
-        answer_of(one),
+        one.choice or "no answer",
         one.choice is not None,
+        "" if one.layout in (None, one.choice) else one.layout,
         effect_text(one),
         "" if one.level is None else str(one.level),
         sentence_of(one),

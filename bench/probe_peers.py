@@ -5,8 +5,9 @@ own plain STREAM (gcc -O2, and -O3 -march=native) and plain pointer chase; likwi
 multichase where they are installed. Each kernel has rounds of its own: the probe, then its peers,
 directly after one another, so that a busy moment falls on all. A ratio is the median over rounds of
 the probe's median by the best of the peer's loops in the same round. Rounds on all PUs in which the
-core-to-core latency changed are left out: the hypervisor moved a vCPU. On a busy machine, run it
-under `nice -n -20`; not as real-time threads, with which likwid-bench spins for ever.
+core-to-core latency changed between two programs are left out: the hypervisor moved a vCPU. On a
+busy machine, run it under `nice -n -20`; not as real-time threads, with which likwid-bench spins
+for ever.
 """
 
 import json
@@ -113,20 +114,24 @@ def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
     dropped = 0
     for _ in range(rounds):
         for kernel in ("STREAM", *loops):
-            before = _cas_ns(pus)
+            places = [_cas_ns(pus)]
             pairs: list[tuple[str, str, float, float]] = []
             if kernel == "STREAM":
                 ours = _ours(pus, ",".join(STREAM), "regular", pages)
                 for title, program in (("STREAM -O2", "stream_o2"), ("STREAM -O3", "stream_o3")):
+                    places.append(_cas_ns(pus))
                     peer = _stream(program, pus)
                     pairs += [(name, title, ours[name], peer[name]) for name in STREAM]
             else:
                 stores = "non-temporal" if kernel.endswith("_nt") else "regular"
                 mine = _ours(pus, kernel.removesuffix("_nt"), stores, pages)[kernel]
-                best = max(_likwid(loop, pus) for loop in loops[kernel])
+                best = 0.0
+                for loop in loops[kernel]:
+                    places.append(_cas_ns(pus))
+                    best = max(best, _likwid(loop, pus))
                 pairs.append((kernel, "likwid-bench", mine, best))
-            after = _cas_ns(pus)
-            if max(before, after) > SPAN * min(before, after):
+            places.append(_cas_ns(pus))
+            if max(places) > SPAN * min(places):
                 dropped += 1
                 continue
             for name, peer_name, mine, best in pairs:

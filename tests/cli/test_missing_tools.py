@@ -19,9 +19,9 @@ HIDDEN = {
 BOOT = ("verify", "@document", "--host", SMALL, "--boot", "--connect")
 CASES = [
     ("virsh", ("verify", "--live", "vm"), "libvirt-clients"),
-    ("virsh", ("apply", "vm", "--layout", "pin"), "libvirt-clients"),
+    ("virsh", ("apply", "vm", "--layout", "pin", "--yes"), "libvirt-clients"),
     ("virsh", ("apply", "vm", "--layout", "pin", "--dry-run"), "libvirt-clients"),
-    ("virsh", ("apply", "vm", "--domain", "@document", "--live-pins"), "libvirt-clients"),
+    ("virsh", ("apply", "vm", "--domain", "@document", "--live-pins", "--yes"), "libvirt-clients"),
     ("virsh", ("restore", "vm"), "libvirt-clients"),
     ("virsh", ("restore", "vm", "--dry-run"), "libvirt-clients"),
     ("virsh", (*BOOT, "qemu:///system"), "libvirt-clients"),

@@ -80,7 +80,7 @@ def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_pat
     done = homenode("apply", str(path), *APPLY, "--dry-run")
     assert done.exit_code == 0, done.output
     assert "+" in done.stdout and path.read_bytes() == original
-    done = homenode("apply", str(path), *APPLY, "--quiet")
+    done = homenode("apply", str(path), *APPLY, "--quiet", "--yes")
     assert done.exit_code == 0, done.output
     assert f"undo: homenode restore {path}" in done.stderr
     assert b"<vcpupin" in path.read_bytes()
@@ -88,8 +88,18 @@ def test_apply_on_a_file_rewrites_it_and_restore_gives_the_original_back(tmp_pat
     assert path.read_bytes() == original
 
 
+def test_apply_without_a_terminal_changes_nothing_unless_yes_is_given(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    path.write_bytes(Path(DOCUMENT).read_bytes())
+    for target in (str(path), "a-domain"):
+        done = homenode("apply", target, *APPLY)
+        assert isinstance(done.exception, UsageError) and "--yes" in (done.exception.hint or "")
+    assert path.read_bytes() == Path(DOCUMENT).read_bytes()
+    assert isinstance(homenode("replan", "a-domain").exception, UsageError)
+
+
 def test_apply_on_a_file_takes_nothing_that_is_for_libvirt(tmp_path: Path) -> None:
-    done = homenode("apply", str(tmp_path / "vm.xml"), "--live-pins")
+    done = homenode("apply", str(tmp_path / "vm.xml"), "--live-pins", "--yes")
     assert isinstance(done.exception, UsageError)
 
 
@@ -99,7 +109,7 @@ def test_on_a_terminal_apply_asks(
 ) -> None:
     path = tmp_path / "vm.xml"
     path.write_bytes(Path(DOCUMENT).read_bytes())
-    monkeypatch.setattr("homenode.cli.apply.is_interactive", lambda: True)
+    monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
     terminal.console.cache_clear()
     done = CliRunner().invoke(app, ["apply", str(path), *APPLY], input=f"{answer}\n")
     assert (b"<vcpupin" in path.read_bytes()) is is_written

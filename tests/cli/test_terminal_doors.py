@@ -116,7 +116,7 @@ def hostile_document(folder: Path) -> Path:
         ("kubevirt", "check", "HOSTILE"),
         ("slurm", "check", "HOSTILE", "--host", "hgx-h100"),
         ("slurm", "audit", "HOSTILE"),
-        ("apply", "HOSTILE", "--connect", "test:///HOSTILE"),
+        ("apply", "HOSTILE", "--yes", "--connect", "test:///HOSTILE"),
         ("trial", "HOSTILE"),
         ("trial", "status", "HOSTILE"),
         ("bench", "HOSTILE"),
@@ -167,7 +167,7 @@ def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
     virsh.write_text(f"#!/bin/sh\nprintf '%s\\n' 'error: {STEERING}' >&2\nexit 1\n")
     virsh.chmod(0o755)
     environment = {**os.environ, "PATH": f"{virsh.parent}:{os.environ['PATH']}"}
-    for words in (("apply", "vm7", "--layout", "pin"), ("verify", "--live", "vm7"),
+    for words in (("apply", "vm7", "--yes", "--layout", "pin"), ("verify", "--live", "vm7"),
                   ("trial", "vm7"), ("doctor", "--live", "vm7"), ("restore", "vm7")):  # fmt: skip
         done = subprocess.run(
             [HOMENODE, *words], capture_output=True, check=False, env=environment, timeout=300

@@ -75,11 +75,11 @@ def main() -> None:
     from homenode.errors import HomenodeError
 
     try:  # a running domain is not redefined under its feet
-        apply("vm", layout="pin", quiet=True)
+        apply("vm", layout="pin", quiet=True, yes=True)
     except HomenodeError as error:
         say("refused", json.dumps(str(error)))
     vcpu0 = virsh("vcpupin", "vm", "0")
-    apply("vm", layout="pin", quiet=True, live_pins=True)
+    apply("vm", layout="pin", quiet=True, live_pins=True, yes=True)
     say("moved", json.dumps([vcpu0, virsh("vcpupin", "vm", "0")]))
     virsh("destroy", "vm")
     restore_domain("vm")

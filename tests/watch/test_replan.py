@@ -35,9 +35,9 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
-    apply(NAME, layout="pin-numa", host=HOST, quiet=True)
+    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
-    replan(NAME, host=OTHER)
+    replan(NAME, yes=True, host=OTHER)
     after = daemon.definition()
     hosts = [re.search(rb"host=.([0-9a-f]{16})", one) for one in (before, after)]
     assert hosts[0] and hosts[1] and hosts[0].group(1) != hosts[1].group(1)
@@ -50,11 +50,11 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
-    apply(NAME, layout="pin-numa", host=HOST, quiet=True)
+    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     replan(NAME, host=OTHER, dry_run=True)
     assert daemon.definition() == before
-    replan(NAME, host=HOST)
+    replan(NAME, yes=True, host=HOST)
     assert daemon.definition() == before
     assert "had this definition already" in capsys.readouterr().err
 
@@ -64,7 +64,7 @@ def test_a_domain_without_a_layout_is_refused(
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
     with pytest.raises(UsageError, match="layout of homenode"):
-        replan(NAME, host=HOST)
+        replan(NAME, yes=True, host=HOST)
     assert daemon.definition() == ORIGINAL
 
 
@@ -72,20 +72,20 @@ def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_g
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch, WITH_GPU)
-    apply(NAME, layout="pin-numa-pci", host=HOST, quiet=True)
+    apply(NAME, yes=True, layout="pin-numa-pci", host=HOST, quiet=True)
     before = daemon.definition().replace(b"bus='0x11'", b"bus='0x21'")
     # As it arrives from a host that had the GPU elsewhere, with that host's records left behind.
     (tmp_path / "here").mkdir()
     daemon = _daemon(tmp_path / "here", monkeypatch, before)
     with pytest.raises(UsageError) as refused:
-        replan(NAME, host=HOST)
+        replan(NAME, yes=True, host=HOST)
     assert "0000:21:00.0" in refused.value.message
     assert refused.value.hint is not None and "0000:81:00.0" in refused.value.hint
     assert daemon.definition() == before
-    replan(NAME, device=["21:00.0=81:00.0"], host=HOST)
+    replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
     (hostdev,) = guest_of(open_domain(daemon.definition(), "x")).hostdevs
     assert str(hostdev.source) == "0000:81:00.0"
     with pytest.raises(InputError):
-        replan(NAME, device=["21:00.0=81:00.0"], host=HOST)
+        replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
     with pytest.raises(UsageError):
-        replan(NAME, device=["21:00.0"], host=HOST)
+        replan(NAME, yes=True, device=["21:00.0"], host=HOST)

@@ -22,10 +22,10 @@ from homenode.cli.placing_options import (
     plan_options,
 )
 from homenode.cli.terminal import (
+    check_can_ask,
     check_can_write,
     confirm,
     console,
-    is_interactive,
     note,
     note_written,
     print_diff,
@@ -59,7 +59,7 @@ def apply(
         ),
     ] = None,
     connect: ConnectOption = DEFAULT,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Define without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Change it without asking.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Show what would change; change nothing.")
     ] = False,
@@ -80,9 +80,9 @@ def apply(
 ) -> None:
     """Plan a domain of libvirt, show what would change, ask, and define it.
 
-    The original is saved first, and `homenode restore NAME` gives it back. On a terminal it asks;
-    elsewhere it defines without asking. The domain must be shut off, without a managed save and
-    without snapshots of another topology; --live-pins moves the threads of one that runs.
+    The original is saved first, and `homenode restore NAME` gives it back. Where no terminal can
+    ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
+    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
 
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
@@ -91,6 +91,7 @@ def apply(
       homenode apply gpu-vm --dry-run
       homenode apply ./VM.xml --host hgx-h100 --gpus 2
     """
+    check_can_ask(asked=not (yes or dry_run))
     if is_file_target(name):
         _refuse_for_file(domain, connect, live_pins=live_pins)
         outputs = (save_plan, quiet, force)
@@ -133,7 +134,7 @@ def apply(
         tuned, plan_json = tuning.document, encode_plan(tuning.plan)
         critical = is_critical(tuning.plan)
     if live_pins:
-        _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run)
+        _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run, asked=not yes)
     elif dry_run:
         preview(virsh, state.uuid, tuned, original, default_root())
     else:
@@ -186,15 +187,14 @@ def _apply_to_file(
     sources = planning.Sources(
         () if host is None else (host,), None, tuple(after), None, layout.results
     )
-    shows_diff = dry_run or (asked and is_interactive())
+    shows_diff = dry_run or asked
 
     def agreed() -> bool:
         if dry_run:
             note(f"{path}: would be rewritten, and its original kept as {path}.orig")
             return False
-        if asked and is_interactive() and not confirm(f"Rewrite {path}?"):
-            note("nothing was changed")
-            raise SystemExit(1)
+        if asked:
+            _confirm(f"Rewrite {path}?")
         return True
 
     planning.run(
@@ -314,7 +314,7 @@ def tuned_on(
     from homenode.tuning import tune
 
     machine = load_host(host)
-    # Where it runs already, its own pins are not taken from it.
+    # Where it runs already, its own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name != name)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
     chosen = settled(read_guest(original, name), options, machine, load_evidence(results))
@@ -363,19 +363,17 @@ def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
 def define(
     virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path, *, asked: bool
 ) -> None:
-    """Define the document; on a terminal after showing the change and asking, unless asked not to.
+    """Define the document; where it is asked about, after showing the change.
 
     A domain that is already so is not asked about.
     """
     from homenode.apply.definition import apply_definition
     from homenode.wording import command_line
 
-    if asked and is_interactive():
+    if asked:
         if not preview(virsh, uuid, tuned, original, root):
             return
-        if not confirm("Define it?"):
-            note("nothing was changed")
-            raise SystemExit(1)
+        _confirm("Define it?")
     done = apply_definition(virsh, uuid, tuned, original, root)
     name = done.state.name
     if done.changed:
@@ -393,18 +391,26 @@ def define(
     note(f"undo: {back}")
 
 
-def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool) -> None:
+def _confirm(question: str) -> None:
+    """Exits where the answer is no."""
+    if not confirm(question):
+        note("nothing was changed")
+        raise SystemExit(1)
+
+
+def _move(
+    virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool, asked: bool
+) -> None:
     from homenode.apply.live_pins import apply_live_pins, preview_live_pins
 
-    moved: Moved
-    if dry_run:
+    if dry_run or asked:
         moved = preview_live_pins(virsh, uuid, tuned)
-    else:
+        _note_threads(moved, "would move")
+        if moved.after and not dry_run:
+            _confirm("Move them?")
+    if not dry_run:
         moved = apply_live_pins(virsh, uuid, tuned, root)
-    would = "would move" if dry_run else "moved"
-    for before, after in zip(moved.before, moved.after, strict=True):
-        thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
-        note(f"{would} {thread} from PUs {before.pus} to {after.pus}")
+        _note_threads(moved, "moved")
     if not moved.after:
         note(f"{moved.state.name}: every thread is where the document has it")
     if moved.strangers:
@@ -413,3 +419,9 @@ def _move(virsh: "Virsh", uuid: str, tuned: bytes, root: Path, *, dry_run: bool)
             "document has none: shut the domain down and apply it for that"
         )
     note("the definition is as it was: the next start has its pins")
+
+
+def _note_threads(moved: "Moved", verb: str) -> None:
+    for before, after in zip(moved.before, moved.after, strict=True):
+        thread = after.kind if after.kind == "emulator" else f"{after.kind} {after.number}"
+        note(f"{verb} {thread} from PUs {before.pus} to {after.pus}")

@@ -6,7 +6,7 @@ import typer
 
 from homenode.cli.apply import define, preview, tuned_on
 from homenode.cli.options import ConnectOption, DomainArgument, HostOption
-from homenode.cli.terminal import note
+from homenode.cli.terminal import check_can_ask, note
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, is_local, with_connection
 
@@ -53,6 +53,7 @@ def replan(
     from homenode.sources import load_host
     from homenode.wording import command_line
 
+    check_can_ask(asked=not (yes or dry_run))
     if host is None and not is_local(connect):
         raise UsageError(
             f"--connect {connect}: expected --host as well, since the daemon is on another machine",

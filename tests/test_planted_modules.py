@@ -14,7 +14,7 @@ from homenode.errors import ToolError, UsageError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine, Said
 from homenode.measure.access.remote import RemoteMachine
-from homenode.measure.gpu.torch_commands import COLLECTIVES, COPIES
+from homenode.measure.gpu.machine import COLLECTIVES, COPIES
 from homenode.measure.program_text import ask_for_torch, run_program
 
 ROOT = Path(__file__).parent.parent

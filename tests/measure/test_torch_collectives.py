@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import ParseError
-from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.gpu.machine import TorchPython
 from homenode.measure.model import BenchTest, Group
 from homenode.measure.programs import torch_collectives
 from homenode.measure.programs.torch_place import nodes_to_bind

@@ -14,7 +14,7 @@ from homenode.bdf import Bdf
 from homenode.errors import HostError, ParseError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.figures.sample import Figures
-from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.gpu.machine import TorchPython
 from homenode.measure.model import BenchTest, Group
 from homenode.measure.program_text import program_text
 from homenode.measure.programs import torch_copies, torch_place

@@ -5,7 +5,8 @@ from collections.abc import Collection
 
 from homenode.errors import ParseError, ToolError
 from homenode.measure.access.machine import Machine
-from homenode.measure.gpu.suite import BY_BUS, ShownGpus, is_nvidia, measured_gpus, parse_shown
+from homenode.measure.gpu.machine import is_nvidia
+from homenode.measure.gpu.suite import BY_BUS, ShownGpus, measured_gpus, parse_shown
 from homenode.measure.model import PROBE, PYTHON, TORCH, SuiteOptions
 from homenode.measure.program_text import ask_for_torch, run_program
 from homenode.process import ToolMissingError, ToolTimeoutError

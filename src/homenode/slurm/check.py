@@ -148,95 +148,61 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     listed = sum(line.devices for line in of.lines)
     promised = None if of.definition is None else of.definition.gpus
     beyond = [n for _, _, n in placed_files(of.lines) if not 0 <= n < len(gpus)]
-    if of.sliced:
-        yield from _slices(of, listed, promised, source)
-        return
-    if listed > len(gpus) or beyond:
-        yield _count(
-            of,
-            Severity.CRITICAL,
-            f"at most {plural(len(gpus), 'GPU')}, as the machine has",
-            f"{listed} in gres.conf",
-            "slurmd refuses a device file that is not there",
-            "take the lines of the others out",
-            source,
+
+    def count(
+        severity: Severity, expected: str, observed: str, cost: str, fix: str | None
+    ) -> Finding:
+        return Finding(
+            id="gres-count",
+            severity=severity,
+            subject=of.subject,
+            expected=expected,
+            observed=observed,
+            cost=cost,
+            fix=fix,
+            source=f"{source}, {_PAGE}",
         )
+
+    def differs(expected: str) -> Finding:
+        cost = "a node that has fewer than it promises is drained; more are not used"
+        observed = f"Gres= with {promised}"
+        return count(Severity.CRITICAL, expected, observed, cost, "make both the same")
+
+    if of.sliced:
+        # Of slices the machine does not give how many there are; the files must agree.
+        if of.lines and of.autodetect is None and promised not in (None, listed):
+            yield differs(f"{listed} in Gres= of slurm.conf, as gres.conf lists")
+            return
+        yield Finding(
+            id="gres-unjudged",
+            severity=Severity.INCONCLUSIVE,
+            subject=of.subject,
+            expected="GPUs that are not cut into slices",
+            observed=f"MIG slices, {promised or listed} devices with them",
+            fix="`nvidia-smi -L` on the node: count its slices",
+            source=f"{source}, {_PAGE}",
+        )
+        return
+    in_file, there = f"{listed} in gres.conf", plural(len(gpus), "GPU")
+    if listed > len(gpus) or beyond:
+        expected = f"at most {there}, as the machine has"
+        cost = "slurmd refuses a device file that is not there"
+        fix = "take the lines of the others out"
+        yield count(Severity.CRITICAL, expected, in_file, cost, fix)
     # What a detector finds fills up what lines leave out.
     filled = of.autodetect is not None and listed < (promised or 0)
     by_lines = bool(of.lines) and not filled
     right, who = (listed, "gres.conf lists") if by_lines else (len(gpus), "the machine has")
     if (by_lines or of.autodetect) and promised not in (None, right):
-        yield _promised(of, f"Gres=gpu:{right} in slurm.conf, as {who}", promised, source)
+        yield differs(f"Gres=gpu:{right} in slurm.conf, as {who}")
     elif by_lines and listed < len(gpus) and not beyond:
-        yield _count(
-            of,
-            Severity.INFO,
-            f"{plural(len(gpus), 'GPU')}, as the machine has",
-            f"{listed} in gres.conf",
-            "the others are given to no job",
-            None,
-            source,
-        )
+        cost = "the others are given to no job"
+        yield count(Severity.INFO, f"{there}, as the machine has", in_file, cost, None)
     if not of.lines and of.autodetect is None and promised:
-        yield _count(
-            of,
-            Severity.CRITICAL,
-            f"lines for {plural(promised, 'GPU')} in gres.conf",
-            NO_LINES,
-            "jobs get numbers without devices and without a place",
-            "AutoDetect, or a line with File= and Cores= for the GPUs of each node",
-            source,
-        )
-
-
-def _slices(of: NodeClass, listed: int, promised: int | None, source: str) -> Iterator[Finding]:
-    """Of slices the machine does not give how many there are; the files must agree."""
-    if of.lines and of.autodetect is None and promised not in (None, listed):
-        expected = f"{listed} in Gres= of slurm.conf, as gres.conf lists"
-        yield _promised(of, expected, promised, source)
-        return
-    yield Finding(
-        id="gres-unjudged",
-        severity=Severity.INCONCLUSIVE,
-        subject=of.subject,
-        expected="GPUs that are not cut into slices",
-        observed=f"MIG slices, {promised or listed} devices with them",
-        fix="`nvidia-smi -L` on the node: count its slices",
-        source=f"{source}, {_PAGE}",
-    )
-
-
-def _promised(of: NodeClass, expected: str, promised: int | None, source: str) -> Finding:
-    return _count(
-        of,
-        Severity.CRITICAL,
-        expected,
-        f"Gres= with {promised}",
-        "a node that has fewer than it promises is drained; more are not used",
-        "make both the same",
-        source,
-    )
-
-
-def _count(
-    of: NodeClass,
-    severity: Severity,
-    expected: str,
-    observed: str,
-    cost: str,
-    fix: str | None,
-    source: str,
-) -> Finding:
-    return Finding(
-        id="gres-count",
-        severity=severity,
-        subject=of.subject,
-        expected=expected,
-        observed=observed,
-        cost=cost,
-        fix=fix,
-        source=f"{source}, {_PAGE}",
-    )
+        expected = f"lines for {plural(promised, 'GPU')} in gres.conf"
+        cost = "jobs get numbers without devices and without a place"
+        fix = "AutoDetect, or a line with File= and Cores= for the GPUs of each node"
+        yield count(Severity.CRITICAL, expected, NO_LINES, cost, fix)
 
 
 def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from statistics import median
 from homenode.bdf import Bdf
 from homenode.errors import ToolError, UsageError
 from homenode.measure.access.local import LocalMachine
-from homenode.measure.gpu.torch_commands import COPIES
+from homenode.measure.gpu.machine import COPIES
 from homenode.measure.program_text import ask_for_torch, run_program
 from homenode.process import Completed, ToolMissingError, find_program, run
 from homenode.tools import torch_report

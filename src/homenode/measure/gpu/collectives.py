@@ -16,25 +16,19 @@ from itertools import product
 
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.gpu.machine import PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     PYTHON,
-    TORCH,
     BenchTest,
     CollectiveSettings,
     Depth,
     Group,
     Reader,
-    SuiteOptions,
 )
-from homenode.pci import PciDevice
-from homenode.tools import nccl_tests
-from homenode.topology import NumaNode
 
 UNBOUND = "nothing bound"
 ON_GPU_NODES = "each rank on its GPU's node"
 
-_AMD = 0x1002
 _WARMUPS = 10
 _REPEATS = {Depth.QUICK: 20, Depth.NORMAL: 100, Depth.FULL: 300}
 _PER_GPU = "a process for each GPU"
@@ -49,44 +43,32 @@ class HostBinding:
     of_each_gpu: bool = False
 
 
-def collective_tests(
-    gpus: tuple[PciDevice, ...],
-    nodes: tuple[NumaNode, ...],
-    installed: frozenset[str],
-    options: SuiteOptions,
-    left_out: list[Gap],
-    if_stopped: str | None,
-) -> Iterator[BenchTest]:
-    """The all-reduces of these GPUs (two or more). The first test speaks for its metrics."""
-    torch = TorchPython(options.python) if TORCH in installed else None
-    has_tool = "all_reduce_perf" in installed
-    if not has_tool and torch is None:
+def collective_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
+    """The all-reduces of its GPUs (two or more). The first test speaks for its metrics."""
+    has_tool = "all_reduce_perf" in machine.installed
+    if not has_tool and machine.torch is None:
         left_out.append(Gap(Group.NCCL, "neither all_reduce_perf nor PyTorch is installed"))
         return
-    bindings = _bindings(gpus, nodes, left_out)
-    speaks = True
+    bindings = _bindings(machine, left_out)
     if has_tool:
         for binding in bindings:
-            yield from _of_tool(binding, gpus, installed, options, torch, left_out, if_stopped)
-        yield _choices(gpus, options)
-        speaks = False
+            yield from _of_tool(machine, binding, left_out)
+        yield _choices(machine)
     spread = any(binding.of_each_gpu for binding in bindings)
-    if torch is not None and (not has_tool or spread):
-        for binding in bindings:
-            for peers in (True, False):
-                name = _variant(binding, peers=peers)
-                words = name if speaks else ", ".join(filter(None, (_PER_GPU, name)))
-                test = _of_torch(torch, binding, gpus, options, peers=peers, variant=words)
-                yield replace(test, if_stopped=if_stopped if peers else None)
+    if machine.torch is not None and (not has_tool or spread):
+        for binding, peers in product(bindings, (True, False)):
+            name = _variant(binding, peers=peers)
+            words = ", ".join(filter(None, (_PER_GPU, name))) if has_tool else name
+            test = _of_torch(machine, binding, peers=peers, variant=words)
+            yield replace(test, if_stopped=_if_stopped(machine, peers=peers))
     elif spread:
         reason = f"{ON_GPU_NODES}: needs PyTorch, nccl-tests drives all GPUs from one process"
         left_out.append(Gap(Group.NCCL, reason))
 
 
-def _bindings(
-    gpus: tuple[PciDevice, ...], nodes: tuple[NumaNode, ...], left_out: list[Gap]
-) -> tuple[HostBinding, ...]:
+def _bindings(machine: GpuMachine, left_out: list[Gap]) -> tuple[HostBinding, ...]:
     """On one node all three are the same."""
+    gpus, nodes = machine.gpus, machine.nodes
     unbound = HostBinding(UNBOUND, None)
     if len(nodes) < 2:
         return (unbound,)
@@ -105,107 +87,73 @@ def _bindings(
     return (unbound, HostBinding(ON_GPU_NODES, gpus[0].node), on_first)
 
 
-def _of_tool(
-    binding: HostBinding,
-    gpus: tuple[PciDevice, ...],
-    installed: frozenset[str],
-    options: SuiteOptions,
-    torch: TorchPython | None,
-    left_out: list[Gap],
-    if_stopped: str | None,
-) -> Iterator[BenchTest]:
+def _of_tool(machine: GpuMachine, binding: HostBinding, left_out: list[Gap]) -> Iterator[BenchTest]:
+    node = binding.node
     if binding.of_each_gpu:
         return
-    if binding.node is not None and "numactl" not in installed:
+    if node is not None and "numactl" not in machine.installed:
         left_out.append(Gap(Group.NCCL, f"{binding.words}: numactl is not installed"))
         return
-    repeats = _REPEATS[options.depth]
-    argv = nccl_tests.argv(
-        len(gpus), largest_bytes=options.largest_message_bytes, warmups=_WARMUPS, iterations=repeats
-    )
-    if binding.node is not None:
-        node = binding.node
+    repeats = _REPEATS[machine.suite.depth]
+    argv = machine.nccl_tests(_WARMUPS, repeats)
+    if node is not None:
         argv = ("numactl", f"--cpunodebind={node}", f"--membind={node}", *argv)
     seconds = 10.0 + 50.0 * repeats / 100
     for peers in (True, False):
-        variant = _variant(binding, peers=peers)
-        others = [
-            _of_torch(one, binding, gpus, options, peers=peers, variant=variant)
-            for one in (torch,)
-            if one is not None
-        ]
-        yield BenchTest(
+        variant, if_stopped = _variant(binding, peers=peers), _if_stopped(machine, peers=peers)
+        # Less where access is known to hang: every round waits for it. Else enough for the slowest
+        # machine known: nccl-tests makes all its calls, however long one takes.
+        patience = 120 + 30 * seconds if if_stopped is None else 90 + 3 * seconds
+        test = BenchTest(
             _id(variant),
             Group.NCCL,
             argv,
             seconds,
-            _patience(seconds, if_stopped, peers=peers),
-            _environment(gpus, peers=peers),
+            patience,
+            machine.environment(peers=peers),
             Reader.NCCL_TESTS,
-            node=binding.node,
+            node=node,
             binding=binding.words,
             variant=variant,
-            if_stopped=if_stopped if peers else None,
-        ).or_else(*others)
+            if_stopped=if_stopped,
+        )
+        if machine.torch is not None:
+            test = test.or_else(_of_torch(machine, binding, peers=peers, variant=variant))
+        yield test
 
 
 def _of_torch(
-    torch: TorchPython,
-    binding: HostBinding,
-    gpus: tuple[PciDevice, ...],
-    options: SuiteOptions,
-    *,
-    peers: bool,
-    variant: str | None,
+    machine: GpuMachine, binding: HostBinding, *, peers: bool, variant: str | None
 ) -> BenchTest:
-    bind = "none" if binding.node is None else str(binding.node)
-    test = torch.all_reduce(
-        _id(variant),
-        len(gpus),
-        options.largest_message_bytes,
-        _REPEATS[options.depth],
-        bind="gpu" if binding.of_each_gpu else bind,
-        peers=peers,
-    )
-    environment = _environment(gpus, peers=peers)
+    home = "none" if binding.node is None else str(binding.node)
+    bind = "gpu" if binding.of_each_gpu else home
+    repeats = _REPEATS[machine.suite.depth]
     return replace(
-        test, binding=binding.words, variant=variant, node=binding.node, environment=environment
+        machine.all_reduce(_id(variant), repeats, bind, peers=peers),
+        binding=binding.words,
+        variant=variant,
+        node=binding.node,
+        environment=machine.environment(peers=peers),
     )
 
 
-def _patience(seconds: float, if_stopped: str | None, *, peers: bool) -> float:
-    """Less where access is known to hang: every round waits for it. Else enough for the slowest
-    machine known: nccl-tests makes all its calls, however long one takes."""
-    return 90 + 3 * seconds if peers and if_stopped is not None else 120 + 30 * seconds
+def _if_stopped(machine: GpuMachine, *, peers: bool) -> str | None:
+    return PEERS_HANG if peers and not machine.is_nvidia else None
 
 
-def _choices(gpus: tuple[PciDevice, ...], options: SuiteOptions) -> BenchTest:
+def _choices(machine: GpuMachine) -> BenchTest:
     """A sweep of one call a size that logs what the library chose: not timed, as it logs."""
-    argv = nccl_tests.argv(
-        len(gpus), largest_bytes=options.largest_message_bytes, warmups=0, iterations=1
-    )
     log = (("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "TUNING"))
-    environment = (*_environment(gpus, peers=True), *log)
     return BenchTest(
         "nccl choices",
         Group.NCCL,
-        argv,
+        machine.nccl_tests(0, 1),
         15.0,
         180.0,
-        environment,
+        (*machine.environment(peers=True), *log),
         Reader.NCCL_CHOICES,
         binding=UNBOUND,
     )
-
-
-def collective_environment(gpus: tuple[PciDevice, ...]) -> tuple[tuple[str, str], ...]:
-    """ROCm's collectives fail on some GPUs when scratch memory is reclaimed: MI350X, MI300X."""
-    return (("HSA_NO_SCRATCH_RECLAIM", "1"),) if any(gpu.vendor_id == _AMD for gpu in gpus) else ()
-
-
-def _environment(gpus: tuple[PciDevice, ...], *, peers: bool) -> tuple[tuple[str, str], ...]:
-    found = collective_environment(gpus)
-    return found if peers else (*found, ("NCCL_P2P_DISABLE", "1"))
 
 
 def _variant(binding: HostBinding, *, peers: bool) -> str | None:
@@ -248,66 +196,43 @@ def settings_of(depth: Depth) -> tuple[CollectiveSettings, ...]:
     return (*crossed, *bound)
 
 
-def experiment_tests(
-    gpus: tuple[PciDevice, ...],
-    nodes: tuple[NumaNode, ...],
-    installed: frozenset[str],
-    options: SuiteOptions,
-    left_out: list[Gap],
-    environment: tuple[tuple[str, str], ...] = (),
-) -> Iterator[BenchTest]:
+def experiment_tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
     """The all-reduces of two GPUs or more. What cannot be run goes to left_out, by name."""
-    for settings in settings_of(options.depth):
-        reason = _against(settings, nodes, installed, options)
+    for settings in settings_of(machine.suite.depth):
+        reason = _against(settings, machine)
         if reason is not None:
             left_out.append(Gap(Group.COLLECTIVES, f"{settings.name}: {reason}"))
             continue
-        yield _test(settings, len(gpus), nodes, options, environment)
+        yield _test(settings, machine)
 
 
-def _against(
-    settings: CollectiveSettings,
-    nodes: tuple[NumaNode, ...],
-    installed: frozenset[str],
-    options: SuiteOptions,
-) -> str | None:
-    if PYTHON not in installed:
-        return f"{options.python} does not run there, which keeps NCCL's log"
-    if settings.several and TORCH not in installed:
+def _against(settings: CollectiveSettings, machine: GpuMachine) -> str | None:
+    if PYTHON not in machine.installed:
+        return f"{machine.suite.python} does not run there, which keeps NCCL's log"
+    if settings.several and machine.torch is None:
         return "needs PyTorch, a process for each GPU"
-    if not settings.several and "all_reduce_perf" not in installed:
+    if not settings.several and "all_reduce_perf" not in machine.installed:
         return "all_reduce_perf is not installed, which drives all GPUs from one process"
-    if settings.file and options.topology is None:
-        return options.why_no_topology
-    if settings.first_node and len(nodes) < 2:
+    if settings.file and machine.suite.topology is None:
+        return machine.suite.why_no_topology
+    if settings.first_node and len(machine.nodes) < 2:
         return "the machine has one node"
     return None
 
 
-def _test(
-    settings: CollectiveSettings,
-    gpus: int,
-    nodes: tuple[NumaNode, ...],
-    options: SuiteOptions,
-    environment: tuple[tuple[str, str], ...],
-) -> BenchTest:
-    repeats, largest = _EXPERIMENT_REPEATS[options.depth], options.largest_message_bytes
-    tool = nccl_tests.argv(
-        gpus, largest_bytes=largest, warmups=_EXPERIMENT_WARMUPS, iterations=repeats
-    )
+def _test(settings: CollectiveSettings, machine: GpuMachine) -> BenchTest:
+    repeats, options = _EXPERIMENT_REPEATS[machine.suite.depth], machine.suite
+    tool = machine.nccl_tests(_EXPERIMENT_WARMUPS, repeats)
     if settings.several:
-        torch = TorchPython(options.python).all_reduce(
-            "", gpus, largest, repeats, bind="none", peers=settings.peers
-        )
+        torch = machine.all_reduce("", repeats, "none", peers=settings.peers)
         tool = ("torch", *torch.argv[2:])
-    words: tuple[str, ...] = ("--gpus", str(gpus))
-    node = nodes[0].index if settings.first_node else None
+    words: tuple[str, ...] = ("--gpus", str(len(machine.gpus)))
+    node = machine.nodes[0].index if settings.first_node else None
     if node is not None:
         words += ("--bind", str(node))
     if settings.file and options.topology is not None:
         words += ("--topology", options.topology)
-    variables = environment
-    variables += () if settings.peers else (("NCCL_P2P_DISABLE", "1"),)
+    variables = machine.environment(peers=settings.peers)
     variables += (("NCCL_ALGO", "Ring"),) if settings.ring else ()
     return BenchTest(
         f"collectives: {settings.name}",

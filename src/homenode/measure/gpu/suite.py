@@ -13,15 +13,12 @@ from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.measure.gpu.collectives import (
-    collective_environment,
     collective_tests,
     experiment_tests,
 )
-from homenode.measure.gpu.torch_commands import TorchPython
+from homenode.measure.gpu.machine import AMD, NVIDIA, PEERS_HANG, GpuMachine
 from homenode.measure.model import (
     PYTHON,
-    SECONDS,
-    TORCH,
     BenchTest,
     Depth,
     Group,
@@ -119,51 +116,8 @@ PEER_COPIES = (
 LOCAL_COPY = ("device_local_copy",)
 """Since v0.7; older ones refuse the name, and PyTorch measures it."""
 
-PEERS_HANG = (
-    "direct access between these GPUs hangs, as on some virtual functions; collectives need "
-    "NCCL_P2P_DISABLE=1"
-)
 BY_BUS = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-_NVIDIA, _AMD = 0x10DE, 0x1002
-_NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
 _SAMPLES = {Depth.QUICK: 1, Depth.NORMAL: 3, Depth.FULL: 9}
-
-
-@dataclass(frozen=True, slots=True)
-class GpuMachine:
-    """The GPUs that are measured, all of one vendor, and what there is to measure them with."""
-
-    gpus: tuple[PciDevice, ...]
-    nodes: tuple[NumaNode, ...]
-    installed: frozenset[str]
-    suite: SuiteOptions
-    hidden: int = 0
-    """GPUs of this vendor that the driver does not give to us."""
-
-    @property
-    def is_nvidia(self) -> bool:
-        return is_nvidia(self.gpus)
-
-    @property
-    def torch(self) -> TorchPython | None:
-        return TorchPython(self.suite.python) if TORCH in self.installed else None
-
-    def copies(
-        self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
-    ) -> BenchTest | None:
-        """A test of PyTorch's, see TorchPython.copies; None where there is none."""
-        if self.torch is None:
-            return None
-        seconds = SECONDS[self.suite.depth] / (8 if command == "small-copies" else 4)
-        index = None if node is None else node.index
-        name = id if index is None else f"{id} from node {index}"
-        count = len(self.gpus)
-        return self.torch.copies(
-            name, group, command, seconds, count, node=index, each_node=each_node
-        )
-
-    def without_torch(self) -> str:
-        return _NO_TORCH.format(python=self.suite.python)
 
 
 def gpu_tests(
@@ -203,23 +157,9 @@ def _tests(machine: GpuMachine, left_out: list[Gap]) -> Iterator[BenchTest]:
             reason += f"; {machine.hidden} more of this machine's are not shown to this process"
         left_out += [Gap(group, reason) for group in (Group.GPU_PEER, Group.NCCL)]
         return
-    yield from collective_tests(
-        machine.gpus,
-        machine.nodes,
-        machine.installed,
-        machine.suite,
-        left_out,
-        if_stopped=None if machine.is_nvidia else PEERS_HANG,
-    )
+    yield from collective_tests(machine, left_out)
     if Group.COLLECTIVES in machine.suite.groups:
-        yield from experiment_tests(
-            machine.gpus,
-            machine.nodes,
-            machine.installed,
-            machine.suite,
-            left_out,
-            collective_environment(machine.gpus),
-        )
+        yield from experiment_tests(machine, left_out)
 
 
 def _numbered_by_bus(test: BenchTest) -> BenchTest:
@@ -234,11 +174,6 @@ def _numbered(test: BenchTest, gpus: tuple[Bdf, ...]) -> BenchTest:
     return replace(test, gpus=gpus, alternatives=others)
 
 
-def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
-    """Whose they are; all are of one vendor."""
-    return gpus[0].vendor_id == _NVIDIA
-
-
 def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
     """NVIDIA's, else AMD's: no tool measures both. Not those that are passed through."""
     free: list[PciDevice] = []
@@ -249,7 +184,7 @@ def measured_gpus(host: Host, left_out: list[Gap]) -> tuple[PciDevice, ...]:
         others = f" and {len(owned) - 1} more" if len(owned) > 1 else ""
         reason = f"{owned[0].bdf}{others}: passed through (vfio-pci)"
         left_out.append(Gap(Group.GPU_BANDWIDTH, reason))
-    for vendor in (_NVIDIA, _AMD):
+    for vendor in (NVIDIA, AMD):
         chosen = tuple(gpu for gpu in free if gpu.vendor_id == vendor)
         if chosen:
             reason = "is of another vendor than the others: not measured"

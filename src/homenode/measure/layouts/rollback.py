@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from homenode.apply.definition import (
     apply_definition,
@@ -28,6 +29,8 @@ from homenode.measure.layouts.guest import (
     stop,
 )
 from homenode.measure.layouts.journal import Head, JournalFile, State, What
+
+T = TypeVar("T")
 
 _HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -83,19 +86,15 @@ def rollback(
     domain meanwhile: the journal then says what is left.
     """
     state = journal.known().state
+
+    def retry(work: Callable[[], T]) -> T:
+        return retry_while_unavailable(work, head.id, notify)
+
     # A copy that is not there has nothing to be stopped or restored.
-    there = head.copy is None or retry_while_unavailable(
-        lambda: is_there(virsh, head.uuid), head.id, notify
-    )
+    there = head.copy is None or retry(lambda: is_there(virsh, head.uuid))
     if state.running is not None:
         noted(journal, notify, What.STOPPING, state.running)
-        how = (
-            retry_while_unavailable(
-                lambda: _stop(virsh, head, state, machine, stop_s), head.id, notify
-            )
-            if there
-            else "was off"
-        )
+        how = retry(lambda: _stop(virsh, head, state, machine, stop_s)) if there else "was off"
         noted(journal, notify, What.STOPPED, state.running, how)
         notify(f"{head.domain}: {how}")
     if state.applied:
@@ -103,15 +102,13 @@ def rollback(
         if head.copy is not None:
             detail = "of the copy, which goes"
         else:
-            detail = retry_while_unavailable(
-                lambda: _give_back(virsh, head, journal, root), head.id, notify
-            )
+            detail = retry(lambda: _give_back(virsh, head, journal, root))
             notify(f"{head.domain}: original definition restored, {detail}")
         noted(journal, notify, What.RESTORED, None, detail)
     if state.copied and head.copy is not None:
         copy = head.copy
         noted(journal, notify, What.REMOVING)
-        retry_while_unavailable(lambda: remove_copy(virsh, copy), head.id, notify)
+        retry(lambda: remove_copy(virsh, copy))
         drop_records(head.connect, copy.uuid, root)
         noted(journal, notify, What.REMOVED)
         notify(f"{head.domain}: the copy and its throw-away disks are gone")

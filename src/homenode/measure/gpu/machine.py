@@ -1,0 +1,169 @@
+"""GpuMachine: the GPUs that are measured, and how our PyTorch programs are called there.
+
+These get their own text on standard input.
+
+    python3 - host-copies --seconds 2 --node 0     program torch_copies
+    python3 - --gpus 8 --largest 1073741824        program torch_collectives
+
+No file of ours need be where they run: a guest, a job, a container.
+"""
+
+from dataclasses import dataclass
+
+from homenode.indices import NodeIndex
+from homenode.measure.model import SECONDS, TORCH, BenchTest, Group, Reader, SuiteOptions
+from homenode.pci import PciDevice
+from homenode.tools import nccl_tests
+from homenode.topology import NumaNode
+
+COPIES = "torch_copies"
+COLLECTIVES = "torch_collectives"
+
+_START_S = 30.0
+"""Importing PyTorch from a cold file system, and making contexts on all GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchPython:
+    """The Python that has PyTorch."""
+
+    program: str
+
+    def copies(
+        self,
+        id: str,
+        group: Group,
+        command: str,
+        seconds: float,
+        gpus: int,
+        *,
+        node: NodeIndex | None = None,
+        each_node: int = 0,
+    ) -> BenchTest:
+        """A test of torch_copies. seconds: of one figure. each_node: of so many nodes in turn."""
+        where: tuple[str, ...] = () if node is None else ("--node", str(node))
+        where += ("--each-node",) if each_node else ()
+        argv = (self.program, "-", command, "--seconds", f"{seconds:g}", *where)
+        cells = _FIGURES[command] * gpus * max(each_node, 1)
+        cells *= max(gpus - 1, 1) if command == "peer-copies" else 1
+        whole = _START_S / 3 + 1.5 * seconds * cells
+        return BenchTest(
+            id,
+            group,
+            argv,
+            whole,
+            2 * _START_S + 6 * whole,
+            reads=Reader.TORCH,
+            program=COPIES,
+            node=node,
+        )
+
+    def all_reduce(
+        self, id: str, gpus: int, largest_bytes: int, iterations: int, *, bind: str, peers: bool
+    ) -> BenchTest:
+        """A test of torch_collectives. bind: "none", "gpu" (each rank on its GPU's node), a node's
+        number. peers: whether GPUs may reach each other's memory."""
+        argv: tuple[str, ...] = (
+            self.program,
+            "-",
+            "--gpus",
+            str(gpus),
+            "--largest",
+            str(largest_bytes),
+            "--iterations",
+            str(iterations),
+            "--bind",
+            bind,
+        )
+        argv += () if peers else ("--no-peers",)
+        seconds = _START_S / 2 + 40.0 * iterations / 100
+        return BenchTest(
+            id,
+            Group.NCCL,
+            argv,
+            seconds,
+            2 * _START_S + 6 * seconds,
+            reads=Reader.TORCH,
+            program=COLLECTIVES,
+        )
+
+
+_FIGURES = {
+    "host-copies": 8,
+    "small-copies": 6,
+    "local-copy": 1,
+    "matmul": 4,
+    "peer-copies": 1,
+}
+"""Figures of one GPU (of a pair, of peer-copies), about."""
+
+
+NVIDIA, AMD = 0x10DE, 0x1002
+PEERS_HANG = (
+    "direct access between these GPUs hangs, as on some virtual functions; collectives need "
+    "NCCL_P2P_DISABLE=1"
+)
+_NO_TORCH = "PyTorch is not installed in {python} (package torch; --python names another Python)"
+
+
+def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
+    """Whose they are; all are of one vendor."""
+    return gpus[0].vendor_id == NVIDIA
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMachine:
+    """The GPUs that are measured, all of one vendor, and what there is to measure them with.
+
+    hidden: GPUs of this vendor that the driver does not give to us.
+    """
+
+    gpus: tuple[PciDevice, ...]
+    nodes: tuple[NumaNode, ...]
+    installed: frozenset[str]
+    suite: SuiteOptions
+    hidden: int = 0
+
+    @property
+    def is_nvidia(self) -> bool:
+        return is_nvidia(self.gpus)
+
+    @property
+    def torch(self) -> TorchPython | None:
+        return TorchPython(self.suite.python) if TORCH in self.installed else None
+
+    def without_torch(self) -> str:
+        return _NO_TORCH.format(python=self.suite.python)
+
+    def copies(
+        self, id: str, group: Group, command: str, node: NumaNode | None = None, each_node: int = 0
+    ) -> BenchTest | None:
+        """A test of PyTorch's, see TorchPython.copies; None where there is none."""
+        if self.torch is None:
+            return None
+        seconds = SECONDS[self.suite.depth] / (8 if command == "small-copies" else 4)
+        index = None if node is None else node.index
+        name = id if index is None else f"{id} from node {index}"
+        count = len(self.gpus)
+        return self.torch.copies(
+            name, group, command, seconds, count, node=index, each_node=each_node
+        )
+
+    def nccl_tests(self, warmups: int, iterations: int) -> tuple[str, ...]:
+        """The command of an all-reduce on all GPUs, by one process."""
+        largest = self.suite.largest_message_bytes
+        return nccl_tests.argv(
+            len(self.gpus), largest_bytes=largest, warmups=warmups, iterations=iterations
+        )
+
+    def all_reduce(self, id: str, iterations: int, bind: str, *, peers: bool) -> BenchTest:
+        """An all-reduce of PyTorch's on all GPUs, see TorchPython.all_reduce."""
+        largest = self.suite.largest_message_bytes
+        torch = TorchPython(self.suite.python)
+        return torch.all_reduce(id, len(self.gpus), largest, iterations, bind=bind, peers=peers)
+
+    def environment(self, *, peers: bool) -> tuple[tuple[str, str], ...]:
+        """Of collectives. ROCm's fail on some GPUs when scratch memory is reclaimed: MI350X,
+        MI300X."""
+        found = () if self.is_nvidia else (("HSA_NO_SCRATCH_RECLAIM", "1"),)
+        return found if peers else (*found, ("NCCL_P2P_DISABLE", "1"))

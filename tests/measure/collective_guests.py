@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from homenode.description.render import render
@@ -76,6 +76,7 @@ class CollectiveGuest(FakeMachine):
     lies: frozenset[str] = frozenset()
     odd_rounds: frozenset[int] = frozenset()
     shown: tuple[str, ...] = GPUS
+    files: list[str] = field(default_factory=list)
     _rounds: int = 0
 
     def __post_init__(self) -> None:
@@ -111,6 +112,8 @@ class CollectiveGuest(FakeMachine):
             ring=variables.get("NCCL_ALGO") == "Ring",
             peers="NCCL_P2P_DISABLE" not in variables,
         )
+        if one.file:
+            self.files.append(words[words.index("--topology") + 1])
         rate = PEAK * self.effect(one)
         return Completed(
             words, 0, f"{_sweep(rate)}\n# homenode collective: {self._said(one)}\n", ""

@@ -1,100 +1,21 @@
 """The experiment on collectives as a trial, on a simulated hypervisor."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.collective_causes import Cause, Diagnosis, diagnose
-from homenode.description.parse import parse_description
-from homenode.description.render import render
+from homenode.analyse.collective_causes import Cause
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
-from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
-from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.process import Completed
-from homenode.results.model import Run
-from homenode.results.store import read_run
-from homenode.snapshot.memory import MemorySnapshot
-from homenode.snapshot.protocol import Snapshot
-from tests.measure.collective_guests import (
-    CollectiveGuest,
-    Settings,
-    by_binding,
-    by_mechanism,
-)
-from tests.simulated_trial import (
-    SimulatedGuest,
-    SimulatedReach,
-    begun,
-    daemon_in,
-    trial_of,
-    wanted,
-)
+from homenode.nccl.checks import check_topology
+from tests.measure.collective_guests import by_binding, by_cells, by_mechanism
+from tests.measure.gpu_trial import NAME, ORIGINAL, concluded
 from tests.virsh_stand_in import StandIn
-
-_GPUS = """
-[model.gpu]
-class = "gpu"
-vendor = 0x10de
-bars = ["16MiB"]
-
-[[root]]
-bus = 0x10
-ports = ["gpu", "gpu"]
-"""
-LAYOUTS = ("pin", "pin-numa")
-
-
-class GpuGuest(SimulatedGuest):
-    """A boot with two GPUs without a node; its all-reduces are those of CollectiveGuest."""
-
-    collectives: CollectiveGuest
-
-    def run(
-        self,
-        argv: Sequence[str],
-        timeout_s: float,
-        input: str | None = None,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> Completed:
-        if argv[0] in ("cat", "true", "poweroff"):
-            return super().run(argv, timeout_s, input, environment=environment)
-        self._check()
-        return self.collectives.run(argv, timeout_s, input, environment=environment)
-
-    def installed(self, names: object) -> frozenset[str]:
-        return self.collectives.installed(names)  # type: ignore[arg-type]
-
-    def snapshot(self) -> Snapshot:
-        self._check()
-        made = render(parse_description(self._text + _GPUS, "guest"))
-        return MemorySnapshot("guest", made.files, made.links, made.commands, made.folders)
-
-
-class GpuReach(SimulatedReach):
-    """Guests whose all-reduces have an effect by settings."""
-
-    def __init__(self, daemon: StandIn, effect: Callable[[Settings], float]) -> None:
-        super().__init__(daemon, dict.fromkeys(("default", *LAYOUTS), 1.0))
-        self._effect = effect
-
-    def machine(self, uuid: str) -> SimulatedGuest:
-        plain = super().machine(uuid)
-        found = GpuGuest(self._daemon, plain._run_id, 1.0, b"<cell" in self._daemon.definition())
-        layout = "pin-numa" if b"<cell" in self._daemon.definition() else "pin"
-        found.collectives = CollectiveGuest(
-            layout=layout, effect=self._effect, shown=("0000:11:00.0", "0000:12:00.0")
-        )
-        return found
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    found = daemon_in(tmp_path / "daemon")
+    found = StandIn(tmp_path / "daemon", NAME, ORIGINAL)
     monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
     monkeypatch.setattr(guest, "_BETWEEN_S", 0.01)
     monkeypatch.setattr(guest, "DAEMON_S", 0.2)
@@ -102,37 +23,37 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     return found
 
 
-def concluded(
-    daemon: StandIn, tmp_path: Path, effect: Callable[[Settings], float]
-) -> tuple[Diagnosis, list[Run]]:
-    asked = wanted(tmp_path / "results", boots=1, layouts=LAYOUTS)
-    suite = SuiteOptions((Group.COLLECTIVES,), Depth.NORMAL, 65536)
-    asked = replace(asked, measuring=replace(asked.measuring, suite=suite))
-    root = tmp_path / "state"
-    head, journal = begun(root, asked)
-    with journal.locked() as lock:
-        run_trial(trial_of(head, journal, root, GpuReach(daemon, effect)), lock)
-    state = journal.known().state
-    assert outcome_code(state) == 0, list(state.outcomes.values())
-    runs = [
-        read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].run}")))
-        for step in steps_of(head)
-    ]
-    found = diagnose(alternatives_of([("trial", runs)]))
-    assert found is not None
-    return found, runs
-
-
 def test_a_trial_names_the_binding_where_nothing_else_costs(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    found, runs = concluded(daemon, tmp_path, by_binding)
+    found, runs, _ = concluded(daemon, tmp_path, by_binding, ("pin", "pin-numa"))
     assert found.cause is Cause.SCRIPT_BINDING, found.because
     conditions = {one.name for run in runs for one in run.head.conditions}
-    assert {"memory on the host", "nccl graph, bound to the first node"} <= conditions
+    assert {
+        "memory on the host",
+        "nccl graph, bound to the first node",
+        "nccl memory allocated on the host, bound to the first node",
+    } <= conditions
 
 
-def test_a_trial_without_the_gpus_places_cannot_tell(daemon: StandIn, tmp_path: Path) -> None:
-    found, _ = concluded(daemon, tmp_path, by_mechanism)
-    assert found.cause is Cause.CANNOT_TELL
-    assert "pin-numa-pci" in found.because and "NCCL file" in found.because
+def test_a_trial_boots_guests_with_places_and_gives_each_layout_its_own_nccl_file(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """The GPUs are elsewhere in a guest with expander buses, and so they are in its file."""
+    layouts = ("pin", "pin-numa", "pin-numa-pci")
+    found, runs, files = concluded(daemon, tmp_path, by_mechanism, layouts)
+    assert found.cause is Cause.PLACEMENT, found.because
+    assert {run.head.switches.name for run in runs} == set(layouts)
+    assert len(files) == 3
+    for file in files:
+        assert not any(one.is_bad for one in check_topology(file.encode(), "topo.xml"))
+        addresses = {one for one in ("01:00.0", "02:00.0", "81:00.0", "c1:00.0") if one in file}
+        assert addresses in ({"01:00.0", "02:00.0"}, {"81:00.0", "c1:00.0"})
+    assert sum("81:00.0" in file for file in files) == 1
+
+
+def test_a_trial_without_the_gpus_places_says_which_layout_is_missing(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    found, _, _ = concluded(daemon, tmp_path, by_cells, ("pin", "pin-numa"))
+    assert found.cause is Cause.CANNOT_TELL and "pin-numa-pci" in found.because

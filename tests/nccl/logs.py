@@ -44,7 +44,13 @@ def log_of(
         )
         text += _line(rank, f"GPU/{second} :GPU/{first} {far} GPU/{second} {own} ")
     for rank, mask in enumerate(affinities):
-        if mask:
+        if number >= (2, 27):
+            text += _line(
+                rank,
+                f"ncclTopoGetCpuAffinity: Affinity for GPU {rank} is {mask or 'empty, ignoring'}. "
+                f"(GPU affinity = {mask} ; CPU affinity = 0-7).",
+            )
+        elif mask:
             text += _line(rank, f"Setting affinity for GPU {rank} to {mask}")
     text += _line(
         0,

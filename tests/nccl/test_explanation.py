@@ -19,6 +19,7 @@ from homenode.nccl.guest_tree import (
     TreeGpu,
     TreeLink,
     TreeSwitch,
+    peer_link_gb_per_s,
     tree_of_document,
     tree_of_host,
     tree_of_plan,
@@ -266,6 +267,51 @@ def test_a_bare_machine_has_its_own_switches() -> None:
     assert Counter(one.path.type for one in graph.pairs)[PathType.PIX] == 4
 
 
+def test_c2c_takes_a_path_to_another_cpu_through_its_gpu() -> None:
+    """As a kind of its own since 2.27; it was NVLink before."""
+    tree = tree_of_host(load_host("gh200x4"))
+    assert all(gpu.has_c2c for gpu in tree.gpus)
+    for library, kind in ((NCCL_2_26, PathType.NVB), (NCCL_2_30, PathType.C2C)):
+        pairs = graph_of(tree, library).pairs
+        assert {(one.path.type, round(one.path.gb_per_s, 1)) for one in pairs} == {
+            (PathType.NVL, 123.6)
+        }
+        assert {(one.through_host.type, round(one.through_host.gb_per_s, 1)) for one in pairs} == {
+            (kind, 123.6)
+        }
+    alone = tuple(replace(gpu, nvlinks=()) for gpu in tree.gpus)
+    through = {
+        (one.path.type, one.path.gb_per_s)
+        for one in graph_of(replace(tree, gpus=alone), NCCL_2_30).pairs
+    }
+    assert through == {(PathType.SYS, 6.0)}
+
+
+def test_a_gpu_on_c2c_and_one_on_pcie_below_one_cpu_meet_there() -> None:
+    first, second, *_ = tree_of_host(load_host("gh200x4")).gpus
+    there = tuple(replace(gpu, node=0, nvlinks=()) for gpu in (first, second))
+    tree = replace(
+        tree_of_host(load_host("gh200x4")), gpus=(there[0], replace(there[1], has_c2c=False))
+    )
+    (pair,) = graph_of(tree, NCCL_2_30).pairs
+    assert pair.through_host.type is PathType.P2C
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [("AMD Instinct MI350X", 48.0), ("AMD Instinct MI250X", 36.0), ("AMD Instinct MI100", 24.0)],
+)
+def test_xgmi_has_the_rate_of_its_generation(name: str, rate: float) -> None:
+    assert peer_link_gb_per_s(name) == rate
+
+
+def test_what_rccl_does_has_rccls_source() -> None:
+    made = explain(tree_of_host(load_host("mi350x-epyc9575f")))
+    (view,) = made.views
+    assert {pair.direct_gb_per_s for pair in view.pairs} == {48.0}
+    assert all(one.source.endswith("of ROCm/rccl") for one in view.statements)
+
+
 LINKS = st.builds(
     PciLink,
     st.none(),
@@ -341,3 +387,75 @@ def test_paths_are_those_of_the_lowest_common_ancestor(tree: GuestTree, library:
         assert pair.path.gb_per_s == pytest.approx(gb_per_s)
         far = pair.through_host.type.name
         assert far == ("SYS" if name == "SYS" else "PHB")
+
+
+def file_of_tree(tree: GuestTree) -> bytes:
+    """A topology file that says of the GPUs what the tree does."""
+    lines = ['<system version="1">']
+    for node in sorted({-1 if gpu.node is None else gpu.node for gpu in tree.gpus}):
+        lines.append(
+            f'<cpu numaid="{node}" arch="x86_64" vendor="{tree.vendor}" familyid="{tree.family}" '
+            f'modelid="{tree.model}">'
+        )
+        for gpu in tree.gpus:
+            if gpu.node != (None if node == -1 else node):
+                continue
+            for number, switch in enumerate(gpu.switches):
+                # Each GPU is written below switches of its own; NCCL joins those of one bus id.
+                lines.append(_pci(_bus_of(tree, switch.key, number), "0x060400", switch.link))
+            lines.append(_pci(str(gpu.address), "0x030200", gpu.link).replace(">", "/>"))
+            lines += ["</pci>"] * len(gpu.switches)
+        lines.append("</cpu>")
+    return "\n".join([*lines, "</system>", ""]).encode()
+
+
+def _bus_of(tree: GuestTree, key: str, level: int) -> str:
+    keys = sorted({switch.key for gpu in tree.gpus for switch in gpu.switches})
+    return f"ffff:{0x40 + keys.index(key):02x}:{level:02x}.0"
+
+
+def _pci(bus: str, kind: str, link: TreeLink) -> str:
+    assert link.own is not None
+    speed, width = link.own.max_gt_per_s, link.own.max_width
+    words = "" if speed is None else f' link_speed="{speed} GT/s PCIe"'
+    words += "" if width is None else f' link_width="{width}"'
+    return f'<pci busid="{bus}" class="{kind}"{words}>'
+
+
+def compare_with_file(tree: GuestTree, library: Library) -> None:
+    """A flat guest that is given the file has the paths of the tree."""
+    nowhere = TreeLink(None, None)
+    flat = tuple(replace(gpu, node=None, switches=(), link=nowhere) for gpu in tree.gpus)
+    file = read_topology(file_of_tree(tree), "topo.xml")
+    gpu_at = {gpu.address: gpu for gpu in tree.gpus}
+    graph = graph_of(replace(tree, gpus=flat), library, file)
+    assert all(gpu.from_file for gpu in graph.gpus)
+    for pair in graph.pairs:
+        name, gb_per_s = expected_path(tree, gpu_at[pair.a], gpu_at[pair.b], library)
+        assert pair.path.type.name == name
+        assert pair.path.gb_per_s == pytest.approx(gb_per_s)
+        peers = {"PIX", "PXB"} | ({"PHB", "SYS"} if _reaches_far(tree, library) else set())
+        assert pair.is_peer is (name in peers)
+
+
+def _reaches_far(tree: GuestTree, library: Library) -> bool:
+    if library is RCCL:
+        return not (tree.vendor == "GenuineIntel" and (tree.model or 0) < 0x55)
+    return tree.vendor == "AuthenticAMD" and len(tree.gpus) <= 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(trees(), st.sampled_from([*NCCL_LIBRARIES, RCCL]))
+def test_a_file_gives_a_flat_guest_the_paths_of_the_tree_that_it_describes(
+    tree: GuestTree, library: Library
+) -> None:
+    compare_with_file(tree, library)
+
+
+@pytest.mark.lab
+@settings(max_examples=1000, deadline=None)
+@given(trees(), st.sampled_from([*NCCL_LIBRARIES, RCCL]))
+def test_a_thousand_files_give_flat_guests_the_paths_of_their_trees(
+    tree: GuestTree, library: Library
+) -> None:
+    compare_with_file(tree, library)

@@ -169,3 +169,38 @@ def test_a_ring_that_crosses_at_every_hop_is_named() -> None:
 def test_a_number_of_thousands_of_digits_is_no_number(line: str) -> None:
     facts = facts_of_log("NCCL INFO " + line.format("9" * 5000))
     assert (facts.rings, facts.graphs, facts.paths) == ((), (), ())
+
+
+def test_logs_as_people_post_them_are_read_behind_whatever_stands_before() -> None:
+    """mpirun, Ray, a cloud's console and a quoted mail each put words before a line."""
+    plain = log_of("2.27.3", affinities=("0-3", "4-7"))
+    facts = facts_of_log(plain)
+    assert facts.affinities == ((0, CpuSet.parse("0-3")), (1, CpuSet.parse("4-7")))
+    for words in ("[1,2]<stdout>:", "(Worker pid=7) ", "  | 2026-01-02T03:04:05Z | ", "> > "):
+        moved = "".join(f"{words}{line}\n" for line in plain.splitlines())
+        assert facts_of_log(moved) == facts
+
+
+def test_lines_that_are_cut_or_run_into_each_other_are_left_out() -> None:
+    text = (
+        "(Worker pid=1) host:1:2 [0] N\n"
+        "(Worker pid=2) CCL INFO Channel 08/0 : 0[0] -> 1[1] via P2P/IPC\n"
+        "host:1:2 [0] NCCL INFO ncclTopoGetCpuAffinity: Affinity for GPU 0 is \n"
+        "host:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via\n"
+        "host:1:2 [0] NCCL INFO CPU/0-0 (1/\n"
+    )
+    facts = facts_of_log(text)
+    assert (facts.transports, facts.affinities, facts.cpu_nodes) == ((), (), ())
+
+
+def test_a_log_of_rccl_names_its_version_and_ranks() -> None:
+    text = (
+        "RCCL version : 2.21.5-HEAD:9a0e6a1\nHIP version  : 6.3.42134-a9a80e791\n"
+        "ws:5:9 [2] NCCL INFO ncclCommInitAll_impl comm 0x257 rank 2 nranks 4 cudaDev 2 nvmlDev 1 "
+        "busId 23000 commId 0x94 - Init START\n"
+    )
+    facts = facts_of_log(text)
+    assert facts.version is not None and facts.version.startswith("2.21.5")
+    assert [(one.rank, one.device, str(one.address)) for one in facts.ranks] == [
+        (2, 1, "0000:23:00.0")
+    ]

@@ -200,6 +200,7 @@ def _same(one: LibraryView, other: LibraryView) -> bool:
 
 
 def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
+    library = graph.library
     nodes = tuple(
         NodeSeen(
             cpu.numa_id,
@@ -212,14 +213,30 @@ def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
     bindings = tuple(Binding(gpu.address, gpu.cpu.affinity or None) for gpu in graph.gpus)
     buffers = tuple(_buffers(graph, tree, bindings))
     return LibraryView(
-        (graph.library.name,),
+        (library.name,),
         nodes,
         _pairs(graph),
         bindings,
         buffers,
         () if memory is None else tuple(_ceilings(buffers, tree, memory)),
-        tuple(_statements(graph, nodes, bindings, buffers)),
+        tuple(_cited(one, library) for one in _statements(graph, nodes, bindings, buffers)),
     )
+
+
+def _cited(statement: Statement, library: Library) -> Statement:
+    """With RCCL's own source: its lines are others."""
+    if library is not RCCL or statement.source.endswith("ROCm/rccl"):
+        return statement
+    words = statement.subject.partition(",")[0]
+    return replace(statement, source=f"{_RCCL_SOURCES[words]} of ROCm/rccl")
+
+
+_RCCL_SOURCES = {
+    "nodes that NCCL sees": "src/graph/xml.cc (ncclTopoGetXmlFromSys)",
+    "links of GPUs": "src/graph/xml.cc (ncclTopoGetXmlFromSys)",
+    "threads": "src/graph/topo.cc (ncclTopoGetCpuAffinity) and src/init.cc (initTransportsRank)",
+    "buffers": "src/transport/shm.cc (shmSendSetup, shmRecvSetup)",
+}
 
 
 def _pairs(graph: Graph) -> tuple[PairSeen, ...]:
@@ -375,10 +392,11 @@ def _buffer_statement(
         return Statement(
             f"buffers, {processes}",
             f"{where}: cuMem at HOST_NUMA_ID, a negative one is node 0; what CUDA returns where "
-            "sysfs says -1 is not known. Needs driver 12.6 or newer; else /dev/shm as for one "
-            "process",
+            "sysfs says -1 is not known. Needs driver 12.6 or newer, and a node with CPUs; "
+            "else /dev/shm as for one process. Since 2.26.3 each process tries it for itself: "
+            "where it works for some alone, jobs fail (NCCL_CUMEM_HOST_ENABLE=0)",
             "src/include/alloc.h:74-79, src/transport/shm.cc:394, src/misc/cudawrap.cc:56-70, "
-            "2.30.7; since 2.24",
+            "2.30.7; since 2.24; NVIDIA/nccl issue 2190",
         )
     source = "src/transport/shm.cc:56, 105, 134, 138, src/os/linux.cc:789, 2.30.7"
     if processes is Processes.ONE_ON_FIRST:

@@ -26,6 +26,7 @@ class PathType(IntEnum):
     C2C = 3
     PIX = 4  # one PCIe switch
     PXB = 5  # several
+    P2C = 6  # a CPU that C2C joins
     PHB = 8  # a CPU
     SYS = 9  # the link between two nodes' CPUs
 
@@ -92,7 +93,9 @@ class Graph:
 _LOCAL_GB_PER_S = 5000.0
 _GEN3_GB_PER_S_LANE = 60 / 80
 _LANE = {2.5: 15, 5.0: 30, 8.0: 60, 16.0: 120, 32.0: 240, 64.0: 480}
-_NVLINK_GB_PER_S = ((103, 40.1), (100, 40.1), (90, 20.6), (86, 12.0), (80, 20.0), (70, 20.0))
+_C2C_GB_PER_S = 447.12
+"""10 links of 44712 MB/s, as NVML gives them of a GH200: more than any path beyond its CPU."""
+
 _MOST_DIRECT_NVLINKS = 18
 _NVSWITCH = "NVS"
 
@@ -201,6 +204,11 @@ def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None
     used = [cpu for cpu in cpus.values() if any(way[0] is cpu for way in ways)]
     _connect_tree(system, ways)
     _connect_nvlinks(system, tree)
+    for gpu, (cpu, _) in zip(tree.gpus, ways, strict=True):
+        if gpu.has_c2c:
+            kind = PathType.C2C if library.knows_c2c else PathType.NVL
+            ends: tuple[_Key, _Key] = ("gpu", str(gpu.address)), ("cpu", str(cpu.numa_id))
+            system.connect(*ends, kind, _C2C_GB_PER_S)
     _connect_cpus(system, used, library)
     pairs = tuple(_pairs(system, used, gpus, library))
     return Graph(library, tuple(used), tuple(gpus), pairs)
@@ -349,10 +357,7 @@ def _connect_nvlinks(system: _System, tree: GuestTree) -> None:
         links = [(other, count or 1) for other, count in gpu.nvlinks if other in here]
         if not links:
             continue
-        rate = next(
-            (rate for least, rate in _NVLINK_GB_PER_S if (gpu.compute_capability or 80) >= least),
-            20.0,
-        )
+        rate = gpu.link_gb_per_s
         own: _Key = ("gpu", str(gpu.address))
         if not gpu.is_amd and (
             sum(count for _, count in links) > _MOST_DIRECT_NVLINKS or _is_switched(links)
@@ -389,9 +394,10 @@ def _pairs(
             direct = to_gpu[b][keys[a]]
             near = _nearest(keys[b], cpus, to_cpu)
             up, down = to_cpu[near][keys[a]], to_gpu[b]["cpu", str(near)]
-            host = Path(
-                max(up.type, down.type), min(up.gb_per_s, down.gb_per_s), up.links + down.links
-            )
+            kind = max(up.type, down.type)
+            if {up.type, down.type} == {PathType.PHB, PathType.C2C}:
+                kind = PathType.P2C
+            host = Path(kind, min(up.gb_per_s, down.gb_per_s), up.links + down.links)
             is_peer = direct.type <= limit
             yield PairPath(gpus[a].address, gpus[b].address, direct, is_peer, limit, host)
 

@@ -56,8 +56,8 @@ class TreeSwitch:
 class TreeGpu:
     """A GPU. node: the kernel's, None for -1. switches: from the CPU down.
 
-    nvlinks: (address, links) of the GPUs that it has NVLink or xGMI to. compute_capability: 90 for
-    an H100; None where its name does not give it.
+    nvlinks: (address, links) of the GPUs that it has NVLink or xGMI to. link_gb_per_s: of one of
+    these, as the library has it. has_c2c: its CPU is joined to it by NVLink-C2C.
     """
 
     address: Bdf
@@ -65,8 +65,9 @@ class TreeGpu:
     link: TreeLink
     switches: tuple[TreeSwitch, ...] = ()
     nvlinks: tuple[tuple[Bdf, int | None], ...] = ()
-    compute_capability: int | None = None
+    link_gb_per_s: float = 20.0
     is_amd: bool = False
+    has_c2c: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,9 @@ def _gpu_of_host(host: Host, gpu: PciDevice) -> TreeGpu:
             TreeSwitch(str(one.bdf), _link_of(host, one), _ids(one)) for one in reversed(nodes[1:])
         ),
         _nvlinks(host, gpu.bdf, {gpu.bdf: gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}),
-        capability_of(gpu.name),
+        peer_link_gb_per_s(gpu.name),
         gpu.vendor_id == _AMD,
+        _has_c2c(host, gpu.bdf),
     )
 
 
@@ -168,6 +170,10 @@ def _nvlinks(host: Host, gpu: Bdf, shown: dict[Bdf, Bdf]) -> tuple[tuple[Bdf, in
         if other in shown and other != gpu:
             found[shown[other]] = link.count
     return tuple(sorted(found.items()))
+
+
+def _has_c2c(host: Host, gpu: Bdf) -> bool:
+    return any(link.kind is LinkKind.C2C and link.a == gpu for link in host.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,8 +259,9 @@ def _tree(
                     for switch, above in reversed(_switches(bridges))
                 ),
                 _nvlinks(host, one.bdf, shown),
-                capability_of(device.name),
+                peer_link_gb_per_s(device.name),
                 device.vendor_id == _AMD,
+                _has_c2c(host, one.bdf),
             )
         )
     if not gpus:
@@ -316,28 +323,41 @@ def _no_gpu(source: str) -> InputError:
     )
 
 
-_CAPABILITIES = (
-    ("B200", 100),
-    ("GB200", 100),
-    ("B300", 103),
-    ("H100", 90),
-    ("H200", 90),
-    ("GH200", 90),
-    ("H20", 90),
-    ("H800", 90),
-    ("A100", 80),
-    ("A800", 80),
-    ("A40", 86),
-    ("A30", 80),
-    ("V100", 70),
+_NVLINK4, _NVLINK5, _XGMI = 20.6, 40.1, 48.0
+_LINKS = (
+    ("B200", _NVLINK5),
+    ("GB200", _NVLINK5),
+    ("B300", _NVLINK5),
+    ("GB300", _NVLINK5),
+    ("H100", _NVLINK4),
+    ("H200", _NVLINK4),
+    ("GH200", _NVLINK4),
+    ("H20", _NVLINK4),
+    ("H800", _NVLINK4),
+    ("A40", 12.0),
+    ("MI300X", _XGMI),
+    ("MI300A", _XGMI),
+    ("MI308X", _XGMI),
+    ("MI325X", _XGMI),
+    ("MI350X", _XGMI),
+    ("MI355X", _XGMI),
+    ("MI210", 36.0),
+    ("MI250", 36.0),
+    ("MI250X", 36.0),
+    ("MI100", 24.0),
+    ("MI60", 24.0),
+    ("MI50", 24.0),
 )
+"""GB/s of one link. Source: ncclTopoNVLinkBw in src/graph/topo.h of NVIDIA/nccl, and
+ncclTopoXGMISpeed of ROCm/rccl."""
 
 
-def capability_of(name: str | None) -> int | None:
-    """The compute capability that a GPU's name gives; only those with NVLink matter.
+def peer_link_gb_per_s(name: str | None) -> float:
+    """What the library takes one NVLink or xGMI of a GPU for; that of an A100 where its name is
+    not known.
 
-    >>> capability_of("NVIDIA Corporation GH100 [H200 SXM 141GB]"), capability_of(None)
-    (90, None)
+    >>> peer_link_gb_per_s("NVIDIA Corporation GH100 [H200 SXM 141GB]"), peer_link_gb_per_s(None)
+    (20.6, 20.0)
     """
     words = (name or "").replace("[", " ").replace("]", " ").replace("-", " ").split()
-    return next((capability for word, capability in _CAPABILITIES if word in words), None)
+    return next((rate for word, rate in _LINKS if word in words), 20.0)

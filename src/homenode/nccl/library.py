@@ -28,7 +28,7 @@ class BufferSource(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Library:
     """A version. version: (major, minor), None for RCCL. knows_newer_intel: it has rates for
-    Sapphire and Emerald Rapids."""
+    Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink."""
 
     name: str
     flavour: Flavour
@@ -38,6 +38,7 @@ class Library:
     knows_newer_intel: bool
     cpu_link_source: str
     p2p_through_cpus: bool = False
+    knows_c2c: bool = False
 
     def gb_per_s_between_cpus(
         self, architecture: str | None, vendor: str | None, family: int | None, model: int | None
@@ -99,6 +100,7 @@ NCCL_2_30 = Library(
     BufferSource.HOST_NUMA_ID,
     True,
     "src/graph/topo.h (ERP_QPI_BW), 2.30.7",
+    knows_c2c=True,
 )
 RCCL = Library(
     "RCCL",

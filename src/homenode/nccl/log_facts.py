@@ -39,8 +39,10 @@ _PATTERN = re.compile(
     r"Pattern (\d{1,4}), crossNic -?\d+, nChannels (\d{1,4}), (?:bw|speed) ([0-9.]+)/([0-9.]+), "
     r"type ([A-Z0-9]+)/([A-Z0-9]+)"
 )
-_AFFINITY = re.compile(r"(Setting affinity|Affinity) for GPU (\d{1,4}) (?:to|is) ([0-9a-fA-F,-]+)")
-_NO_AFFINITY = re.compile(r"Affinity for GPU (\d{1,4}) is empty")
+_AFFINITY = re.compile(
+    r"(?:\w{1,40}: )?(Setting affinity|Affinity) for GPU (\d{1,4}) (?:to|is) ([0-9a-fA-F,-]+)"
+)
+_NO_AFFINITY = re.compile(r"(?:\w{1,40}: )?Affinity for GPU (\d{1,4}) is empty")
 _TRANSPORT = re.compile(
     r"Channel (\d{1,4})(?:/\d{1,4})? : (\d{1,6})\[[0-9a-fA-F]+\] -> (\d{1,6})\[[0-9a-fA-F]+\]"
     r"(?: \[(?:send|receive)\])? via (P2P/direct pointer|\S+)"

@@ -187,7 +187,7 @@ class StudyFolder:
                 if (one.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
                 tries = attempts(self.path, one.id, task)
-                if any((attempt / "done").exists() for attempt in tries):
+                if done_attempt(self.path, one.id, task) is not None:
                     self._done.add((one.id, task))
                 elif tries and (said := _exit_status(tries[-1])) is not None:
                     exits[one.id, task] = said
@@ -346,7 +346,7 @@ def read_study(folder: Path, study: Study) -> StudySources:
     runs = _runs_by_name(folder / "results")
     for experiment in study.experiments:
         for task in range(experiment.jobs):
-            attempt = _done(folder, experiment.id, task)
+            attempt = done_attempt(folder, experiment.id, task)
             if attempt is None:
                 continue
             texts = _texts(attempt)
@@ -427,7 +427,7 @@ def _host(source: Path | str) -> Host | None:
     return None
 
 
-def _done(folder: Path, experiment: str, task: int) -> Path | None:
+def done_attempt(folder: Path, experiment: str, task: int) -> Path | None:
     """The latest attempt that wrote all of its files."""
     done = [one for one in attempts(folder, experiment, task) if (one / "done").exists()]
     return done[-1] if done else None
@@ -453,9 +453,9 @@ def _missing(folder: Path, study: Study) -> list[str]:
     refused, jobs = dict(study.refused), study.latest_jobs()
     for one in study.everything():
         for task in range(one.jobs):
-            tries = attempts(folder, one.id, task)
-            if any((attempt / "done").exists() for attempt in tries):
+            if done_attempt(folder, one.id, task) is not None:
                 continue
+            tries = attempts(folder, one.id, task)
             name = one.id if one.jobs == 1 else f"{one.id} task {task}"
             if one.id in refused:
                 found.append(f"{name}: refused: {refused[one.id]}")

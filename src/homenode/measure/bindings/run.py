@@ -19,7 +19,7 @@ from homenode.measure.bindings.experiments import (
     look_experiments,
     nodes_to_bind_to,
 )
-from homenode.measure.bindings.folder import StudyFolder, attempts
+from homenode.measure.bindings.folder import StudyFolder, attempts, done_attempt
 from homenode.measure.bindings.progress import (
     UNSETTLED,
     Progress,
@@ -189,7 +189,7 @@ class StudyRun:
 
     def _again(self, tasks: Iterable[TaskStatus], queued: tuple[QueuedJob, ...]) -> None:
         """Take experiments for not submitted; what Slurm still holds of them is cancelled."""
-        waiting = self._waiting(queued)
+        waiting = self._queued(queued, JobState.PENDING)
         for name in dict.fromkeys(task.experiment for task in tasks):
             if name in waiting:
                 queue_client.cancel(waiting[name])
@@ -201,17 +201,18 @@ class StudyRun:
         A controller that lost its state does so, or holds them: what comes after would never start.
         """
         unfinished = {task.experiment for task in progress.missing()}
-        for name, job in self._waiting(queued).items():
+        for name, job in self._queued(queued, JobState.PENDING).items():
             if name not in unfinished:
                 queue_client.cancel(job)
 
-    def _waiting(self, queued: tuple[QueuedJob, ...]) -> dict[str, str]:
-        """The latest job of each experiment where it is pending, in whole or in part."""
-        pending = {(row.job, row.name) for row in queued if row.state is JobState.PENDING}
+    def _queued(self, queued: tuple[QueuedJob, ...], *states: JobState) -> dict[str, str]:
+        """The latest job of each experiment where it is in one of these states, in whole or in
+        part. By name too: a controller that lost its state gives numbers again."""
+        rows = {(row.job, row.name) for row in queued if row.state in states}
         return {
             experiment: job
             for experiment, job in self.study.latest_jobs().items()
-            if (job, job_name(self.study.id, experiment)) in pending
+            if (job, job_name(self.study.id, experiment)) in rows
         }
 
     def _plan_when_looked_at(self, progress: Progress) -> None:
@@ -225,13 +226,14 @@ class StudyRun:
     def _hosts(self) -> Mapping[str, Host]:
         found = {}
         for look in self.study.looks:
-            done = [p for p in attempts(self._folder.path, look.id, 0) if (p / "done").exists()]
+            done = done_attempt(self._folder.path, look.id, 0)
+            assert done is not None, "all looks are done"
             try:
-                found[look.nodes[0]] = load_host(str(done[-1] / "host.tar.gz"))
+                found[look.nodes[0]] = load_host(str(done / "host.tar.gz"))
             except InputError as error:
                 raise InputError(
                     error.message,
-                    hint=f"remove {done[-1].parent}, and start the command again: it looks again",
+                    hint=f"remove {done.parent}, and start the command again: it looks again",
                 ) from None
         return found
 
@@ -239,11 +241,7 @@ class StudyRun:
         """Submit what is not; whether anything was."""
         waiting = {task.experiment for task in progress.tasks if task.state is TaskState.WAITING}
         # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
-        alive = {
-            (job.job, job.name)
-            for job in queued
-            if job.state in (JobState.PENDING, JobState.RUNNING)
-        }
+        alive = self._queued(queued, JobState.PENDING, JobState.RUNNING)
         behind = self._behind(alive)
         submitted = False
         for one in self.study.everything():
@@ -252,21 +250,17 @@ class StudyRun:
                     job = self._submit(one, alive, behind(one))
                 except QueueFullError:
                     break  # the rest goes in when some have ended
-                submitted = submitted or job is not None
                 if job is not None:
-                    alive.add((job, job_name(self.study.id, one.id)))
+                    submitted = True
+                    alive[one.id] = job
         return submitted
 
     def _submit(
-        self, one: Experiment, alive: set[tuple[str, str]], behind: Iterable[str]
+        self, one: Experiment, alive: Mapping[str, str], behind: Iterable[str]
     ) -> str | None:
         """Raises QueueFullError where Slurm takes no more, and jobs of this study are under way."""
-        latest = self.study.latest_jobs()
-        after = tuple(
-            latest[name]
-            for name in dict.fromkeys((*one.after, *behind))
-            if name in latest and (latest[name], job_name(self.study.id, name)) in alive
-        )
+        names = dict.fromkeys((*one.after, *behind))
+        after = tuple(alive[name] for name in names if name in alive)
         try:
             job = queue_client.submit(
                 self._folder.path, script_name(one), after, self._folder.owned
@@ -274,26 +268,24 @@ class StudyRun:
         except NoAnswerError:
             raise
         except ToolError as error:
-            ours = {job_name(self.study.id, other.id) for other in self.study.everything()}
-            if is_full(error.message) and any(name in ours for _, name in alive):
+            if is_full(error.message) and alive:
                 raise QueueFullError(error.message) from None
             self.study = self._folder.refused(self.study, one.id, error.message)
             return None
         self.study = self._folder.submitted(self.study, one.id, job)
         return job
 
-    def _behind(self, alive: set[tuple[str, str]]) -> Callable[[Experiment], Iterator[str]]:
+    def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
         """Of an experiment, those after it on its nodes that are under way all the same.
 
         One that is submitted again finds them in the queue, and is not alone before they end.
         """
-        latest = self.study.latest_jobs()
         places = {one.id: place for place, one in enumerate(self.study.everything())}
+        nodes = {one.id: one.nodes for one in self.study.everything()}
         on_node: dict[str, list[str]] = {}
-        for one in self.study.everything():
-            if (latest.get(one.id, ""), job_name(self.study.id, one.id)) in alive:
-                for node in one.nodes:
-                    on_node.setdefault(node, []).append(one.id)
+        for name in sorted(set(alive) & places.keys(), key=lambda name: places[name]):
+            for node in nodes[name]:
+                on_node.setdefault(node, []).append(name)
 
         def behind(one: Experiment) -> Iterator[str]:
             for node in one.nodes:

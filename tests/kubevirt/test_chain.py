@@ -1,55 +1,44 @@
-"""KubeVirt's types, hook manager, gRPC and shim, the hook file, libvirt, and all of it again."""
+"""KubeVirt's converter, hook manager, gRPC, shim, the hook file, libvirt, at each definition."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from homenode.cli.kubevirt import _own_source
+from homenode.discover import discover
 from homenode.domain.read import guest_of, open_domain
 from homenode.kubevirt.hook_file import hook_file
 from homenode.plan.guest import Guest
-from tests.domain.test_libvirt import libvirt, virsh
-from tests.kubevirt.test_live import NAME, valid
-from tests.kubevirt_documents import IBM, IBM_GPUS, document, ibm_document, shipped, vmi
+from tests.domain.test_libvirt import URI, libvirt, virsh
+from tests.kubevirt.kubevirt_code import build
+from tests.kubevirt_documents import IBM, IBM_GPUS, shipped
 from tests.tree_writer import write_tree
 
 __all__ = ["libvirt"]
-ORACLE = Path(__file__).parent / "oracle"
-PINS = ((4, 5), (64, 65))
-
-
+VERSIONS = ("v1.6.1", "v1.8.4", "v1.9.0")
+"""v1.6.1 is the newest v1.6 that the Go module proxy gives."""
 _SHIM = """
 mount --bind "$1" /var/run/kubevirt-hooks
 export PATH="$2:$PATH"
 exec "$3" --version v1alpha3
 """
+Definition = dict[str, str]
+NAME = f"gpu-vm-{os.getpid()}"
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """KubeVirt 1.8.4's types and hook manager as `second`, its sidecar's shim as `shim`."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no go here: KubeVirt's code cannot be built")
+@pytest.fixture(scope="module", params=VERSIONS)
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """virt-launcher's way to a domain as `chain`, its sidecar's shim as `shim`."""
     folder = tmp_path_factory.mktemp("programs")
-    for name, package in (("second", "./second"), ("shim", "kubevirt.io/kubevirt/cmd/sidecars")):
-        built = subprocess.run(
-            [go, "build", "-o", str(folder / name), package],
-            cwd=ORACLE,
-            env={**os.environ, "GOSUMDB": "off"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1500,
-        )
-        assert built.returncode == 0, built.stderr
+    build(folder, request.param, chain="./chain", shim="kubevirt.io/kubevirt/cmd/sidecars")
+    (folder / "version").write_text(request.param)
     return folder
 
 
@@ -68,31 +57,84 @@ def chain(programs: Path, tmp_path: Path) -> Iterator[Path]:
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _SHIM, "sh"]
     shim = subprocess.Popen([*argv, str(sockets), str(hook), str(programs / "shim")])
     try:
-        yield programs / "second"
+        yield programs
     finally:
         shim.terminate()
         shim.wait(30)
+        virsh("undefine", "--nvram", f"default_{NAME}")
         for socket in sockets.glob("*.sock"):
             socket.unlink()
 
 
-def defined_by_kubevirt(chain: Path, before: str, printed: str = "") -> tuple[str, str]:
-    """The document that the hook was given, and its answer, as they came over gRPC."""
-    call = json.dumps({"Before": before, "Printed": printed, "VMI": json.loads(vmi())})
-    done = subprocess.run([chain], input=call, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    return answer["Given"], answer["Placed"]
+def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
+    names = [f"net{i}" for i in range(interfaces)]
+    return {
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {
+            "name": NAME, "namespace": "default",
+            "uid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11",
+        },
+        "spec": {
+            "architecture": "amd64",
+            "domain": {
+                "machine": {"type": "q35"},
+                "firmware": {"uuid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11"},
+                "cpu": {
+                    "cores": vcpus, "sockets": 1, "threads": 1, "model": "qemu64",
+                    "dedicatedCpuPlacement": True, "isolateEmulatorThread": True,
+                    "numa": {"guestMappingPassthrough": {}},
+                },
+                "memory": {"guest": "8Gi", "hugepages": {"pageSize": "2Mi"}},
+                "resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "8Gi"}},
+                "devices": {
+                    "gpus": [{"name": f"gpu{i}", "deviceName": "nvidia.com/A100"}
+                             for i in range(gpus)],
+                    "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                    "interfaces": [{"name": name, "masquerade": {}} for name in names],
+                },
+            },
+            "networks": [{"name": name, "pod": {}} for name in names],
+            "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "root"}}],
+        },
+    }  # fmt: skip
 
 
-def defined(xml: str, folder: Path) -> str:
-    path = folder / "vm.xml"
-    path.write_text(xml)
-    done = virsh("define", str(path))
+def definitions(
+    chain: Path, pus: list[int], gpus: tuple[str, ...], interfaces: int = 1
+) -> list[Definition]:
+    """Every definition of the VM with those PUs of the node and those GPUs."""
+    host = discover(shipped(IBM))
+    assert host.distances is not None
+    siblings = {pu: list(map(int, core.pus)) for core in host.cores for pu in core.pus}
+    cells = [
+        {
+            "id": int(node.index),
+            "distances": [{"id": to, "value": far} for to, far in enumerate(row)],
+            "cpus": [{"id": int(pu), "siblings": siblings[pu]} for pu in node.pus],
+        }
+        for node, row in zip(host.nodes, host.distances, strict=True)
+    ]
+    version = (chain / "version").read_text()
+    call = {
+        "VMI": vmi(len(gpus), len(pus) - 1, interfaces),
+        "CPUSet": pus,
+        "Topology": {"numa_cells": cells},
+        "Placeholders": 6 if version.startswith("v1.6.") else 3 if interfaces else 0,
+        "RootPorts": 0 if version.startswith("v1.6.") else 3 if interfaces else 6,
+    }
+    environment = {
+        **os.environ,
+        "LIBVIRT_URI": URI,
+        "PCI_RESOURCE_NVIDIA_COM_A100": ",".join(f"0000:{gpu}" for gpu in gpus),
+    }
+    done = subprocess.run(
+        [chain / "chain"], input=json.dumps(call), capture_output=True, text=True, check=False,
+        env=environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    printed = virsh("dumpxml", "--inactive", NAME).stdout
-    assert virsh("undefine", "--nvram", NAME).returncode == 0
-    return printed
+    found: list[Definition] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def read(xml: str) -> Guest:
@@ -107,22 +149,29 @@ def distances(xml: str) -> list[str | None]:
 @pytest.mark.lab
 @pytest.mark.root
 @pytest.mark.libvirt
-@pytest.mark.parametrize("vm", ["ibm", "small", "one node"])
+@pytest.mark.parametrize(
+    ("gpus", "pus", "interfaces"),
+    [
+        (IBM_GPUS, [4, 5, 6, 64, 65], 1),
+        (IBM_GPUS, [*range(4, 36), *range(64, 96), 164], 0),
+        (IBM_GPUS[3:5], [*range(4, 36), *range(64, 96), 164], 1),
+    ],
+    ids=["small", "large", "two GPUs"],
+)
 def test_the_last_definition_has_cells_distances_and_addresses_of_the_first(
-    libvirt: None, chain: Path, tmp_path: Path, vm: str
+    libvirt: None, chain: Path, gpus: tuple[str, ...], pus: list[int], interfaces: int
 ) -> None:
-    given = {"kind": "qemu", "name": NAME}
-    devices = IBM_GPUS[:4] if vm == "one node" else IBM_GPUS
-    before = (
-        ibm_document(**given) if vm == "ibm" else document(devices, pins=PINS, **given)  # type: ignore[arg-type]
-    )
-    before = valid(before).replace('unit="M">', 'unit="M" nodeset="0,1">')
-    _, placed = defined_by_kubevirt(chain, before)
-    first = defined(placed, tmp_path)
-    again, placed = defined_by_kubevirt(chain, before, first)
-    assert "<distances>" not in again, "KubeVirt 1.8 drops them"
-    last = defined(placed, tmp_path)
-    assert distances(last) == distances(first) != []
-    assert read(last).hostdevs == read(first).hostdevs
-    assert read(last).controllers == read(first).controllers
-    assert sorted(c.node for c in read(last).controllers if c.node is not None) == [0, 1]
+    done = definitions(chain, pus, gpus, interfaces)
+    first, last = done[0]["Printed"], done[-1]["Printed"]
+    assert len(done) >= 2 or not interfaces
+    host = discover(shipped(IBM))
+    node_of = {str(d.bdf)[5:]: d.node for d in host.pci_devices}
+    cells = sorted({int(node_of[gpu] or 0) for gpu in gpus})
+    for one in done:
+        assert (
+            sorted(c.node for c in read(one["Printed"]).controllers if c.node is not None) == cells
+        )
+        assert distances(one["Printed"]) == distances(first) != []
+        assert read(one["Printed"]).hostdevs == read(first).hostdevs
+    placed = [c for c in read(first).controllers if c.model != "pcie-root-port" or c.bus_nr]
+    assert {c.index for c in placed} <= {c.index for c in read(last).controllers}

@@ -115,7 +115,30 @@ def _iothreads(random: Random, vmi: Case) -> None:
         _domain(vmi)["ioThreads"] = {"supplementalPoolThreadCount": random.choice((0, 2))}
 
 
+def _arm_model(random: Random, vmi: Case) -> None:
+    _arm(random, vmi)
+    _domain(vmi)["cpu"]["model"] = random.choice(("host-passthrough", "host-model", ""))
+
+
+def _no_devices(random: Random, vmi: Case) -> None:
+    _domain(vmi)["devices"] = {"gpus": [], "hostDevices": []}
+
+
+def _default_architecture(_: Random, vmi: Case) -> None:
+    del vmi["spec"]["architecture"]
+
+
+def _page_alone(random: Random, vmi: Case) -> None:
+    page = {"pageSize": random.choice(("2Mi", "1Gi"))}
+    _domain(vmi)["memory"] = {"hugepages": page}
+
+
+def _small_request(random: Random, vmi: Case) -> None:
+    _domain(vmi)["resources"]["requests"] = {"memory": random.choice(("900k", "1M", "0"))}
+
+
 _CHANGES = (
+    _arm_model, _no_devices, _default_architecture, _page_alone, _small_request,
     _hook, _host_devices, _gpus, _threads, _arm, _odd_memory, _page, _no_memory, _requests,
     _requests, _emulator, _only_resources, _sockets, _feature, _realtime, _iothreads,
 )  # fmt: skip

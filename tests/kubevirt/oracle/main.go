@@ -1,6 +1,7 @@
-// Command oracle asks KubeVirt's own admission whether it takes VMIs. It reads one case a line from
-// standard input, {"config": KubeVirtConfiguration, "vmi": VirtualMachineInstance}, and writes the
-// causes of each refusal as a list, [] where the VMI is admitted.
+// Command oracle asks KubeVirt's own admission whether it takes VMIs: the webhook that sets defaults,
+// then the one that validates. It reads one case a line from standard input, {"config":
+// KubeVirtConfiguration, "vmi": VirtualMachineInstance}, and writes the causes of each refusal as a
+// list, [] where the VMI is admitted.
 package main
 
 import (
@@ -19,6 +20,7 @@ import (
 	"kubevirt.io/client-go/log"
 
 	"kubevirt.io/kubevirt/pkg/virt-api/webhooks"
+	"kubevirt.io/kubevirt/pkg/virt-api/webhooks/mutating-webhook/mutators"
 	"kubevirt.io/kubevirt/pkg/virt-api/webhooks/validating-webhook/admitters"
 	virtconfig "kubevirt.io/kubevirt/pkg/virt-config"
 )
@@ -32,7 +34,12 @@ func informer(object runtime.Object) cache.SharedIndexInformer {
 	return cache.NewSharedIndexInformer(&cache.ListWatch{}, object, 0, cache.Indexers{})
 }
 
-func causes(c *testCase) ([]string, error) {
+func causes(c *testCase) (found []string, err error) {
+	defer func() { // the API server refuses what its webhook does not answer
+		if failure := recover(); failure != nil {
+			found = []string{fmt.Sprint("panic: ", failure)}
+		}
+	}()
 	cr := &v1.KubeVirt{
 		ObjectMeta: metav1.ObjectMeta{Name: "kubevirt", Namespace: "kubevirt", ResourceVersion: "1"},
 		Spec:       v1.KubeVirtSpec{Configuration: c.Config},
@@ -47,13 +54,24 @@ func causes(c *testCase) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	var vmi v1.VirtualMachineInstance
+	if err := json.Unmarshal(c.VMI, &vmi); err != nil {
+		return nil, err
+	}
+	if err := mutators.ApplyNewVMIMutations(&vmi, config); err != nil {
+		return []string{err.Error()}, nil
+	}
+	mutated, err := json.Marshal(&vmi)
+	if err != nil {
+		return nil, err
+	}
 	admitter := &admitters.VMICreateAdmitter{ClusterConfig: config}
 	review := &admission.AdmissionReview{Request: &admission.AdmissionRequest{
 		Resource: webhooks.VirtualMachineInstanceGroupVersionResource,
-		Object:   runtime.RawExtension{Raw: c.VMI},
+		Object:   runtime.RawExtension{Raw: mutated},
 	}}
 	answer := admitter.Admit(context.Background(), review)
-	found := []string{}
+	found = []string{}
 	if answer.Allowed {
 		return found, nil
 	}

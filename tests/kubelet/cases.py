@@ -32,6 +32,26 @@ def random_case(random: Random, pods: int = 4) -> Case:
     return {**machine, "Kubelet": kubelet, "Devices": devices, "Pods": arrived}
 
 
+def grace_case(random: Random, pods: int = 3) -> Case:
+    """Nodes of GPU memory after those with CPUs, up to 36 in all; no memory is aligned."""
+    with_cpus, every = 4, random.choice((10, 16, 36))
+    nodes: list[Case] = []
+    for node in range(every):
+        threads = range(4 * node, 4 * node + 4) if node < with_cpus else range(0)
+        cores = [{"Socket": node, "Uncore": node, "Threads": [thread]} for thread in threads]
+        distances = [10 if node == to else 40 for to in range(every)]
+        nodes.append({"ID": node, "Memory": 8 * GIB * bool(cores), "HugePages": {},
+                      "Cores": cores, "Distances": distances})  # fmt: skip
+    machine = {"Sockets": with_cpus, "Nodes": nodes}
+    kubelet = {
+        **_kubelet(random, machine), "MemoryPolicy": "None", "ReservedMemory": {},
+        "CPUOptions": {}, "TopologyOptions": {"max-allowable-numa-nodes": "36"},
+    }  # fmt: skip
+    devices = {GPU: {f"d{i}": [i] for i in range(with_cpus)}}
+    arrived = [_pod(random, i, 4 * with_cpus, machine, devices) for i in range(pods)]
+    return {**machine, "Kubelet": kubelet, "Devices": devices, "Pods": arrived}
+
+
 def _machine(random: Random) -> Case:
     sockets = random.choice((1, 2, 2, 2, 4))
     per_socket = random.choice((1, 1, 2, 4)) if sockets < 4 else random.choice((1, 2))
@@ -212,6 +232,7 @@ def node_of(case: Case) -> Node:
         topology_policy=kubelet["TopologyPolicy"],
         scope=kubelet["Scope"],
         prefer_closest="prefer-closest-numa-nodes" in kubelet["TopologyOptions"],
+        most_nodes=int(kubelet["TopologyOptions"]["max-allowable-numa-nodes"]),
         cpu_policy=kubelet["CPUPolicy"],
         assignment=AssignmentOptions(
             full_pcpus_only="full-pcpus-only" in cpu,

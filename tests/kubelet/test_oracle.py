@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from tests.kubelet.cases import our_answers
+from tests.kubelet.cases import grace_case, our_answers
 from tests.kubelet.oracle import COUNT, RECORDED, SEED, ask, build, random_cases
 
 REASONS = {"", "TopologyAffinityError", "SMTAlignmentError", "UnexpectedAdmissionError"}
@@ -26,7 +27,8 @@ def test_every_answer_is_the_one_that_the_kubelets_managers_gave() -> None:
 
 @pytest.mark.lab
 def test_two_thousand_requests_are_answered_as_by_the_kubelets_managers(tmp_path: Path) -> None:
-    cases = random_cases(1, 1000)
+    random = Random(1)
+    cases = [*random_cases(1, 1000), *(grace_case(random) for _ in range(40))]
     answers = ask(build(tmp_path), cases)
     assert sum(map(len, answers)) > 2000
     for case, given in zip(cases, answers, strict=True):

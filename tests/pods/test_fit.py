@@ -318,6 +318,36 @@ def test_a_kubelet_that_would_not_start_is_found(
     )
 
 
+def on_grace(topology: str, **changes: Any) -> Fit:
+    host = load_host("gh200x4")
+    config = kubelet(topology, **{"reservedSystemCPUs": "0", **changes})
+    node, gaps = node_of_host(host, config, [GPU], {}, read_checkpoints({}, "state"))
+    return fit(gpus(1, 8, "8Gi"), node, gaps)
+
+
+MANY = {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "36"}}
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "finding"),
+    [
+        ("none", {}, None),
+        (SINGLE, {}, "numa-nodes-many"),
+        (SINGLE, MANY, None),
+        (SINGLE, {**MANY, "memoryManagerPolicy": "Static"}, "numa-nodes-unsearchable"),
+        ("none", {"memoryManagerPolicy": "Static"}, "numa-nodes-unsearchable"),
+        (SINGLE, {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "4"}},
+         "numa-nodes-many"),
+    ],
+)  # fmt: skip
+def test_a_machine_of_36_nodes_is_answered_as_its_kubelet_does(
+    policy: str, changes: dict[str, Any], finding: str | None
+) -> None:
+    found = on_grace(policy, **changes)
+    assert ids(found) == ({finding} if finding else set())
+    assert (found.own.refusal is None) == (finding is None)
+
+
 # Pools
 
 

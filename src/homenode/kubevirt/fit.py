@@ -19,7 +19,7 @@ from homenode.kubevirt.launcher_pod import launcher_pod
 from homenode.kubevirt.vmi import Vmi
 from homenode.pods.admission import TOPOLOGY_AFFINITY
 from homenode.pods.checkpoints import Checkpoints
-from homenode.pods.fit import MOST_NODES, fit, fit_findings, kubelet_findings
+from homenode.pods.fit import fit, fit_findings, kubelet_findings
 from homenode.pods.kubelet import Kubelet
 from homenode.pods.machine import node_of_host, with_known_memory
 from homenode.topology import Host
@@ -57,7 +57,7 @@ def check_fit(
         refused = demand.memory_bytes is None or any(
             finding.severity is Severity.CRITICAL for finding in found
         )
-        if kubelet is not None and not refused and len(host.nodes) <= MOST_NODES:
+        if kubelet is not None and not refused:
             found += _verdict(vmi, kubelet, host)
     return Findings(tuple(checked), in_order(found))
 
@@ -67,7 +67,7 @@ def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
     pod, unknown = with_known_memory(launcher_pod(vmi), host)
     node, gaps = node_of_host(host, kubelet, pod.devices, {}, Checkpoints())
     found = fit(pod, node, (*unknown, *gaps))
-    ids = {"pod-not-aligned"}
+    ids = {"pod-not-aligned", "numa-nodes-unsearchable"}
     if found.own.refusal is not None and found.own.refusal.reason == TOPOLOGY_AFFINITY:
         ids.add("pod-refused")
     yield from (one for one in fit_findings(found, host.name).findings if one.id in ids)

@@ -3,10 +3,15 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.gap import Gap
-from homenode.pods.admission import SMT_ALIGNMENT, TOPOLOGY_AFFINITY, Admission, admit
+from homenode.pods.admission import (
+    SMT_ALIGNMENT,
+    TOPOLOGY_AFFINITY,
+    Admission,
+    Refusal,
+    admit,
+)
 from homenode.pods.hints import Hints, bits
 from homenode.pods.node import KubeletPolicies, Node
 from homenode.pods.pod import MEMORY, Container, Pod
@@ -17,8 +22,11 @@ POLICIES = ("none", "best-effort", "restricted", "single-numa-node")
 _TOPOLOGY = "Kubernetes, Topology Manager"
 _CPU = "Kubernetes, CPU Manager"
 MOST_NODES = 10
-"""Sets of nodes are gone through one by one here; the kubelet itself refuses more than 8 nodes
-unless it is given otherwise, and takes minutes from there on."""
+"""Sets of nodes are gone through one by one, here as in the kubelet."""
+LEAST_OPTION = 8
+"""Of max-allowable-numa-nodes; also its default."""
+NOT_STARTED = "the kubelet does not start"
+UNANSWERED = "not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +67,43 @@ class Fit:
 
 
 def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
-    """What the kubelet of a node answers to a pod. Raises InputError for too many NUMA nodes."""
+    """What the kubelet of a node answers to a pod."""
     policy = node.policies.topology_policy
-    if len(node.numa_nodes) > MOST_NODES:
-        raise InputError(
-            f"expected at most {MOST_NODES} NUMA nodes, found {len(node.numa_nodes)}: the kubelet "
-            "goes through every set of them, and refuses to start with more than 8",
-        )
     answers = tuple(
-        Answer(name, admit(pod, _with(node, topology_policy=name))) for name in POLICIES
+        Answer(name, _answer(pod, _with(node, topology_policy=name))) for name in POLICIES
     )
     lacking = tuple(_lacking(pod, node))
     own = next(a.admission for a in answers if a.policy == policy)
     change = setting = None
-    if own.refusal is not None or lacking:
+    is_answered = own.refusal is None or own.refusal.reason not in (NOT_STARTED, UNANSWERED)
+    if is_answered and (own.refusal is not None or lacking):
         change = _smallest_change(pod, node)
-    if own.refusal is not None and not lacking:
+    if is_answered and own.refusal is not None and not lacking:
         setting = _smallest_setting(pod, node)
     return Fit(pod, node, policy, answers, lacking, change, setting, gaps)
+
+
+def _answer(pod: Pod, node: Node) -> Admission:
+    nodes, searched = len(node.numa_nodes), _searched_nodes(node)
+    if any(one.id == "numa-nodes-many" for one in kubelet_findings(node.policies, nodes)):
+        return Admission(Refusal(NOT_STARTED, f"{nodes} NUMA nodes", None, ()), (), node)
+    if searched > MOST_NODES:
+        return Admission(Refusal(UNANSWERED, f"2^{searched} sets of nodes", None, ()), (), node)
+    return admit(pod, node)
+
+
+def _searched_nodes(node: Node) -> int:
+    """The most nodes whose every set a manager goes through: those with memory that it aligns,
+    those with CPUs, those with devices of one resource."""
+    policies = node.policies
+    counts = [0]
+    if policies.memory_policy == "Static":
+        counts.append(len(node.numa_nodes))
+    if policies.topology_policy != "none":
+        if policies.cpu_policy == "static":
+            counts.append(len(node.cpus.nodes))
+        counts += [len({n for on in of.values() for n in on}) for of in node.devices.values()]
+    return max(counts)
 
 
 def _with(node: Node, **changes: object) -> Node:
@@ -210,20 +237,32 @@ def kubelet_findings(policies: KubeletPolicies, nodes: int) -> Iterator[Finding]
             severity=Severity.CRITICAL,
             subject="kubelet reservedSystemCPUs",
             expected="some CPU reserved next to the static policy",
-            observed="none: kubelet does not start",
+            observed=f"none: {NOT_STARTED}",
             fix="set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
             source=_CPU,
         )
-    if policies.topology_policy != "none" and nodes > policies.most_nodes:
+    if policies.topology_policy == "none":
+        return
+    if policies.most_nodes < LEAST_OPTION:
+        yield Finding(
+            id="numa-nodes-many",
+            severity=Severity.CRITICAL,
+            subject="kubelet max-allowable-numa-nodes",
+            expected=f"{LEAST_OPTION} or more",
+            observed=f"{policies.most_nodes}: {NOT_STARTED}",
+            fix="leave the option out",
+            source=_TOPOLOGY,
+        )
+    elif nodes > policies.most_nodes:
         yield Finding(
             id="numa-nodes-many",
             severity=Severity.CRITICAL,
             subject=f"{nodes} NUMA nodes",
             expected=f"at most {policies.most_nodes} next to topologyManagerPolicy "
             f"{policies.topology_policy}",
-            observed=f"{nodes}: kubelet does not start",
-            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}; its hints '
-            "grow as 2 to the number of nodes, so that admission may take minutes",
+            observed=f"{nodes}: {NOT_STARTED}",
+            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}, and '
+            "memoryManagerPolicy None: it goes through every set of nodes",
             source=_TOPOLOGY,
         )
 
@@ -243,7 +282,18 @@ def _findings(found: Fit) -> Iterator[Finding]:
             fix=fix,
             source="Kubernetes scheduler, NodeResourcesFit",
         )
-    elif own.refusal is not None:
+    elif own.refusal is not None and own.refusal.reason == UNANSWERED:
+        yield Finding(
+            id="numa-nodes-unsearchable",
+            severity=Severity.INCONCLUSIVE,
+            subject=subject,
+            expected=f"at most {MOST_NODES} NUMA nodes of which every set is looked at",
+            observed=f"{own.refusal.detail}: the kubelet goes through all of them for each pod, "
+            "seconds at 2^20, hours at 2^36",
+            fix="memoryManagerPolicy: None where nodes have no memory for pods",
+            source="Kubernetes, Memory and Topology Manager",
+        )
+    elif own.refusal is not None and own.refusal.reason != NOT_STARTED:
         refusal = own.refusal
         where = subject + ("" if refusal.container is None else f", container {refusal.container}")
         expected = {
@@ -261,8 +311,7 @@ def _findings(found: Fit) -> Iterator[Finding]:
             fix=fix,
             source=_TOPOLOGY,
         )
-    else:
-        yield from _unaligned(found)
+    yield from _unaligned(found)
     if not pod.is_guaranteed:
         yield Finding(
             id="pod-not-guaranteed",
@@ -388,8 +437,11 @@ def requests_text(pod: Pod) -> str:
 def given_text(admission: Admission, node: Node, cpus: Callable[[frozenset[int]], str]) -> str:
     """One line on what a policy answers. cpus: how CPUs are written."""
     if admission.refusal is not None:
-        where = admission.refusal.container
-        return f"refused: {admission.refusal.reason}" + ("" if where is None else f" ({where})")
+        refusal = admission.refusal
+        if refusal.reason in (NOT_STARTED, UNANSWERED):
+            return f"{refusal.reason}: {refusal.detail}"
+        where = "" if refusal.container is None else f" ({refusal.container})"
+        return f"refused: {refusal.reason}{where}"
     parts = []
     for given in admission.given:
         nodes = {node.cpus.places[cpu].node for cpu in given.cpus}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.pods.fit import Fit, fit_findings, requests_text
+from homenode.pods.fit import NOT_STARTED, UNANSWERED, Fit, fit_findings, requests_text
 from homenode.wording import plural
 
 MOST_NAMES = 8
@@ -59,7 +59,8 @@ def _answer(found: Fit, findings: tuple[Finding, ...]) -> str:
     if found.lacking:
         return f"pending: {'; '.join(found.lacking)}"
     if found.own.refusal is not None:
-        return f"refused: {found.own.refusal.reason}"
+        reason = found.own.refusal.reason
+        return reason if reason in (NOT_STARTED, UNANSWERED) else f"refused: {reason}"
     apart = next((one.observed for one in findings if one.id == "pod-not-aligned"), None)
     return "admitted" if apart is None else f"admitted: {apart}"
 

@@ -35,63 +35,84 @@ _RULES = {
     "memory-missing": (f"{_MEMORY}.guest", "a size", f"set {_MEMORY}.guest"),
     "memory-too-small": (f"{_REQUESTS}.memory", "at least 1M", "raise it"),
     "memory-above-limit": (
-        f"{_REQUESTS}.memory", "at most the limit", "make requests and limits equal",
+        f"{_REQUESTS}.memory",
+        "at most the limit",
+        "make requests and limits equal",
     ),
     "huge-page-size-wrong": (
-        f"{_MEMORY}.hugepages.pageSize", "a size such as 1Gi", "set 2Mi or 1Gi",
+        f"{_MEMORY}.hugepages.pageSize",
+        "a size such as 1Gi",
+        "set 2Mi or 1Gi",
     ),
     "huge-pages-not-whole": (
-        f"{_MEMORY}.guest", "a multiple of the page size", "take a multiple of the page size",
+        f"{_MEMORY}.guest",
+        "a multiple of the page size",
+        "take a multiple of the page size",
     ),
     "dedicated-without-memory": (
-        f"{_CPU}.dedicatedCpuPlacement", "memory as well", f"set {_MEMORY}.guest",
+        f"{_CPU}.dedicatedCpuPlacement",
+        "memory as well",
+        f"set {_MEMORY}.guest",
     ),
     "memory-limit-differs": (
-        f"{_REQUESTS}.memory", "equal to the limit with dedicated CPUs", "make them equal",
+        f"{_REQUESTS}.memory",
+        "equal to the limit with dedicated CPUs",
+        "make them equal",
     ),
     "cpus-fractional": ("spec.domain.resources", "a whole number of CPUs", "round it up"),
     "cpu-limit-differs": (
-        f"{_REQUESTS}.cpu", "equal to the limit with dedicated CPUs", "make them equal",
+        f"{_REQUESTS}.cpu",
+        "equal to the limit with dedicated CPUs",
+        "make them equal",
     ),
     "cpus-given-twice": (
-        f"{_REQUESTS}.cpu", "as many as cores, sockets and threads make",
+        f"{_REQUESTS}.cpu",
+        "as many as cores, sockets and threads make",
         "leave resources.cpu out",
     ),
     "cpus-above-limit": (f"{_REQUESTS}.cpu", "at most the limit", "lower the request"),
     "emulator-without-dedicated-cpus": (f"{_CPU}.isolateEmulatorThread", *_DEDICATED),
     "sockets-above-most": (f"{_CPU}.sockets", "at most maxSockets", "raise maxSockets"),
     "cpu-feature-policy": (
-        f"{_CPU}.features", "a policy: " + ", ".join(_FEATURES[1:]), "choose one of them",
+        f"{_CPU}.features",
+        "a policy: " + ", ".join(_FEATURES[1:]),
+        "choose one of them",
     ),
     "cpu-model": (f"{_CPU}.model", "host-passthrough on arm64", "set host-passthrough"),
     "realtime-without-dedicated-cpus": (f"{_CPU}.realtime", *_DEDICATED),
     "realtime-without-mapping": (
-        f"{_CPU}.realtime", "guestMappingPassthrough with it",
+        f"{_CPU}.realtime",
+        "guestMappingPassthrough with it",
         "set numa: {guestMappingPassthrough: {}}",
     ),
     "mapping-without-dedicated-cpus": (_MAPPING, *_DEDICATED),
     "mapping-without-huge-pages": (
-        _MAPPING, "memory.hugepages with it", f"set {_MEMORY}.hugepages.pageSize",
+        _MAPPING,
+        "memory.hugepages with it",
+        f"set {_MEMORY}.hugepages.pageSize",
     ),
     "threads-many": (
-        f"{_CPU}.threads", "at most 2 with dedicated CPUs, 1 on arm64",
+        f"{_CPU}.threads",
+        "at most 2 with dedicated CPUs, 1 on arm64",
         "set threads: 1 and as many more cores",
     ),
-    "iothreads-policy": (
-        "spec.domain.ioThreadsPolicy", ", ".join(_POLICIES), "choose one of them",
-    ),
+    "iothreads-policy": ("spec.domain.ioThreadsPolicy", ", ".join(_POLICIES), "choose one of them"),
     "iothreads-count": (
         "spec.domain.ioThreads.supplementalPoolThreadCount",
-        "a positive number with supplementalPool", "set it",
+        "a positive number with supplementalPool",
+        "set it",
     ),
     "gate-sidecar-off": (
-        "feature gate Sidecar", "on, for the hook", "homenode kubevirt manifest writes the patch",
+        "feature gate Sidecar",
+        "on, for the hook",
+        "homenode kubevirt manifest writes the patch",
     ),
     "gate-host-devices-off": (
-        "feature gate HostDevices", "on, for hostDevices",
+        "feature gate HostDevices",
+        "on, for hostDevices",
         "add it to spec.configuration.developerConfiguration.featureGates",
     ),
-}  # fmt: skip
+}
 """By the id of a finding: its subject, what is expected, the fix."""
 
 

@@ -1,8 +1,8 @@
 """Files with damage are judged as the parsers of NCCL and RCCL take or refuse them.
 
-The recorded answers are those of NCCL's own parser (xml.cc of 2.20.5, 2.21.5, 2.30 and of RCCL, with
-the limits of each version), compiled outside of the project. What 2.26.6 has in common with 2.20.5 is
-as in 2.20.5.
+The recorded answers are those of NCCL's own parser (xml.cc of 2.20.5, 2.21.5, 2.30 and of RCCL,
+with the limits of each version), compiled outside of the project. What 2.26.6 has in common with
+2.20.5 is as in 2.20.5.
 """
 
 import os

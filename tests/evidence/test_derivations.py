@@ -35,7 +35,10 @@ def with_derivations(derivations: Sequence[Derivation]) -> tuple[Publication, ..
 
 
 def order(favours: str, over: str) -> Derivation:
-    return Derivation("x", Objective.COLLECTIVE, favours, over, False, "a reason", "a method")
+    return Derivation(
+        id="x", objective=Objective.COLLECTIVE, favours=favours, over=over, text="a reason",
+        method="a method",
+    )  # fmt: skip
 
 
 def decided(found: tuple[Publication, ...], runs: Sequence[Run] = ()) -> Verdict:

@@ -181,8 +181,9 @@ def _sentences(evidence: Publication) -> Iterator[str]:
     yield from (claim.source for claim in evidence.claims)
     yield from (one.source for one in evidence.verdicts)
     yield from (one.source for one in evidence.remarks)
-    yield from (text for one in evidence.effects for _, text in one.texts)
-    yield from (text for one in evidence.systems for _, text in one.facts)
+    for one in evidence.effects:
+        yield from (one.pinning, one.cells, one.siblings, one.risk)
+    yield from (text for one in evidence.systems for text in one.facts.values())
 
 
 @pytest.mark.parametrize(("evidence", "claim"), CLAIMS, ids=lambda value: getattr(value, "id", ""))
@@ -194,7 +195,7 @@ def test_a_claim_follows_from_the_figures_or_a_note_disputes_it(
     if of is None or against is None:
         assert claim.disputed_by is None
         return
-    holds = claim.low <= of / against <= claim.high
+    holds = claim.ratio[0] <= of / against <= claim.ratio[1]
     assert holds is (claim.disputed_by is None), f"{of} / {against} = {of / against:.4f}"
 
 

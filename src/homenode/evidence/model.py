@@ -8,8 +8,11 @@ is shown of them is what was printed, letter by letter.
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from homenode.objective import Objective
 from homenode.results.model import Run, Switches
+from homenode.results.vantage import Vantage
 
 
 class Certainty(StrEnum):
@@ -17,6 +20,10 @@ class Certainty(StrEnum):
 
     FACT = "fact"
     LIKELY = "likely"
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of a document's file, as it stands there: docs/formats/published.md has its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +39,12 @@ class Choice:
     arrangement: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(Entry, frozen=True, rename={"other_system": "against_system"}):
     """A ratio that a document states.
 
-    low, high: the metric of `choice` over that of `against`, as far as the printed digits reach.
-    against_system: the machine of `against`, the same one unless machines are compared. source: its
-    sentence. disputed_by: the note that shows that its own figures say otherwise.
+    ratio: least and greatest, of the metric of `choice` over that of `against`, as far as the
+    printed digits reach. other_system: the machine of `against` where machines are compared.
+    source: its sentence. disputed_by: the note that shows that its own figures say otherwise.
     """
 
     id: str
@@ -46,15 +52,18 @@ class Claim:
     metric: str
     choice: str
     against: str
-    against_system: str
-    low: float
-    high: float
+    ratio: tuple[float, float]
     source: str
-    disputed_by: str | None
+    other_system: str | None = None
+    disputed_by: str | None = None
+
+    @property
+    def against_system(self) -> str:
+        """The machine of `against`."""
+        return self.other_system or self.system
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedVerdict:
+class PublishedVerdict(Entry, frozen=True):
     """What a publication recommends.
 
     system, objective: None = any. work: a use that is no objective, in its words: it answers none.
@@ -62,12 +71,12 @@ class PublishedVerdict:
     before the machine is repaired.
     """
 
-    system: str | None
-    objective: Objective | None
-    work: str | None
-    grade: str | None
     choices: tuple[str, ...]
     source: str
+    system: str | None = None
+    objective: Objective | None = None
+    work: str | None = None
+    grade: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +94,34 @@ class PrintedFigure:
     near: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedEffect:
+class PrintedEffect(Entry, frozen=True):
     """A row of a publication's own summary of what each switch does, word for word.
 
     metric: the nearest of ours. systems: which of its machines the row is of, as far as it says.
-    texts: by switch, "pinning", "cells", "siblings", and "risk".
     """
 
     label: str
     metric: str
-    systems: tuple[str, ...]
-    texts: tuple[tuple[str, str], ...]
+    pinning: str
+    cells: str
+    siblings: str
+    risk: str
+    systems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Remark:
+class Remark(Entry, frozen=True, rename={"is_advice": "advice"}):
     """A sentence that is no measurement. systems: whom it is about, empty = no machine.
 
     is_advice: what its authors recommend. ours: what homenode does about it.
     """
 
     source: str
-    systems: tuple[str, ...]
-    is_advice: bool
-    ours: str | None
+    systems: tuple[str, ...] = ()
+    is_advice: bool = False
+    ours: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FieldReport:
+class FieldReport(Entry, frozen=True):
     """A figure that somebody mentions, too confounded to decide anything.
 
     of: what was compared with what. change: the least and greatest ratio, above 1 for the better;
@@ -123,13 +131,12 @@ class FieldReport:
     source: str
     of: str
     figures: str
-    change: tuple[float, float] | None
     confounders: tuple[str, ...]
-    arithmetic: tuple[str, ...]
+    change: tuple[float, float] | None = None
+    arithmetic: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Derivation:
+class Derivation(Entry, frozen=True, rename={"is_open": "open"}):
     """What follows from a program's own code or from arithmetic, of machines with several nodes and
     GPUs: computed, and never measured.
 
@@ -139,15 +146,14 @@ class Derivation:
 
     id: str
     objective: Objective
-    favours: str | None
-    over: str | None
-    is_open: bool
     text: str
     method: str
+    favours: str | None = None
+    over: str | None = None
+    is_open: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Entry, frozen=True):
     """Where a document contradicts itself, its figures, or physics.
 
     systems, metrics: what it is about; empty = all. arithmetic: "expression = result", in plain
@@ -156,10 +162,10 @@ class Note:
 
     id: str
     certainty: Certainty
-    systems: tuple[str, ...]
-    metrics: tuple[str, ...]
     text: str
-    arithmetic: tuple[str, ...]
+    systems: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+    arithmetic: tuple[str, ...] = ()
 
     def is_about(self, system: str, metrics: frozenset[str]) -> bool:
         """True where it bears on one of these metrics of this system."""
@@ -167,25 +173,28 @@ class Note:
         return here and (not self.metrics or bool(metrics.intersection(self.metrics)))
 
 
-@dataclass(frozen=True, slots=True)
-class System:
+class System(Entry, frozen=True):
     """A machine that a document shows.
 
     gpu, cpu, gpus: as printed, None where they are not. host: the shipped description of it.
     remedy: what to do before anything of it is used; None where its figures are sound. pcie: the
-    generation of its links, as printed. facts: rows of tables about it, as printed. inferred_vcpus:
-    choices whose number of vCPUs is not printed, but follows from what is.
+    generation of its links, as printed. facts: rows of tables about it, as printed. vcpus: by
+    choice. inferred_vcpus: choices whose number of vCPUs is not printed, but follows from what is.
+    unusable: why nothing may be concluded from its figures.
     """
 
     name: str
-    gpu: str | None
-    gpus: int | None
-    cpu: str | None
-    host: str | None
-    remedy: str | None
-    pcie: str | None
-    facts: tuple[tuple[str, str], ...]
-    inferred_vcpus: tuple[str, ...]
+    gpu: str | None = None
+    gpus: int | None = None
+    cpu: str | None = None
+    host: str | None = None
+    vantage: Vantage = Vantage.GUEST
+    vcpus: dict[str, int] = {}
+    inferred_vcpus: tuple[str, ...] = ()
+    pcie: str | None = None
+    facts: dict[str, str] = {}
+    unusable: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import msgspec
 
 from homenode.errors import InputError
 from homenode.evidence.model import (
-    Certainty,
     Choice,
     Claim,
     Derivation,
@@ -26,7 +25,6 @@ from homenode.evidence.model import (
     System,
 )
 from homenode.metrics import METRICS
-from homenode.objective import Objective
 from homenode.plan.layout import (
     PRESETS,
     GuestCells,
@@ -36,7 +34,6 @@ from homenode.plan.layout import (
     Siblings,
 )
 from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
-from homenode.results.vantage import Vantage
 from homenode.toml_text import decode_toml
 
 FORMAT = 4
@@ -62,21 +59,6 @@ class _Choice(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     arrangement: str | None = None
 
 
-class _System(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    name: str
-    gpu: str | None = None
-    gpus: int | None = None
-    cpu: str | None = None
-    host: str | None = None
-    vantage: Vantage = Vantage.GUEST
-    vcpus: dict[str, int] = {}
-    inferred_vcpus: tuple[str, ...] = ()
-    pcie: str | None = None
-    facts: dict[str, str] = {}
-    unusable: str | None = None
-    remedy: str | None = None
-
-
 class _Figure(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     system: str
     metric: str
@@ -94,72 +76,6 @@ class _Figure(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     near: dict[str, tuple[int, ...]] = {}
 
 
-class _Claim(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    id: str
-    system: str
-    metric: str
-    choice: str
-    against: str
-    ratio: tuple[float, float]
-    source: str
-    against_system: str | None = None
-    disputed_by: str | None = None
-
-
-class _Verdict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    choices: tuple[str, ...]
-    source: str
-    objective: Objective | None = None
-    system: str | None = None
-    work: str | None = None
-    grade: str | None = None
-
-
-class _Note(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    id: str
-    certainty: Certainty
-    text: str
-    systems: tuple[str, ...] = ()
-    metrics: tuple[str, ...] = ()
-    arithmetic: tuple[str, ...] = ()
-
-
-class _Remark(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    source: str
-    systems: tuple[str, ...] = ()
-    advice: bool = False
-    ours: str | None = None
-
-
-class _Effect(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    label: str
-    metric: str
-    pinning: str
-    cells: str
-    siblings: str
-    risk: str
-    systems: tuple[str, ...] = ()
-
-
-class _Field(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    source: str
-    of: str
-    figures: str
-    confounders: tuple[str, ...]
-    change: tuple[float, float] | None = None
-    arithmetic: tuple[str, ...] = ()
-
-
-class _Derivation(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    id: str
-    objective: Objective
-    text: str
-    method: str
-    favours: str | None = None
-    over: str | None = None
-    open: bool = False
-
-
 class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     format: int
     id: str
@@ -168,15 +84,15 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     published: str | None = None
     date_inferred: bool = False
     choice: dict[str, _Choice] = {}
-    system: tuple[_System, ...] = ()
+    system: tuple[System, ...] = ()
     figure: tuple[_Figure, ...] = ()
-    claim: tuple[_Claim, ...] = ()
-    verdict: tuple[_Verdict, ...] = ()
-    note: tuple[_Note, ...] = ()
-    remark: tuple[_Remark, ...] = ()
-    effect: tuple[_Effect, ...] = ()
-    field: tuple[_Field, ...] = ()
-    derivation: tuple[_Derivation, ...] = ()
+    claim: tuple[Claim, ...] = ()
+    verdict: tuple[PublishedVerdict, ...] = ()
+    note: tuple[Note, ...] = ()
+    remark: tuple[Remark, ...] = ()
+    effect: tuple[PrintedEffect, ...] = ()
+    field: tuple[FieldReport, ...] = ()
+    derivation: tuple[Derivation, ...] = ()
 
 
 def parse_publications(texts: Mapping[str, str]) -> tuple[Publication, ...]:
@@ -220,67 +136,16 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
         head.published,
         head.date_inferred,
         tuple(choices.values()),
-        tuple(
-            System(
-                raw.name,
-                raw.gpu,
-                raw.gpus,
-                raw.cpu,
-                raw.host,
-                raw.remedy,
-                raw.pcie,
-                tuple(raw.facts.items()),
-                raw.inferred_vcpus,
-            )
-            for raw in systems.values()
-        ),
+        tuple(systems.values()),
         tuple(runs),
         tuple(map(_printed, figures)),
-        tuple(
-            PrintedEffect(
-                raw.label,
-                raw.metric,
-                raw.systems,
-                (
-                    ("pinning", raw.pinning),
-                    ("cells", raw.cells),
-                    ("siblings", raw.siblings),
-                    ("risk", raw.risk),
-                ),
-            )
-            for part in parts
-            for raw in part.effect
-        ),
-        tuple(_claim(raw) for part in parts for raw in part.claim),
-        tuple(
-            PublishedVerdict(
-                raw.system, raw.objective, raw.work, raw.grade, raw.choices, raw.source
-            )
-            for part in parts
-            for raw in part.verdict
-        ),
-        tuple(
-            Note(raw.id, raw.certainty, raw.systems, raw.metrics, raw.text, raw.arithmetic)
-            for part in parts
-            for raw in part.note
-        ),
-        tuple(
-            Remark(raw.source, raw.systems, raw.advice, raw.ours)
-            for part in parts
-            for raw in part.remark
-        ),
-        tuple(
-            FieldReport(
-                raw.source, raw.of, raw.figures, raw.change, raw.confounders, raw.arithmetic
-            )
-            for part in parts
-            for raw in part.field
-        ),
-        tuple(
-            Derivation(raw.id, raw.objective, raw.favours, raw.over, raw.open, raw.text, raw.method)
-            for part in parts
-            for raw in part.derivation
-        ),
+        tuple(one for part in parts for one in part.effect),
+        tuple(one for part in parts for one in part.claim),
+        tuple(one for part in parts for one in part.verdict),
+        tuple(one for part in parts for one in part.note),
+        tuple(one for part in parts for one in part.remark),
+        tuple(one for part in parts for one in part.field),
+        tuple(one for part in parts for one in part.derivation),
     )
     _check_names(evidence)
     return evidence
@@ -297,7 +162,7 @@ def _choice(name: str, raw: _Choice, id: str) -> Choice:
     return Choice(name, switches, raw.arrangement)
 
 
-def _head(system: _System, choice: Choice, document: _Document) -> RunHead:
+def _head(system: System, choice: Choice, document: _Document) -> RunHead:
     kind = ", ".join(part for part in (system.cpu, system.gpu) if part is not None)
     return RunHead(
         choice.name,
@@ -363,22 +228,8 @@ def _printed(figure: _Figure) -> PrintedFigure:
     )
 
 
-def _claim(raw: _Claim) -> Claim:
-    return Claim(
-        raw.id,
-        raw.system,
-        raw.metric,
-        raw.choice,
-        raw.against,
-        raw.against_system or raw.system,
-        *raw.ratio,
-        raw.source,
-        raw.disputed_by,
-    )
-
-
 def _check_figure(
-    figure: _Figure, choices: Mapping[str, Choice], systems: Mapping[str, _System], id: str
+    figure: _Figure, choices: Mapping[str, Choice], systems: Mapping[str, System], id: str
 ) -> None:
     where = f"published {id}: {figure.metric} of {figure.system}"
     if figure.system not in systems:

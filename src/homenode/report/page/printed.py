@@ -155,7 +155,7 @@ def _of(publication: Publication, machine: Machine) -> Printed:
         rows.insert(0, ("vCPUs", counts))
     return Printed(
         tuple(_author_row(publication, one, machine) for one in _verdicts(publication, machine)),
-        system.facts,
+        tuple(system.facts.items()),
         PrintedTable(tuple("every layout" if c == "any" else c for c in choices), tuple(rows))
         if rows
         else None,

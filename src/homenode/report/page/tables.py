@@ -15,6 +15,8 @@ from homenode.report.page.machine import Machine
 _AUTHOR_COLUMN = {"cells": Switch.CELLS.value}
 """Columns of published summaries that are called otherwise here."""
 
+_AUTHOR_TEXTS = ("pinning", "cells", "siblings", "risk")
+
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
@@ -126,7 +128,7 @@ def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:
             (
                 publication.id,
                 one.label,
-                {_AUTHOR_COLUMN.get(name, name): text for name, text in one.texts},
+                {_AUTHOR_COLUMN.get(name, name): getattr(one, name) for name in _AUTHOR_TEXTS},
             )
             for publication in publications.values()
             for one in publication.effects

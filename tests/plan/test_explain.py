@@ -33,8 +33,9 @@ FOUR = (0, 1, 2, 3)
 
 
 def _section(plan: Plan, host: Host | None, heading: str) -> Section:
-    found = [s for s in explain(plan, host).sections if s.heading == heading]
-    assert found, [s.heading for s in explain(plan, host).sections]
+    sections = explain(plan, host, whole=True).sections
+    found = [s for s in sections if s.heading == heading]
+    assert found, [s.heading for s in sections]
     return found[0]
 
 
@@ -48,6 +49,15 @@ def test_the_cost_is_said_term_by_term_in_the_order_of_comparison() -> None:
     assert [line.partition(".")[0] for line in numbered] == [str(n + 1) for n in range(6)]
     assert numbered[1] == "2. 4 nodes spanned"
     assert numbered[2] == "3. the chosen nodes are at most 12 apart"
+
+
+def test_people_are_shown_the_spans_and_the_best_runner_up_alone() -> None:
+    plan = replace(_plan(), runners_up=_plan().runners_up * 3)
+    (brief,) = (s for s in explain(plan, h200_host()).sections if s.heading == "Why there")
+    whole = _section(plan, h200_host(), "Why there").lines
+    assert len(brief.lines) < len(whole)
+    assert sum("runner-up" in line for line in brief.lines) == 1
+    assert set(brief.lines[:-1]) & set(whole) and "--explain" in brief.lines[-1]
 
 
 def test_the_best_runner_up_is_named_with_the_term_that_decided() -> None:

@@ -85,6 +85,10 @@ def plan(
     svg: Annotated[
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw host and plan here.")
     ] = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="Print every figure that was compared, and all runners-up."),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
     ] = False,
@@ -118,5 +122,5 @@ def plan(
             planning.version_of("--libvirt", libvirt),
             planning.version_of("--qemu", qemu),
         ),
-        planning.Outputs(output, name, diff, save_plan, svg, quiet, json, force, target),
+        planning.Outputs(output, name, diff, save_plan, svg, quiet, json, force, target, explain),
     )

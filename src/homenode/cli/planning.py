@@ -78,6 +78,7 @@ class Outputs:
     json: bool
     force: bool = False
     target: str | None = None
+    explain: bool = False
 
     @property
     def to_standard_output(self) -> bool:
@@ -295,7 +296,7 @@ def print_explanation(
     from homenode.report.plan_text import plan_text
 
     shown = error_console() if outputs.to_standard_output else console()
-    shown.print(plan_text(explain(made, host)))
+    shown.print(plan_text(explain(made, host, whole=outputs.explain)))
     if verdict is not None:
         from homenode.report.verdict_text import layout_text
 

@@ -149,6 +149,24 @@ def term_lines(
     )
 
 
+_SPANS = ("device_class", "gpus_away_from_home", "packages_spanned", "nodes_spanned")
+
+
+def span_lines(cost: Sequence[CostTerm]) -> tuple[str, ...]:
+    """What people ask first: how far the VM is from its devices, and how many nodes it spans.
+
+    >>> span_lines([CostTerm("packages_spanned", 1), CostTerm("llcs_spanned", 4)])
+    ('1 package spanned.',)
+    """
+    has_gpus = any(term.name == "gpus" and term.value for term in cost)
+    lines = (
+        _line(term, has_gpus=has_gpus)
+        for term in cost
+        if term.name in _SPANS and not _is_silent(term, cost)
+    )
+    return tuple(f"{line[0].upper()}{line[1:]}." for line in lines)
+
+
 def _line(term: CostTerm, *, has_gpus: bool) -> str:
     if isinstance(term.value, tuple):
         known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))

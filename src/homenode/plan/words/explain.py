@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan, Rejection
-from homenode.plan.words.cost_words import term_lines, term_value, term_words
+from homenode.plan.words.cost_words import span_lines, term_lines, term_value, term_words
 from homenode.plan.words.explain_guest import (
     apertures_section,
     cells_section,
@@ -33,12 +33,16 @@ from homenode.units import format_bytes
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
 
-def explain(plan: Plan, host: Host | None) -> Explanation:
-    """The explanation of a plan; without its host (manual mode) what the plan alone gives."""
+def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanation:
+    """The explanation of a plan; without its host (manual mode) what the plan alone gives.
+
+    whole: with every term that was compared and every runner-up, not only the ones that people ask
+    about first.
+    """
     sections = (
         Section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
-        _choice(plan),
+        _choice(plan, whole=whole),
         Section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
         cells_section(plan),
         topology_section(plan),
@@ -164,16 +168,19 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
     return rows
 
 
-def _choice(plan: Plan) -> Section:
+def _choice(plan: Plan, *, whole: bool) -> Section:
     if not plan.cost:
         return Section("Why there")
     decisive = {other.decided_by for other in plan.runners_up}
     lines = list(term_lines(plan.cost, decisive, _unknown(plan, plan.nodes)))
+    every = len(lines)
+    if not whole:
+        lines = list(span_lines(plan.cost))
     if plan.optimal is None:
         lines.append("Whether this is the best placement is unknown: not all were compared.")
     elif not plan.runners_up:
         lines.append("No other set of nodes was feasible.")
-    for place, other in enumerate(plan.runners_up):
+    for place, other in enumerate(plan.runners_up if whole else plan.runners_up[:1]):
         who = "The best runner-up" if place == 0 else "Next"
         mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
         theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
@@ -189,6 +196,8 @@ def _choice(plan: Plan) -> Section:
             f"{who}, {nodes_text(other.nodes)}{having}: decided by {term_words(other.decided_by)}, "
             f"{here} here against {there} there."
         )
+    if every > len(lines) and not whole:
+        lines.append(f"{every} figures were compared: homenode plan --explain lists them.")
     return Section("Why there", tuple(lines))
 
 

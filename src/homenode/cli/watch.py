@@ -84,14 +84,16 @@ def watch(
         print_json(text)
     else:
         _say(changes(before, now), now)
-    if folder is not None:
-        with _named(folder, "a folder for the last look", "another folder: --state DIR"):
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / _STATE, text.encode(), synced=False)
-    if textfile is not None:
-        content = metrics(now, seen.host, seen.cpu_s).encode()
-        with _named(textfile, "a file to write metrics to"):
-            replace_file(textfile, content, _READABLE, synced=False)
+    try:
+        if textfile is not None:
+            content = metrics(now, seen.host, seen.cpu_s).encode()
+            with _named(textfile, "a file to write metrics to"):
+                replace_file(textfile, content, _READABLE, synced=False)
+    finally:  # neither file waits for the other
+        if folder is not None:
+            with _named(folder, "a folder for the last look", "another folder: --state DIR"):
+                folder.mkdir(parents=True, exist_ok=True)
+                replace_file(folder / _STATE, text.encode(), synced=False)
     if now.alerts:
         raise SystemExit(1)
 

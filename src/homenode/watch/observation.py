@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from homenode.discover.host import discover
-from homenode.doctor.expectation import Expectation
+from homenode.doctor.expectation import UNREAD, Expectation, topology_drift
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
+from homenode.snapshot.live import LiveSnapshot
 from homenode.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.topology import Host, RunningDomain
 from homenode.watch.alert import DomainState, alerts
@@ -42,10 +43,16 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
     quiet = QuietSnapshot(snapshot, COMMANDS)
     host = discover(quiet, _read_domain)
     not_read: list[Gap] = []
+    if quiet.command_output("virsh-domains") is None:
+        failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
+        not_read.append(Gap("running VMs", failures.get("virsh-domains", "virsh is not there")))
     domains = _domains(quiet, host, connect, not_read)
     found = alerts(expected, host, domains)
     if expected is None:
         not_read.append(Gap("what was certified", "no expectation; write one: homenode expect -o"))
+    else:
+        unread = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
+        not_read += [Gap(finding.subject, finding.observed) for finding in unread]
     state = WatchState(
         host.name,
         time.time(),
@@ -68,10 +75,7 @@ def _domains(
 ) -> tuple[DomainState, ...]:
     """The running domains that carry the record of a layout."""
     listed = snapshot.command_output("virsh-domains")
-    if listed is None:
-        not_read.append(Gap("running VMs", "virsh is not there or did not answer"))
-        return ()
-    if not listed.strip():
+    if listed is None or not listed.strip():
         return ()
     # Most of the work of a host without VMs would be to load these.
     from lxml import etree
@@ -155,4 +159,5 @@ def _live(
     except HomenodeError as error:
         not_read.append(Gap(f"VM {facts.guest.name}: its threads and pages", error.message))
         return ()
+    not_read += [Gap(f"VM {facts.guest.name}: {one.subject}", one.reason) for one in running.gaps]
     return verify_live(expected, running).findings

@@ -58,6 +58,15 @@ def test_of_two_hosts_that_differ_neither_is_judged() -> None:
     assert (found.differences, found.alone) == ((), ("n0", "other"))
 
 
+@pytest.mark.parametrize("slow_first", [True, False])
+def test_without_a_majority_the_faster_link_is_expected(slow_first: bool) -> None:
+    hosts = [("a", slow()), ("b", slow())]
+    hosts = [*hosts, *fleet(2)] if slow_first else [*fleet(2), *hosts]
+    (found,) = compare_fleet(hosts).differences
+    assert (found.hosts, found.is_tie) == (("a", "b"), True)
+    assert not any(one.is_tie for one in compare_fleet([*hosts, *fleet(1)]).differences)
+
+
 def test_kinds_are_compared_apart() -> None:
     desktop = host("rtx4080-i9-14900k")
     mixed = fleet(3) + [(f"d{number}", desktop) for number in range(3)]

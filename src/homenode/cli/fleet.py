@@ -30,7 +30,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
         rows = [
             (
                 str(one.finding.severity),
-                f"{len(one.hosts)} of {one.of_hosts}",
+                f"{len(one.hosts)} of {one.of_hosts}" + (", no majority" if one.is_tie else ""),
                 printable(one.finding.subject),
                 printable(one.finding.expected),
                 printable(one.finding.observed),
@@ -58,7 +58,8 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
 
     from homenode.doctor.expectation import certify
     from homenode.doctor.expectation_file import render_expectation
-    from homenode.doctor.fleet import kind_of, majority
+    from homenode.doctor.fleet import LEAST, compare_fleet, kind_of, majority
+    from homenode.wording import printable
 
     hosts = _hosts(sources)
     kinds = list(dict.fromkeys(kind_of(host) for _, host in hosts))
@@ -67,8 +68,18 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
             f"--pool: expected hosts of one kind, found {len(kinds)}: {'; '.join(map(str, kinds))}",
             hint="one file for each kind: name its hosts alone",
         )
+    if len(hosts) < LEAST:
+        raise UsageError(
+            f"--pool: expected at least {LEAST} hosts, found {len(hosts)}: of two that differ "
+            "neither is known to be right",
+            hint="homenode expect --host SOURCE records one host",
+        )
     common = majority([certify(host) for _, host in hosts], str(kinds[0]))
     write_text(output, render_expectation(replace(common, floors=floors)))
+    for one in compare_fleet(hosts).differences:
+        if one.is_tie:
+            subject, observed = printable(one.finding.subject), printable(one.finding.observed)
+            note(f"no majority: {subject}: {len(one.hosts)} of {one.of_hosts} hosts: {observed}")
     note(f"what most of {len(hosts)} hosts are like; homenode doctor --pool says which differ")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from homenode.doctor.expectation import Expectation, certify, drift
+from homenode.doctor.expectation import CertifiedDevice, Expectation, certify, drift
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host
@@ -36,6 +36,11 @@ class Difference:
     finding: Finding
     hosts: tuple[str, ...]
     of_hosts: int
+
+    @property
+    def is_tie(self) -> bool:
+        """As many hosts have this as have what the others are compared with: no majority."""
+        return 2 * len(self.hosts) >= self.of_hosts
 
     def as_finding(self) -> Finding:
         """A finding whose subject names the hosts as well."""
@@ -95,13 +100,16 @@ def kind_of(host: Host) -> HostKind:
 
 
 def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
-    """What most of them have, field by field and device by device; memory by its median."""
+    """What most of them have, field by field and device by device; memory by its median.
+
+    Where as many have one as another, the larger count and the faster link.
+    """
     devices = {}
     for address in dict.fromkeys(one.bdf for each in expectations for one in each.devices):
         present = [
             next((one for one in each.devices if one.bdf == address), None) for each in expectations
         ]
-        chosen = _most(present)
+        chosen = _most(present, _rate)
         if chosen is not None:
             devices[address] = chosen
     memory = sorted(one.memory_bytes for one in expectations if one.memory_bytes is not None)
@@ -120,10 +128,17 @@ def _mapping(
     expectations: Sequence[Expectation], of: Callable[[Expectation], Mapping[K, int]]
 ) -> dict[K, int]:
     keys = dict.fromkeys(key for one in expectations for key in of(one))
-    values = {key: _most([of(one).get(key) for one in expectations]) for key in keys}
+    values = {
+        key: _most([of(one).get(key) for one in expectations], lambda n: n or 0) for key in keys
+    }
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _most(values: Iterable[T]) -> T:
-    """The most common; of equals the first."""
-    return Counter(values).most_common(1)[0][0]
+def _rate(device: CertifiedDevice | None) -> float:
+    return 0.0 if device is None or device.link is None else device.link.bytes_per_s
+
+
+def _most(values: Iterable[T], rank: Callable[[T], float] = lambda value: 0.0) -> T:
+    """The most common; of equals the one with the highest rank, then the first."""
+    counts = Counter(values)
+    return max(counts, key=lambda value: (counts[value], rank(value)))

@@ -365,7 +365,6 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command("nvidia-smi-query", (("nvidia-smi", "-q", "-x"),), "GPUs, C2C, PCIe links", 60),
     Command("nvidia-smi-topo", (("nvidia-smi", "topo", "-m"),), "NVLink, GPU memory nodes", 60),
-    Command("nvidia-smi-nvlink", (("nvidia-smi", "nvlink", "-s"),), "NVLinks and speeds", 60),
     Command("nvidia-smi-list", (("nvidia-smi", "-L"),), "MIG instances: profiles, UUIDs", 60),
     Command("nvidia-smi-mig", (("nvidia-smi", "mig", "-lgi"),), "MIG instances: numbers", 60),
     Command("rocm-smi-topo", _rocm("rocm-smi", "--showtopo"), "xGMI links", 60),

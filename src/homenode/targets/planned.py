@@ -52,7 +52,20 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     given = vm.content if vm.kind == target else None
     rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
     findings = (*target_findings(target, made), *rendering.findings)
+    if vm.kind != target and vm.guest.launch_security is not None:
+        findings = (*findings, _not_encrypted(vm.guest, target))
     return TargetPlan(made, target, given, rendering, findings)
+
+
+def _not_encrypted(guest: Guest, target: str) -> PlanFinding:
+    """A file of another hypervisor says nothing of keys and measurements."""
+    return PlanFinding(
+        id="target-not-carried",
+        severity="warning",
+        subject=f"launch security {guest.launch_security}",
+        detail=f"it is not in the file for {target}: the guest would not be encrypted",
+        fix="add what the hypervisor needs for it by hand, and measure the guest again",
+    )
 
 
 def _refuse_lost_vgpus(plan: Plan, target: str) -> None:
@@ -76,6 +89,9 @@ def _moved(guest: Guest, target: str, source: str) -> Guest:
             f"{source}: expected a VM without memory devices for target {target}, found some",
             hint="count their memory in with --memory, in a copy of the document without them",
         )
+    # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
+    mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")
+    guest = replace(guest, cpu_mode=mode)
     if target == "qemu":
         return guest
     return replace(
@@ -84,5 +100,6 @@ def _moved(guest: Guest, target: str, source: str) -> Guest:
         controllers=(),
         addresses=OWN_SLOTS if target == "proxmox" else (),
         hostdevs=tuple(replace(hostdev, address=None) for hostdev in guest.hostdevs),
+        mediated=tuple(replace(device, address=None) for device in guest.mediated),
         has_qemu_commandline=False,
     )

@@ -154,6 +154,8 @@ def render(
     if given is None:
         wanted |= {"name": re.sub(r"[^A-Za-z0-9.-]", "-", name)[:63].strip("-.") or "vm"}
         wanted |= {"machine": "q35", "cpu": "host", "scsihw": "virtio-scsi-single"}
+        if guest.domain_type != "kvm":
+            wanted |= {"kvm": "0", "cpu": "max"}
     if plan.devices:
         wanted["balloon"] = "0"
     if plan.iommu_needed and "viommu" not in conf.values.get("machine", ""):
@@ -166,7 +168,8 @@ def render(
         args = " ".join(
             (*filter(None, [args]), *(w for pair in uuid_words(plan, guest) for w in pair))
         )
-    wanted["args"] = _with_args(args, _args_of(plan, mirrored=mirrored), source)
+    hole = None if given is None else read_facts(given, source).hole_bytes
+    wanted["args"] = _with_args(args, _args_of(plan, hole, mirrored=mirrored), source)
     hook = _hook(plan, mirrored=mirrored)
     suffix = ".hook.sh"
     if hook is not None:
@@ -325,7 +328,8 @@ def _left(key: str, detail: str) -> PlanFinding:
     )
 
 
-def _args_of(plan: Plan, *, mirrored: bool) -> str:
+def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
+    """before: the window for BARs that is there."""
     words: list[tuple[str, str]] = []
     shape = plan.topology
     if shape is not None and (shape.threads > 1 or shape.dies > 1):
@@ -344,9 +348,9 @@ def _args_of(plan: Plan, *, mirrored: bool) -> str:
     elif plan.cache is GuestCache.EMULATED:
         words.append(("-global", "x86_64-cpu.l3-cache=on"))
     window = plan.aperture
-    if window is not None and window.pcihole64_bytes is not None:
-        size = size_text(window.pcihole64_bytes)
-        words.append(("-global", f"q35-pcihost.pci-hole64-size={size}"))
+    hole = before if window is None else window.pcihole64_bytes or before
+    if hole is not None:
+        words.append(("-global", f"q35-pcihost.pci-hole64-size={size_text(hole)}"))
     if mirrored:
         words += _tree_words(plan)
     else:

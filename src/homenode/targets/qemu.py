@@ -65,15 +65,21 @@ SUPPORT = {
     ),
     Feature.DEVICE_CELLS: native("-device pxb-pcie,numa_node="),
     Feature.DEVICE_TREE: native("-device x3130-upstream, xio3130-downstream"),
-    Feature.INITIATORS: native("-object acpi-generic-initiator (QEMU 9.0)"),
+    Feature.INITIATORS: indirect(
+        "-object acpi-generic-initiator (QEMU 9.0)",
+        "no accelerated SMMUv3 is written, so that the GPU's driver has no address translation",
+    ),
     Feature.WINDOW: native("-global q35-pcihost.pci-hole64-size, -cpu phys-bits, -fw_cfg"),
-    Feature.IOMMU: native("-device intel-iommu"),
+    Feature.IOMMU: native("-device intel-iommu; of aarch64 -machine iommu=smmuv3"),
     Feature.VGPUS: indirect(
         "-device vfio-pci,sysfsdev= of mediated devices, host= of functions; -uuid, by which "
         "NVIDIA's vGPU manager knows the VM",
         "nothing keeps another VM from taking the same vGPU",
     ),
 }
+
+_HOLE = "q35-pcihost.pci-hole64-size="
+_FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
 
 _HEAD = """#!/usr/bin/env bash
 # homenode: VM {name} on host {host}, layout {layout}, for QEMU.
@@ -126,7 +132,7 @@ def render(
             ),
             plan_values(plan),
             f"locked_kib={locked}\n",
-            _qemu_array(command(plan, guest)),
+            _qemu_array(command(plan, guest, () if given is None else words_of(given, source))),
             PREPARE,
             PIN,
             _TAIL,
@@ -160,8 +166,9 @@ def _not_carried(guest: Guest) -> tuple[PlanFinding, ...]:
     )
 
 
-def command(plan: Plan, guest: Guest) -> tuple[str, ...]:
-    """The command line, program first. Raises InputError for what QEMU cannot take."""
+def command(plan: Plan, guest: Guest, before: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The command line, program first. before: the one that this replaces; its window for BARs
+    stays where the plan asks for none. Raises InputError for what QEMU cannot take."""
     is_arm = guest.architecture == "aarch64"
     if guest.architecture not in ("x86_64", "aarch64"):
         raise InputError(
@@ -196,13 +203,18 @@ def command(plan: Plan, guest: Guest) -> tuple[str, ...]:
         ]
     words += uuid_words(plan, guest)
     words += [("-object", f"iothread,id=iothread{i + 1}") for i in range(len(plan.iothread_pus))]
-    window = plan.aperture
-    if window is not None and window.pcihole64_bytes is not None and guest.is_q35:
-        size = size_text(window.pcihole64_bytes)
-        words.append(("-global", f"q35-pcihost.pci-hole64-size={size}"))
-    if window is not None and window.firmware_mmio64_mib is not None:
-        value = f"name=opt/ovmf/X-PciMmio64Mb,string={window.firmware_mmio64_mib}"
-        words.append(("-fw_cfg", value))
+    window = {
+        option: value
+        for option, value in options_of(before[1:], "script")
+        if (option == "global" and (value or "").startswith(_HOLE))
+        or (option == "fw_cfg" and (value or "").startswith(_FIRMWARE_WINDOW))
+    }
+    wanted = plan.aperture
+    if wanted is not None and wanted.pcihole64_bytes is not None and guest.is_q35:
+        window["global"] = _HOLE + size_text(wanted.pcihole64_bytes)
+    if wanted is not None and wanted.firmware_mmio64_mib is not None:
+        window["fw_cfg"] = f"{_FIRMWARE_WINDOW}{wanted.firmware_mmio64_mib}"
+    words += [(f"-{option}", window[option]) for option in ("global", "fw_cfg") if option in window]
     words += [("-nodefaults", None), ("-no-user-config", None), ("-display", "none")]
     program = "qemu-system-aarch64" if is_arm else "qemu-system-x86_64"
     return (program, *(part for pair in words for part in pair if part is not None))
@@ -212,6 +224,8 @@ def _machine(plan: Plan, guest: Guest) -> str:
     words = [guest.machine or "q35"]
     if guest.architecture == "aarch64":
         words.append("gic-version=max")
+        if plan.iommu_needed:
+            words.append("iommu=smmuv3")
     if plan.iommu_needed and guest.architecture == "x86_64":
         words.append("kernel-irqchip=split")
     if plan.layout.cells is GuestCells.FLAT and has_backend(plan):
@@ -224,7 +238,13 @@ def _tree(
 ) -> tuple[tuple[GuestPciController, ...], dict[object, GuestAddress]]:
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
-    known = {c.index: c for c in guest.controllers if c.model != "pcie-root"}
+    # Cells of the document are no more, but for those that the plan mirrors.
+    cells = len(plan.cells) if plan.layout.cells is GuestCells.MIRRORED else 0
+    known = {
+        c.index: c if c.node is None or c.node < cells else replace(c, node=None)
+        for c in guest.controllers
+        if c.model != "pcie-root"
+    }
     known |= {c.index: c for c in planned_controllers(plan)}
     used: dict[int, GuestPciController] = {}
 
@@ -255,7 +275,7 @@ def _tree(
             continue
         # Functions of one card stay in one slot: the group's first has the port.
         if device.group not in ports:
-            index = max((*known, *used), default=0) + 1
+            index = max(used, default=0) + 1
             slot = next(free, None)
             if slot is None:
                 raise InputError(
@@ -300,6 +320,9 @@ def read_guest(content: bytes, source: str) -> Guest:
         hostdevs=facts.hostdevs,
         mediated=facts.mediated,
         siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
+        has_iommu=facts.has_iommu,
+        iommu_model=None if not facts.has_iommu else "smmuv3" if is_arm else "intel",
+        cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
     )
 
 

@@ -281,6 +281,7 @@ def facts_of(options: Options, source: str) -> VmFacts:
     nodes: dict[int, tuple[tuple[str, str], ...]] = {}
     distances: dict[tuple[int, int], int] = {}
     backing: str | None = None
+    has_iommu = any(o == "device" and (v or "").startswith("intel-iommu") for o, v in options)
     hole = None
     for option, text in options:
         value = text or ""
@@ -292,6 +293,7 @@ def facts_of(options: Options, source: str) -> VmFacts:
             memory = size_of(first or keys.get("size", ""), f"{source}: -m", default_unit=MIB)
         elif option == "machine":
             backing = keys.get("memory-backend", backing)
+            has_iommu |= "iommu" in keys
         elif option == "object":
             objects[keys.get("id", "")] = (first, pairs)
         elif option == "numa" and first == "node":
@@ -319,7 +321,7 @@ def facts_of(options: Options, source: str) -> VmFacts:
         cells=tuple(cells),
         devices=tuple((d.host, d.cell) for d in tree.devices),
         initiators=_initiators(objects, tree, source),
-        has_iommu=any(o == "device" and (v or "").startswith("intel-iommu") for o, v in options),
+        has_iommu=has_iommu,
         hole_bytes=hole,
     )
 

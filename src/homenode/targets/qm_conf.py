@@ -106,7 +106,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     return replace(
         guest,
         domain_type="qemu" if values.get("kvm") == "0" else "kvm",
-        cpu_mode="host-passthrough" if model == "host" else "custom",
+        cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
         cpu_topology=shape if "cores" in values or "sockets" in values else None,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
         uuid=canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),

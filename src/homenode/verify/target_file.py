@@ -1,5 +1,6 @@
 """TargetFile: a hypervisor's file, read back, against the plan that it was written for."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
@@ -13,12 +14,15 @@ from homenode.targets.target import (
     CellFact,
     Feature,
     Level,
+    Rendering,
     VmFacts,
     features_of,
     target_named,
 )
+from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.wording import printable
 
 _AGAIN = "write the file again: homenode plan --target, with the same options"
 
@@ -45,8 +49,11 @@ def verify_target(
     asked = features_of(plan)
     lost = {feature for feature in asked if support[feature].level is Level.LOST}
     found = list(_differences(facts, plan, lost, target, source, host))
+    written = _written_again(content, source, target, plan, host)
     if target == "proxmox":
-        found += _hook(hook, plan, source)
+        found += _hook(hook, plan, source, written)
+    if not found and written is not None:
+        found += _missing_lines(content, written.document, source)
     found += [
         Finding(
             id="target-lost",
@@ -63,6 +70,34 @@ def verify_target(
     return Findings(
         (f"{source}: {module.TITLE} against plan of layout {plan.layout.name}",), in_order(found)
     )
+
+
+def _written_again(
+    content: bytes, source: str, target: str, plan: Plan, host: Host | None
+) -> Rendering | None:
+    """The file with the plan in it; None where what is written depends on a host that is not known,
+    or where the plan came with another document's PCI addresses."""
+    if host is None and target in ("openstack", "incus"):
+        return None
+    module = target_named(target)
+    vm = VmFile(target, module.read_guest(content, source), content, source)
+    vm = vm if host is None else on_host(vm, host)
+    own = {controller.index for controller in plan.controllers}
+    elsewhere = [d for d in plan.devices if d.address is not None and d.address.bus not in own]
+    if elsewhere:
+        return None
+    return module.render(plan, vm.guest, host, content, source)
+
+
+def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Finding]:
+    """Lines that the plan would write and the file does not have. Other lines are the user's."""
+    there = Counter(line.strip() for line in content.splitlines())
+    wanted = [line.strip() for line in written.splitlines()]
+    for line in wanted:
+        if line and not line.startswith(b"#") and not there[line]:
+            text = printable(line.decode("utf-8", "replace"))
+            yield _differs("line of the plan", text, "no such line", source)
+        there[line] -= 1
 
 
 def _differs(subject: str, expected: object, observed: object, source: str) -> Finding:
@@ -182,12 +217,17 @@ def _pins(facts: VmFacts, plan: Plan, target: str, source: str) -> Iterator[Find
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         yield _differs("PUs of vCPUs", "those of the plan", f"{'; '.join(wrong[:3])}{more}", source)
-    if target == "qemu" and facts.emulator_pus != plan.emulator_pus:
+    has_emulator = target == "qemu" or (
+        target == "cloud-hypervisor" and facts.emulator_pus is not None
+    )
+    if has_emulator and facts.emulator_pus != plan.emulator_pus:
         yield _differs("emulator's PUs", plan.emulator_pus, facts.emulator_pus, source)
 
 
-def _hook(hook: bytes | None, plan: Plan, source: str) -> Iterator[Finding]:
-    """The hook script of Proxmox: it has the pins of single vCPUs."""
+def _hook(
+    hook: bytes | None, plan: Plan, source: str, written: Rendering | None
+) -> Iterator[Finding]:
+    """The hook script of Proxmox: it has the pins of single vCPUs, and binds devices."""
     if not plan.vcpu_pins:
         return
     if hook is None:
@@ -207,6 +247,9 @@ def _hook(hook: bytes | None, plan: Plan, source: str) -> Iterator[Finding]:
         yield _differs("hook script: PUs of vCPUs", "those of the plan", "others", source)
     if emulator != plan.emulator_pus:
         yield _differs("hook script: emulator's PUs", plan.emulator_pus, emulator, source)
+    planned = None if written is None else dict(written.companions).get(".hook.sh")
+    if vcpus == plan.vcpu_pins and emulator == plan.emulator_pus and planned is not None:
+        yield from _missing_lines(hook, planned, f"{source}: hook script")
 
 
 def _devices(

@@ -1,0 +1,79 @@
+"""Every single edit of a number or a line that a plan owns in a target's file is named."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from homenode.errors import HomenodeError
+from homenode.findings import Severity
+from homenode.targets.target import TARGETS
+from homenode.units import GIB, MIB
+from homenode.verify.target_file import verify_target
+from tests.targets.written import host_named, options, written
+
+HOST = "small-2n8c-2gpu"
+WANTED = options("pin-numa-pci", memory_bytes=2 * GIB, gpu_count=1, page_bytes=2 * MIB)
+
+NOT_OF_A_PLAN = {
+    "qemu": r"#",
+    "proxmox": r"#|name:|machine:|cpu:|scsihw:|.*pcie=",
+    "openstack": r'.*"(format|name|pci_passthrough:alias)"|[{}]',
+    "cloud-hypervisor": r'#|set -euo|"\$@"',
+    "xen": r"#|name|type",
+    "incus": r"#|name:|type:|homenode[0-9]:|gputype:",
+}
+"""Lines of a file that a plan does not own, or whose names are the operator's."""
+
+
+def edits(text: str, not_owned: str) -> Iterator[tuple[str, str]]:
+    """(line, the text with one number of it raised, or without it)."""
+    at = 0
+    for line in text.splitlines(keepends=True):
+        start, at = at, at + len(line)
+        if not line.strip() or re.match(not_owned, line.strip()):
+            continue
+        for number in re.finditer(r"[0-9]+", line):
+            first, last = start + number.start(), start + number.end()
+            yield line, f"{text[:first]}{int(number[0]) + 1}{text[last:]}"
+        yield line, text[:start] + text[at:]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_single_edit_of_what_a_plan_owns_is_named(target: str) -> None:
+    made = written(target, HOST, WANTED)
+    hook = dict(made.rendering.companions).get(".hook.sh")
+
+    def is_named(text: str) -> bool:
+        try:
+            found = verify_target(
+                text.encode(), "vm", target, made.plan, host=host_named(HOST), hook=hook
+            )
+        except HomenodeError:
+            return True
+        return any(finding.severity is not Severity.INFO for finding in found.findings)
+
+    text = made.rendering.document.decode()
+    assert not is_named(text)
+    values, mark, functions = text.partition("# Reserve the huge pages")
+    tried = list(edits(values, NOT_OF_A_PLAN[target]))
+    assert len(tried) > 10
+    some = tried[:: max(1, len(tried) // 40)]
+    assert [line for line, edit in some if not is_named(edit + mark + functions)] == []
+
+
+def test_an_edit_of_a_hook_script_is_named_and_lines_of_a_user_are_not() -> None:
+    made = written("proxmox", HOST, WANTED)
+    hook = dict(made.rendering.companions)[".hook.sh"]
+
+    def subjects(document: bytes, hook: bytes) -> list[str]:
+        host = host_named(HOST)
+        found = verify_target(document, "vm", "proxmox", made.plan, host=host, hook=hook)
+        return [f.subject for f in found.findings if f.severity is not Severity.INFO]
+
+    document = made.rendering.document
+    device = str(made.plan.devices[0].bdf).encode()
+    assert subjects(document, hook) == []
+    assert subjects(document, hook.replace(device, b"0000:ff:00.0")) == ["line of the plan"]
+    more = document + b"net0: virtio=BC:24:11:00:11:22,bridge=vmbr0\ntags: gpu\n"
+    assert subjects(more, hook) == []

@@ -2,21 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from io import StringIO
 from itertools import product
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Cause, Change, Diagnosis, diagnose
+from homenode.analyse.machine_facts import facts_of_host
+from homenode.analyse.trial_conclusion import conclude
+from homenode.evidence.documents import publications
 from homenode.measure import runner
 from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.model import CollectiveSettings, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.plan.layout import PRESETS
+from homenode.report.trial_text import advice_text
 from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
 from homenode.results.vantage import Vantage
+from homenode.sources import load_host
 from tests.measure.collective_guests import (
     CollectiveGuest,
     Settings,
@@ -274,3 +281,15 @@ def test_figures_of_zero_decide_nothing(tmp_path: Path) -> None:
     assert found is not None
     answer = next(one for one in found.answers if one.question.id == "file")
     assert answer.change is Change.HIGHER and answer.boots == 1
+
+
+def test_the_experiment_alone_chooses_no_layout() -> None:
+    guests = replace(guests_of(3), boots=3, logs="true")
+    runs = [run for layout in LAYOUTS for run in guests.runs(layout)]
+    machine = facts_of_host(load_host("small-2n8c-2gpu"), publications())
+    found = conclude(runs, "vm", "qemu:///system", (), publications(), machine)
+    assert found.causes is not None
+    assert found.advice == () and found.of_this_trial().verdicts == ()
+    console = Console(width=200, file=StringIO())
+    console.print(advice_text(found))
+    assert "chooses no layout" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ class Cause(StrEnum):
     SCRIPT_BINDING = "the binding to the first node, and not the guest's cells"
     CHANNELS = "fewer channels: NCCL models the link between nodes"
     GUEST_CELLS = "the guest's cells, whatever NCCL knows of the GPUs' places"
-    VIRTUAL_MACHINE = "the virtual machine, in every layout alike"
+    VIRTUAL_MACHINE = "the virtual machine itself"
     CANNOT_TELL = "cannot tell"
 
 

@@ -214,8 +214,9 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
                 console().print(comparison_text(comparison))
         if found.causes is not None:
             console().print(causes_text(found.causes))
-        if found.verdicts.verdicts:
-            console().print(verdicts_text(found.of_this_trial()))
+        own = found.of_this_trial()
+        if found.verdicts.verdicts and (own.verdicts or found.causes is None):
+            console().print(verdicts_text(own))
         # Not broken into lines: it is there to be copied.
         console().print(advice_text(found), soft_wrap=True)
         written = _report(folders, head, host, report or journal.folder / "report.html")

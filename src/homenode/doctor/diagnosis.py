@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from homenode.bdf import Bdf
+from homenode.doctor.collectives import collective_findings
 from homenode.doctor.guest.settings import settings_findings
 from homenode.doctor.links.errors import error_findings
 from homenode.doctor.links.measured_copy import copy_findings
@@ -78,7 +79,7 @@ def diagnose(
     checked = [f"host {host.name}: {', '.join(looked) or 'nothing that it reports'}"]
     checked += describe_paths(host)
     if document is None:
-        found += settings_findings(host, None)
+        found += [*settings_findings(host, None), *collective_findings(host, None)]
         checked += _not_known(host)
         return Findings(tuple(checked), in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
@@ -88,7 +89,7 @@ def diagnose(
     from homenode.verify.domain_facts import domain_facts
 
     facts = domain_facts(document)
-    found += domain_findings(facts, document, host)
+    found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]
     lines = DocumentLines(document)

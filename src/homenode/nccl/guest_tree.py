@@ -307,7 +307,7 @@ def _port_link(controller: GuestPciController) -> PciLink | None:
 
 
 def _cpu_gaps(host: Host) -> tuple[Gap, ...]:
-    if host.architecture != "x86_64" or None not in (
+    if host.architecture not in (None, "x86_64") or None not in (
         host.cpu.vendor,
         host.cpu.family,
         host.cpu.model,

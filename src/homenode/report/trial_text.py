@@ -216,6 +216,11 @@ def advice_text(conclusion: Conclusion) -> RenderableType:
             "no verdict is drawn.",
             style="yellow",
         )
+    if not conclusion.advice and conclusion.causes is not None:
+        return Text(
+            "no layout to make permanent: the experiment on collectives says what costs, and "
+            "chooses no layout. A trial without --tests measures for that"
+        )
     if not conclusion.advice:
         return Text("no layout to make permanent: the figures cannot tell")
     by_command: dict[str | None, list[str]] = {}

@@ -218,7 +218,7 @@ def test_the_chain_from_printed_collectives_to_a_cause_names_each_ground(
     document: Document,
 ) -> None:
     grounds = [one.ground for one in document.chain]
-    assert grounds[-1] == "unknown" and grounds.count("reasoned") == 2
+    assert grounds[-1] == "unknown" and grounds.count("reasoned") >= 2
     assert grounds.index("published") < grounds.index("reasoned") < grounds.index("arithmetic")
     h200 = [one.statement for one in document.chain if one.statement.startswith("H200")]
     assert "0.47 x pin" in h200[0]

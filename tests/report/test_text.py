@@ -4,6 +4,7 @@ import io
 from dataclasses import replace
 
 import pytest
+from demo.run import plan_table
 from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex
@@ -14,7 +15,6 @@ from homenode.plan.rank import rank
 from homenode.plan.words.explain import explain
 from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text
-from homenode.report.preset_table import plan_table
 from homenode.report.rank_text import rank_text
 from homenode.topology import HostSettings
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures

@@ -146,6 +146,12 @@ def _against(
     return found, doubts
 
 
+def series_key(effect: Effect) -> SeriesKey:
+    """The key of the series that an effect is of."""
+    shared = (getattr(effect, name) for name in SeriesKey._fields[:-1])
+    return SeriesKey._make((*shared, effect.slowest_device))
+
+
 def _doubted(effect: Effect, doubt: str) -> Effect:
     return replace(effect, doubts=(*effect.doubts, doubt))
 

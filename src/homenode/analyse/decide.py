@@ -21,7 +21,6 @@ from homenode.analyse.verdict import (
     SourceVerdict,
     Verdict,
     memory_mode_of,
-    no_verdict,
     verdict,
 )
 from homenode.evidence.model import Derivation, Evidence, Publication, PublishedVerdict
@@ -82,8 +81,8 @@ def _decided(
     expander_buses: bool,
 ) -> Verdict:
     if critical:
-        stopped = no_verdict(objective, machine.name, Reason(ReasonId.HEALTH))
-        found = replace(stopped, findings=critical)
+        reason = Reason(ReasonId.HEALTH)
+        found = Verdict(objective, machine.name, reasons=(reason,), findings=critical)
     else:
         found = _strongest(evidence, machine, objective, here, like, expander_buses)
         if found.layout is None and found.choice is not None:
@@ -290,8 +289,10 @@ def _reasoned(
         layout, reasons = "pin", [Reason(ReasonId.NO_EXPANDER_BUS)]
     talks = objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
     measure = talks and not one_node and expander_buses and (machine.gpus or 0) > 0
-    return replace(
-        no_verdict(objective, machine.name, *reasons),
+    return Verdict(
+        objective,
+        machine.name,
+        reasons=tuple(reasons),
         level=EvidenceLevel.REASONED,
         choice=layout,
         layout=layout,

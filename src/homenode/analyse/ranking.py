@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
-from homenode.analyse.compare import compare_series
+from homenode.analyse.compare import compare_series, series_key
 from homenode.analyse.comparison import STATES, WEAKENING, Doubt, Effect, EvidenceLevel, Outcome
-from homenode.analyse.summary import Series, SeriesKey, headline
+from homenode.analyse.summary import Series, SeriesKey, headline_series
 from homenode.analyse.words import range_text
 from homenode.metrics import METRICS, Metric, primaries
 from homenode.objective import Objective
@@ -99,16 +99,17 @@ def ranking_for(
 ) -> tuple[Ranking, tuple[Alternative, ...]]:
     """RankedResults on the objective's metrics, and the alternatives that have figures of them."""
     stand_ins = [metric for metric in METRICS.values() if objective in metric.stands_in]
-    metrics = [m for m in primaries(objective) if any(_decisive(c, m) for c in candidates)]
-    metrics = metrics or stand_ins
+    figures = {
+        m.id: [(c, s) for c in candidates if (s := headline_series(c.series, m)) is not None]
+        for m in (*primaries(objective), *stand_ins)
+    }
+    metrics = [metric for metric in primaries(objective) if figures[metric.id]] or stand_ins
     results: list[RankedResult] = []
     doubts: list[Doubt] = []
     used: dict[str, Alternative] = {}
     wanted = frozenset({*_CONTROLS, *(metric.id for metric in metrics)})
     for metric in metrics:
-        with_figures = [
-            (one, series) for one in candidates if (series := _decisive(one, metric)) is not None
-        ]
+        with_figures = figures[metric.id]
         if not with_figures:
             continue
         used.update((one.label, one) for one, _ in with_figures)
@@ -122,12 +123,6 @@ def ranking_for(
     return Ranking(tuple(results), tuple(dict.fromkeys(doubts))), tuple(used.values())
 
 
-def _decisive(candidate: Alternative, metric: Metric) -> Series | None:
-    """The series that decides; of several placement states the one with the most samples."""
-    keys = headline(candidate.series, metric)
-    return max((candidate.series[key] for key in keys), key=lambda one: one.samples, default=None)
-
-
 def _results(
     ordered: Sequence[tuple[Alternative, Series]],
     metric: Metric,
@@ -135,51 +130,32 @@ def _results(
     objective: Objective,
 ) -> tuple[list[RankedResult], list[Doubt]]:
     (best, best_series), *others = ordered
-    found = [
-        RankedResult(
-            best.label,
-            metric.id,
-            best_series.key.unit,
-            best_series.value,
-            1.0,
-            None,
-            None,
-            Position.BEST,
-            EvidenceLevel.MEASURED,
-            best_series.key.worst,
+
+    def result(
+        one: Alternative,
+        series: Series,
+        bounds: tuple[float | None, float | None],
+        position: Position,
+        level: EvidenceLevel,
+    ) -> RankedResult:
+        key, ratio = series.key, series.value / best_series.value
+        return RankedResult(
+            one.label, metric.id, key.unit, series.value, ratio, *bounds, position, level, key.worst
         )
-    ]
+
+    found = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]
     if not others:
         return found, []
     chosen = [one for one, _ in ordered]
     made = {one.label: _of(one, wanted) for one in chosen}
     comparison = compare_series(chosen, made, objective, metrics=wanted)
     for one, series in others:
-        effect = next(
-            (
-                effect
-                for effect in comparison.effects
-                if effect.alternative == one.label and _same(effect, series)
-            ),
-            None,
-        )
-        ratio = series.value / best_series.value
-        low, high = _bounds(effect, series, best_series.value)
-        position = _position(effect, ratio, metric)
-        found.append(
-            RankedResult(
-                one.label,
-                metric.id,
-                series.key.unit,
-                series.value,
-                ratio,
-                low,
-                high,
-                position,
-                EvidenceLevel.MEASURED if effect is None else effect.level,
-                series.key.worst,
-            )
-        )
+        own = (e for e in comparison.effects if e.alternative == one.label)
+        effect = next((e for e in own if series_key(e) == series.key), None)
+        bounds = _bounds(effect, series, best_series.value)
+        position = _position(effect, series.value / best_series.value, metric)
+        level = EvidenceLevel.MEASURED if effect is None else effect.level
+        found.append(result(one, series, bounds, position, level))
     return found, [*_about(comparison.doubts, metric), *_wide(found, metric)]
 
 
@@ -221,22 +197,6 @@ def _about(doubts: Sequence[Doubt], metric: Metric) -> Iterator[Doubt]:
     for doubt in doubts:
         if doubt.subject not in METRICS or doubt.subject == metric.id or doubt.blocks:
             yield doubt
-
-
-def _same(effect: Effect, series: Series) -> bool:
-    key = series.key
-    return (
-        (effect.metric, effect.variant, effect.state, effect.slowest_device)
-        == (
-            key.metric,
-            key.variant,
-            key.state,
-            key.worst,
-        )
-        and effect.unit == key.unit
-        and effect.device is None
-        and effect.node is None
-    )
 
 
 def _position(effect: Effect | None, ratio: float, metric: Metric) -> Position:

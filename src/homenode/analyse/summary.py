@@ -36,6 +36,12 @@ class SeriesKey(NamedTuple):
     state: str | None
     worst: bool
 
+    @property
+    def is_over_all(self) -> bool:
+        """Whether it is of no single size, node or device."""
+        places = (self.size_bytes, self.node, self.peer_node, self.device, self.peer)
+        return places == (None,) * 5
+
 
 @dataclass(frozen=True)
 class Series:
@@ -120,12 +126,7 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
     The variant that the metric calls its headline, else series without a variant; over all sizes,
     nodes and devices.
     """
-    whole = [
-        key
-        for key in series
-        if key.metric == metric.id
-        and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
-    ]
+    whole = [key for key in series if key.metric == metric.id and key.is_over_all]
     if metric.worst_device and any(key.worst for key in whole):
         whole = [key for key in whole if key.worst]
     for variant in (metric.headline, None):
@@ -133,6 +134,12 @@ def headline(series: Iterable[SeriesKey], metric: Metric) -> tuple[SeriesKey, ..
         if chosen:
             return chosen
     return ()
+
+
+def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
+    """The series that speaks for a metric; of placement states the one with the most samples."""
+    found = [series[key] for key in headline(series, metric)]
+    return max(found, key=lambda one: one.samples, default=None)
 
 
 def _once(boots: _Boots) -> _Boots:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative, with_joint_states
-from homenode.analyse.compare import compare_series
+from homenode.analyse.compare import compare_series, series_key
 from homenode.analyse.comparison import PRINTED, Effect, Outcome
 from homenode.analyse.outcomes import is_large
 from homenode.analyse.summary import Series, SeriesKey
@@ -108,13 +108,6 @@ def _is_headline(effect: Effect) -> bool:
     metric = METRICS.get(effect.metric)
     if metric is None or effect.state is not None:
         return False
-    over_all = (
-        effect.size_bytes,
-        effect.node,
-        effect.peer_node,
-        effect.device,
-        effect.peer,
-    ) == (None,) * 5
-    return over_all and (
+    return series_key(effect).is_over_all and (
         effect.primary or effect.slowest_device or effect.variant in (None, metric.headline)
     )

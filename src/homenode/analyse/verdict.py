@@ -1,7 +1,7 @@
 """Verdict: what to run for an objective on one machine, as far as one kind of evidence reaches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import StrEnum
 
 from homenode.analyse.alternative import Alternative
@@ -101,21 +101,21 @@ class Verdict:
 
     objective: Objective
     system: str
-    level: EvidenceLevel | None
-    here: bool
-    choice: str | None
-    layout: str | None
-    keep_vcpus: bool
-    also: tuple[str, ...]
-    avoid: tuple[str, ...]
-    memory_mode: str | None
-    huge_pages: str | None
-    results: tuple[RankedResult, ...]
-    boots: tuple[int, int] | None
-    reasons: tuple[Reason, ...]
-    findings: tuple[Finding, ...]
-    doubts: tuple[Doubt, ...]
-    measure_next: str | None
+    level: EvidenceLevel | None = None
+    here: bool = False
+    choice: str | None = None
+    layout: str | None = None
+    keep_vcpus: bool = False
+    also: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    memory_mode: str | None = None
+    huge_pages: str | None = None
+    results: tuple[RankedResult, ...] = ()
+    boots: tuple[int, int] | None = None
+    reasons: tuple[Reason, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    measure_next: str | None = None
     published: tuple[SourceVerdict, ...] = ()
     passed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -156,29 +156,6 @@ CONSERVATIVE = (
 whatever the guest is shown beyond that can mislead it. It is the study's own advice."""
 
 
-def no_verdict(objective: Objective, system: str, *reasons: Reason) -> Verdict:
-    """A verdict without a choice."""
-    return Verdict(
-        objective,
-        system,
-        None,
-        False,
-        None,
-        None,
-        False,
-        (),
-        (),
-        None,
-        None,
-        (),
-        None,
-        reasons,
-        (),
-        (),
-        None,
-    )
-
-
 def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> Verdict:
     """The verdict of one machine's runs alone; runs of several machines are not mixed here."""
     runs = [run for one in every for run in one.runs]
@@ -187,8 +164,9 @@ def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> 
     ]
     ranking, used = ranking_for(candidates, objective)
     own = once(doubt for one in every for doubt in doubts_of(one))
-    empty = replace(
-        no_verdict(objective, system),
+    empty = Verdict(
+        objective,
+        system,
         results=ranking.results,
         boots=_boots(used),
         sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
@@ -313,15 +291,7 @@ def _rank(one: Alternative, objective: Objective, order: Sequence[str]) -> tuple
     return packed, place
 
 
-_SIMPLEST = (
-    "default",
-    "pin",
-    "pin-bound",
-    "pin-numa",
-    "pin-numa-pci",
-    "pin-numa-smt",
-    "pin-numa-pci-smt",
-)
+_SIMPLEST = ("default", "pin", *CONSERVATIVE[2:])
 """From what changes nothing to what changes most."""
 
 
@@ -330,40 +300,31 @@ def preset_of(switches: Switches) -> str | None:
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:
-        preset = Switches.of(PRESETS[name])
-        if all(
-            known is None or known is value
-            for known, value in (
-                (switches.pinning, preset.pinning),
-                (switches.siblings, preset.siblings),
-                (switches.cells, preset.cells),
-                (switches.pcie, preset.pcie),
-                (switches.memory, preset.memory),
-            )
-        ):
+        preset = astuple(Switches.of(PRESETS[name]))
+        pairs = zip(astuple(switches), preset, strict=True)
+        if all(known is None or known is value for known, value in pairs):
             return name
     return None
 
 
 def _memory_mode(choice: Alternative) -> str | None:
-    match choice.switches.memory:
-        case MemoryBinding.BOUND_PER_CELL:
-            return f"{choice.memory_mode or 'strict'}, per cell"
-        case MemoryBinding.BOUND:
-            return f"{choice.memory_mode or 'strict'}, on the chosen nodes"
-        case MemoryBinding.AS_IT_WAS:
-            return "as the document has it"
+    if choice.switches.memory is not None:
+        return _binding(choice.switches.memory, choice.memory_mode or "strict")
     preset = preset_of(choice.switches)
     return None if preset is None else memory_mode_of(preset)
 
 
 def memory_mode_of(preset: str) -> str:
     """Where a preset binds memory."""
-    match PRESETS[preset].memory:
+    return _binding(PRESETS[preset].memory, "strict")
+
+
+def _binding(memory: MemoryBinding, mode: str) -> str:
+    match memory:
         case MemoryBinding.BOUND_PER_CELL:
-            return "strict, per cell"
+            return f"{mode}, per cell"
         case MemoryBinding.BOUND:
-            return "strict, on the chosen nodes"
+            return f"{mode}, on the chosen nodes"
         case MemoryBinding.AS_IT_WAS:
             return "as the document has it"
 

@@ -51,7 +51,7 @@ def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
         groups = [
             (machine, bars)
             for machine in machines
-            if len(bars := metric_bars(machine, metric)) > 1 and _has_unit(machine, metric)
+            if len(bars := metric_bars(machine, metric)[0]) > 1 and _has_unit(machine, metric)
         ]
         if len(groups) < 2 or sum(len(bars) for _, bars in groups) > MOST_BARS:
             continue
@@ -156,9 +156,7 @@ def _any_series(machine: Machine, metric: Metric) -> Series | None:
         found += [
             series
             for key, series in of.items()
-            if key.metric == metric.id
-            and key.unit == metric.unit
-            and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
+            if key.metric == metric.id and key.unit == metric.unit and key.is_over_all
         ]
     return max(found, key=lambda series: (series.key.worst, series.samples), default=None)
 

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
+from homenode.analyse.compare import series_key
 from homenode.analyse.comparison import Effect, Outcome
 from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place
-from homenode.analyse.summary import Series, SeriesKey, headline
+from homenode.analyse.summary import Series, SeriesKey, headline_series
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric, metric_of
@@ -62,33 +63,24 @@ def bar_of(label: str, series: Series, position: int, base: Series | None = None
     )
 
 
-def metric_bars(machine: Machine, metric: Metric) -> tuple[Bar, ...]:
+def metric_bars(machine: Machine, metric: Metric) -> tuple[tuple[Bar, ...], str]:
     """The bars of one metric of a machine, in one unit; multiples are of the first layout's."""
     found = [
         (position, one.label, series)
         for position, one in enumerate(machine.every)
         if (series := headline_series(machine.series[one.label], metric)) is not None
     ]
-    found = [one for one in found if one[2].key.unit == found[0][2].key.unit]
+    unit = found[0][2].key.unit if found else metric.unit
+    found = [one for one in found if one[2].key.unit == unit]
     base = found[0][2] if found and machine.chosen else None
-    return tuple(bar_of(label, series, place, base) for place, label, series in found)
+    return tuple(bar_of(label, series, place, base) for place, label, series in found), unit
 
 
 def bar_pictures(machine: Machine) -> Iterator[Picture]:
     """One chart for each metric that has a figure over all; which way is better is said."""
     for metric in METRICS.values():
-        bars = metric_bars(machine, metric)
+        bars, unit = metric_bars(machine, metric)
         if bars:
-            unit = metric.unit
-            first = next(
-                (
-                    f
-                    for one in machine.every
-                    if (f := headline_series(machine.series[one.label], metric)) is not None
-                ),
-                None,
-            )
-            unit = unit if first is None else first.key.unit
             note = f"{better_text(metric)}; {metric.about}"
             if any(bar.note for bar in bars):
                 note += f"; x: of {bars[0].label}"
@@ -193,20 +185,11 @@ def path_pictures(machine: Machine) -> Iterator[Picture]:
         yield Picture(one.label, f"{note}. {paths_text(paths)}", paths_picture(paths))
 
 
-def headline_series(series: Mapping[SeriesKey, Series], metric: Metric) -> Series | None:
-    """The series that stands for a metric; of placement states the one with the most samples."""
-    found = [series[key] for key in headline(series, metric)]
-    return max(found, key=lambda one: one.samples, default=None)
-
-
 def _is_whole(effect: Effect) -> bool:
     """True for what is over all; a pair of PUs or a single one is not, though it is a variant."""
     if effect.metric == "core-to-core-latency" or (effect.variant or "").startswith("PU "):
         return False
-    return effect.slowest_device or (
-        (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
-        == (None,) * 5
-    )
+    return effect.slowest_device or series_key(effect).is_over_all
 
 
 def _forest_row(effect: Effect, is_bare: bool) -> ForestRow:
@@ -280,11 +263,7 @@ def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, flo
     name = matrix.key.metric if metric is None else metric.title
     parts = [name, matrix.key.variant, None if one.label == "any layout" else one.label]
     title = ", ".join(filter(None, parts))
-    better = (
-        ""
-        if metric is None
-        else ("less is better; " if metric.lower_is_better else "more is better; ")
-    )
+    better = "" if metric is None else f"{better_text(metric)}; "
     axes = f"{_axis(matrix, rows=True)} down, {_axis(matrix, rows=False)} across"
     drawn = Matrix(
         _axis(matrix, rows=True),

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from homenode.analyse.alternative import Alternative
+from homenode.analyse.compare import series_key
 from homenode.analyse.comparison import Effect
 from homenode.analyse.summary import Series, SeriesKey
 from homenode.report.page.machine import Machine
@@ -71,7 +72,7 @@ def rows_of(machine: Machine) -> Iterator[Row]:
     effects = (
         {}
         if machine.comparison is None
-        else {(one.alternative, _effect_key(one)): one for one in machine.comparison.effects}
+        else {(one.alternative, series_key(one)): one for one in machine.comparison.effects}
     )
     for alternative in machine.every:
         for key, series in machine.series[alternative.label].items():
@@ -111,21 +112,6 @@ def _cell(value: object) -> str:
     if "," in text or '"' in text:
         return '"' + text.replace('"', '""') + '"'
     return text
-
-
-def _effect_key(one: Effect) -> SeriesKey:
-    return SeriesKey(
-        one.metric,
-        one.unit,
-        one.variant,
-        one.size_bytes,
-        one.node,
-        one.peer_node,
-        one.device,
-        one.peer,
-        one.state,
-        one.slowest_device,
-    )
 
 
 def _row(

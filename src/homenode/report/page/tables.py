@@ -190,12 +190,7 @@ def _parts(series: Mapping[SeriesKey, Series], metric: Metric) -> list[Series]:
 
 def _only_variant(series: Mapping[SeriesKey, Series], metric: Metric) -> tuple[SeriesKey, ...]:
     """The one series over all nodes, devices and sizes, where there is one: "FP16 as printed"."""
-    found = tuple(
-        key
-        for key in series
-        if key.metric == metric.id
-        and (key.size_bytes, key.node, key.peer_node, key.device, key.peer) == (None,) * 5
-    )
+    found = tuple(key for key in series if key.metric == metric.id and key.is_over_all)
     return found if len(found) == 1 else ()
 
 

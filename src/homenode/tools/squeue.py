@@ -238,7 +238,7 @@ _NEEDS_SOMEBODY = re.compile(
     r"PartitionInactive|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|AccountNotAllowed|"
     r"QOSNotAllowed|InvalidAccount|InvalidQOS|ReservationDeleted|DependencyNeverSatisfied|"
     r"NodeDown|QOSMin|Per(Job|Node)|NotSatisfied|Minutes|UsageThreshold|PartitionConfig|"
-    r"(Association|QOS)TimeLimit|MaxWallDuration|MaxMemPerLimit"
+    r"(Association|QOS)TimeLimit|MaxWallDuration|MaxMemPerLimit|use this partition"
 )
 
 
@@ -251,5 +251,7 @@ def needs_somebody(reason: str) -> bool:
     (True, False)
     >>> needs_somebody("QOSMaxGRESPerJob"), needs_somebody("QOSMaxGRESPerUser")
     (True, False)
+    >>> needs_somebody("Job's account not known, so it can't use this partition (a allows b)")
+    True
     """
     return _NEEDS_SOMEBODY.search(reason) is not None

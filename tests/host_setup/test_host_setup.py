@@ -9,7 +9,13 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.host_setup.files import Isolation, SetupFile, kernel_parameters, setup_files
+from homenode.host_setup.files import (
+    Isolation,
+    SetupFile,
+    after_removal,
+    kernel_parameters,
+    setup_files,
+)
 from homenode.host_setup.installation import Installation
 from homenode.host_setup.needs import HostNeeds, NodePages, needs_of, unmet
 from homenode.plan.model import Plan
@@ -163,6 +169,20 @@ def test_what_is_installed_is_undone_whole(tmp_path: Path) -> None:
     installation.undo()
     assert _tree(root) == {}
     assert installation.undo() == ()
+
+
+def test_what_a_removed_file_did_is_ended_by_a_command() -> None:
+    commands = {
+        file.path: after_removal(file.path)
+        for isolation in Isolation
+        for file in setup_files(NEEDS, isolation)
+    }
+    assert [path for path, command in commands.items() if command is None] == [
+        "/etc/libvirt/hooks/qemu.d/50-homenode"
+    ]
+    unit = "homenode-huge-pages-node0.service"
+    disable = f"systemctl disable {unit} && systemctl daemon-reload"
+    assert commands[f"/etc/systemd/system/{unit}"] == disable
 
 
 def test_files_of_others_and_edited_ones_are_refused_before_anything_is_written(

@@ -166,5 +166,11 @@ def _isolation(word: str) -> "Isolation":
 
 
 def _say(changes: "Sequence[FileChange]", would: str) -> None:
+    from homenode.host_setup.files import after_removal
+
     for change in changes:
         say(f"{would}{change.action} {change.path}")
+    for change in changes:
+        next_step = after_removal(change.path) if change.action == "remove" else None
+        if next_step is not None and not would:
+            note(f"next: {next_step}")

@@ -17,6 +17,9 @@ from homenode.wording import command_line
 
 MARK = "# Written by homenode host-setup; homenode host-setup undo removes it."
 _KIB = 1024
+_UNITS = "/etc/systemd/system"
+_IRQBALANCE = f"{_UNITS}/irqbalance.service.d/50-homenode.conf"
+_GRUB = "/etc/default/grub.d/50-homenode.cfg"
 
 
 class Isolation(StrEnum):
@@ -48,14 +51,14 @@ def _files(needs: HostNeeds, isolation: Isolation) -> Iterator[SetupFile]:
     if isolation is Isolation.NONE or not needs.vm_pus:
         return
     yield SetupFile(
-        "/etc/systemd/system/irqbalance.service.d/50-homenode.conf",
+        _IRQBALANCE,
         f"{MARK}\n[Service]\nEnvironment=IRQBALANCE_BANNED_CPULIST={needs.vm_pus}\n",
         0o644,
         "systemctl daemon-reload && systemctl try-restart irqbalance",
     )
     if isolation is Isolation.BOOT:
         yield SetupFile(
-            "/etc/default/grub.d/50-homenode.cfg",
+            _GRUB,
             f"{MARK}\nGRUB_CMDLINE_LINUX_DEFAULT="
             f'"$GRUB_CMDLINE_LINUX_DEFAULT {kernel_parameters(needs)}"\n',
             0o644,
@@ -69,6 +72,16 @@ def _files(needs: HostNeeds, isolation: Isolation) -> Iterator[SetupFile]:
             0o755,
             "systemctl try-restart libvirtd virtqemud",
         )
+
+
+def after_removal(path: str) -> str | None:
+    """The command that ends what a removed file did; None where nothing is left of it."""
+    folder, _, name = path.rpartition("/")
+    if folder == _UNITS:
+        return command_line("systemctl", "disable", name) + " && systemctl daemon-reload"
+    if path == _IRQBALANCE:
+        return "systemctl daemon-reload && systemctl try-restart irqbalance"
+    return "update-grub, then reboot" if path == _GRUB else None
 
 
 def kernel_parameters(needs: HostNeeds) -> str:
@@ -108,7 +121,7 @@ def _pages_unit(node: int, pages: tuple[NodePages, ...]) -> SetupFile:
         lines.append(f"ExecStart=/bin/sh -c '{enough}'")
     lines += ["", "[Install]", "WantedBy=sysinit.target", ""]
     return SetupFile(
-        f"/etc/systemd/system/{name}",
+        f"{_UNITS}/{name}",
         "\n".join(lines),
         0o644,
         "systemctl daemon-reload && " + command_line("systemctl", "enable", "--now", name),

@@ -164,6 +164,8 @@ def test_what_the_log_says_becomes_conditions_of_the_run(tmp_path: Path) -> None
     assert run is not None
     found = {one.name: one.value for one in run.head.conditions}
     assert found["nccl graph, the study's settings"] == "nodes -1; rings 0 1"
+    assert found["nccl search, the study's settings"] == "pattern 4: 2 x 11 GB/s, SYS"
+    assert found["nccl proxy threads, the study's settings"] == "GPU 0 on CPU 3; GPU 1 on CPU 7"
     assert found["nccl HOST_NUMA_ID, the study's settings"] == "-1 -1"
     assert "GPU 0 on 0-3" in found["nccl threads, NCCL file"]
     assert found["nccl memory allocated, the study's settings"] == "node 0 1024 MiB, node 1 0 MiB"

@@ -12,10 +12,16 @@ from homenode.findings import are_bad
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
-from homenode.nccl.delivery import DEFAULT_PATH, KEPT_PATH, cloud_config
 from homenode.nccl.strict_reader import read_topology
 from homenode.nccl.topology import Flavour, NcclCpu, NcclPci, NcclTopology
-from homenode.nccl.write import format_affinity, link_speed_text, write_topology
+from homenode.nccl.write import (
+    DEFAULT_PATH,
+    KEPT_PATH,
+    cloud_config,
+    format_affinity,
+    link_speed_text,
+    write_topology,
+)
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host

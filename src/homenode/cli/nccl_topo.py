@@ -326,8 +326,7 @@ def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Fin
 
 
 def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> None:
-    from homenode.nccl.delivery import cloud_config
-    from homenode.nccl.write import write_topology
+    from homenode.nccl.write import cloud_config, write_topology
 
     text = write_topology(made.topology)
     if output is None:

@@ -17,7 +17,7 @@ from homenode.nccl.doubts import (
     switch_link_unknown,
     too_many_nodes,
 )
-from homenode.nccl.guest_side import GuestSide
+from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     SWITCH_CLASS,
     Flavour,
@@ -25,7 +25,6 @@ from homenode.nccl.topology import (
     NcclPci,
     NcclTopology,
 )
-from homenode.nccl.vcpu_nodes import nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.pci import DeviceKind, PciDevice, PciLink, PortType
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.topology import Host

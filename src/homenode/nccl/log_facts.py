@@ -1,8 +1,9 @@
 """LogFacts: what NCCL's own log says of a job: graph, channels, threads, transports, buffers.
 
-Versions: 2.18 to 2.30, and RCCL, whose words are the same. Run with LOG_ENVIRONMENT. Source: INFO
-messages of src/{init,proxy}.cc, src/graph/{topo,paths,search}.cc, src/transport/{p2p,shm,net}.cc,
-src/misc/shmutils.cc and src/include/alloc.h; recorded logs in public issues of NVIDIA/nccl.
+Versions: 2.18 to 2.30, and RCCL, whose words are the same. Run with NCCL_DEBUG=INFO and
+NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH,SHM,P2P,ALLOC. Source: INFO messages of src/{init,proxy}.cc,
+src/graph/{topo,paths,search}.cc, src/transport/{p2p,shm,net}.cc, src/misc/shmutils.cc and
+src/include/alloc.h; recorded logs in public issues of NVIDIA/nccl, nccl-tests and ROCm/rccl-tests.
 """
 
 import re
@@ -15,11 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.gap import Gap
 
-LOG_ENVIRONMENT = (
-    ("NCCL_DEBUG", "INFO"),
-    ("NCCL_DEBUG_SUBSYS", "INIT,ENV,GRAPH,SHM,P2P,ALLOC"),
-)
-MOST_RANKS = 4096
+_MOST_RANKS = 4096
 _MOST_LINE = 8192
 
 _LINE = re.compile(r"NCCL (?:INFO|WARN|TRACE) (.*)")
@@ -212,7 +209,7 @@ def facts_of_log(text: str) -> LogFacts:
 def _read(found: _Reading, words: str) -> None:
     if (rank := _RANK.search(words)) is not None:
         number = int(rank[1])
-        if number < MOST_RANKS:
+        if number < _MOST_RANKS:
             device = int(rank[4] or rank[3])
             found.ranks.setdefault(number, LogRank(number, device, _address(rank[5])))
             found.rank_count = found.rank_count or int(rank[2])
@@ -221,7 +218,7 @@ def _read(found: _Reading, words: str) -> None:
     elif (paths := _PATHS.match(words)) is not None:
         _read_paths(found, paths[1], paths[2])
     elif (ring := _RING.match(words)) is not None:
-        found.rings.setdefault(int(ring[1]), tuple(map(int, ring[3].split()))[:MOST_RANKS])
+        found.rings.setdefault(int(ring[1]), tuple(map(int, ring[3].split()))[:_MOST_RANKS])
     elif (pattern := _PATTERN.match(words)) is not None:
         number = int(pattern[1])
         found.graphs.setdefault(

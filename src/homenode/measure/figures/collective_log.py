@@ -162,6 +162,14 @@ def _words(watched: Watched, host: Host) -> Iterator[tuple[str, str]]:
     nodes = " ".join(map(str, sorted(facts.cpu_nodes)))
     rings = {" ".join(map(str, ring)) for ring in facts.rings}
     yield "graph", f"nodes {nodes}; rings {', '.join(sorted(rings)) or 'not given'}"
+    yield (
+        "search",
+        "; ".join(
+            f"pattern {one.pattern}: {one.channels} x {one.gb_per_s:g} GB/s, {one.path}"
+            for one in facts.graphs
+        ),
+    )
+    yield "proxy threads", "; ".join(f"GPU {d} on CPU {cpu}" for d, cpu in facts.threads)
     yield "threads", "; ".join(f"GPU {d} on {c or 'any CPU'}" for d, c in facts.affinities)
     yield "transport", ", ".join(facts.transport_names())
     yield (

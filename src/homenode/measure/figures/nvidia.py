@@ -162,7 +162,8 @@ def of_nvbandwidth(run: NvbandwidthRun, binding: Binding | None) -> Figures:
         elif test.status is not Status.WAIVED:
             gaps.append(Gap(f"nvbandwidth {test.name}", f"no result: {test.status}"))
     if not run.devices:
-        gaps.append(Gap("GPU addresses", f"nvbandwidth {run.version or ''} printed none"))
+        tool = " ".join(filter(None, ("nvbandwidth", run.version)))
+        gaps.append(Gap("GPU addresses", f"{tool} printed none"))
     conditions = []
     if run.version is not None:
         conditions.append(Condition("tool nvbandwidth", run.version))

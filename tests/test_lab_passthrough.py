@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
+from homenode.domain.iommufd import Version
 from homenode.domain.read import read_guest
 from homenode.domain.xml_equivalence import same_definition
 from homenode.sources import load_host
 from tests.lab.boot import Booted, boot
+from tests.lab.inside import without_iommufd
 from tests.lab.virtual_host import virtual_host
-
-pytestmark = pytest.mark.lab
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,7 @@ def reported(booted: Booted, name: str) -> Any:
     return json.loads(booted.result(name))
 
 
+@pytest.mark.lab
 def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> None:
     assert int(booted.result("groups")) >= 4
     drivers = reported(booted, "vm")["drivers"]
@@ -42,6 +43,7 @@ def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> N
     assert set(drivers.values()) == {"vfio-pci"}
 
 
+@pytest.mark.lab
 def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Booted) -> None:
     report = reported(booted, "vm")
     guest = read_guest(report["live"].encode(), "live")
@@ -58,6 +60,7 @@ def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Boot
         assert node_of_cell[expander.node] == report["nodes"][str(hostdev.source)]
 
 
+@pytest.mark.lab
 def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
     report = reported(booted, "vm")
     for i, pin in enumerate(report["plan"]["vcpu_pins"]):
@@ -71,6 +74,7 @@ def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
     assert large == {("bind:0", "0"), ("bind:1", "1")}
 
 
+@pytest.mark.lab
 def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
     found = reported(booted, "vm")["findings"]["findings"]
     bad = [f for f in found if f["severity"] in ("critical", "warning")]
@@ -78,12 +82,48 @@ def test_verify_live_finds_nothing_wrong(booted: Booted) -> None:
     assert not [f for f in bad if f["id"] != "live-interrupts"]
 
 
+@pytest.mark.lab
 def test_a_running_domain_is_not_redefined_but_its_threads_can_move(booted: Booted) -> None:
     assert "(running)" in reported(booted, "refused")
     before, after = reported(booted, "moved")
     assert before and after
 
 
+@pytest.mark.lab
 def test_restore_gives_the_definition_back(booted: Booted) -> None:
     before, after = reported(booted, "restored")
     assert same_definition(after.encode(), before.encode())
+
+
+@pytest.mark.lab
+def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
+    booted: Booted,
+) -> None:
+    found = reported(booted, "iommufd")
+    if "not tried" in found:
+        pytest.skip(f"iommufd was not tried: {found['not tried']}")
+    opened = found["devices"]
+    assert "/dev/iommu" in opened
+    assert sum(name.startswith("/dev/vfio/devices/vfio") for name in opened) == 2
+
+
+@pytest.mark.parametrize(
+    ("libvirt", "qemu", "has_device", "why"),
+    [
+        (
+            (9, 0, 0), (7, 2, 22), False,
+            "libvirt 9.0.0 (iommufd is in 12.1.0), QEMU 7.2.22 (iommufd is in 8.2.0), "
+            "a kernel without /dev/iommu",
+        ),
+        ((12, 0, 0), (8, 2, 0), True, "libvirt 12.0.0 (iommufd is in 12.1.0)"),
+        ((12, 1, 0), (8, 1, 5), True, "QEMU 8.1.5 (iommufd is in 8.2.0)"),
+        ((12, 1, 0), None, True, "QEMU of no known version (iommufd is in 8.2.0)"),
+        ((12, 1, 0), (8, 2, 0), False, "a kernel without /dev/iommu"),
+        ((12, 1, 0), (8, 2, 0), True, None),
+        ((13, 0, 0), (11, 0, 0), True, None),
+    ],
+)  # fmt: skip
+def test_the_lab_tries_iommufd_where_every_version_has_it(
+    libvirt: Version, qemu: Version | None, has_device: bool, why: str | None
+) -> None:
+    assert without_iommufd(libvirt, qemu, has_device=has_device) == why

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from homenode.domain.iommufd import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD, Version
+
 URI = "qemu:///system"
 
 
@@ -85,6 +87,24 @@ def verified(name: str, plan: str | None = None) -> Any:
 
     planned = None if plan is None else read_plan(Path(plan).read_bytes(), plan)
     return json.loads(encode("findings", verify_running_domain(name, URI, planned)))
+
+
+def without_iommufd(libvirt: Version, qemu: Version | None, *, has_device: bool) -> str | None:
+    """Why a VM's devices cannot go through iommufd here; None where they can.
+
+    has_device: whether this kernel has /dev/iommu.
+    """
+    missing = [
+        f"{name} {'of no known version' if found is None else '.'.join(map(str, found))} "
+        f"(iommufd is in {'.'.join(map(str, first))})"
+        for name, found, first in (
+            ("libvirt", libvirt, LIBVIRT_WITH_IOMMUFD),
+            ("QEMU", qemu, QEMU_WITH_IOMMUFD),
+        )
+        if found is None or found < first
+    ]
+    missing += [] if has_device else ["a kernel without /dev/iommu"]
+    return ", ".join(missing) or None
 
 
 def process_of(name: str) -> str:

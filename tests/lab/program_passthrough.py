@@ -3,7 +3,11 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
+from homenode.domain.iommufd import edit_iommufd
+from homenode.domain.read import open_domain
+from homenode.tools.versions import parse_virsh_version
 from tests.lab.inside import (
     bound_memory,
     homenode,
@@ -15,6 +19,7 @@ from tests.lab.inside import (
     threads,
     verified,
     virsh,
+    without_iommufd,
 )
 
 DOMAIN = """<domain type='qemu'>
@@ -33,6 +38,7 @@ DOMAIN = """<domain type='qemu'>
   </devices>
 </domain>
 """
+RESERVE = ("--host-reserve", "memory=64MiB")
 HOSTDEV = """<hostdev mode='subsystem' type='pci' managed='yes'><driver name='vfio'/><source>
 <address domain='0x{0}' bus='0x{1}' slot='0x{2}' function='0x0'/></source></hostdev>"""
 
@@ -52,7 +58,7 @@ def main() -> None:
     step("defined")
     homenode(
         "apply", "vm", "--yes", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
-        "/tmp/plan.json", "-q", "--host-reserve", "memory=64MiB",
+        "/tmp/plan.json", "-q", *RESERVE,
     )  # fmt: skip
     step("applied")
     virsh("start", "--paused", "vm")
@@ -79,13 +85,34 @@ def main() -> None:
     except HomenodeError as error:
         say("refused", json.dumps(str(error)))
     vcpu0 = virsh("vcpupin", "vm", "0")
-    apply("vm", layout="pin", quiet=True, live_pins=True, yes=True)
+    homenode("apply", "vm", "--layout", "pin", "-q", "--live-pins", *RESERVE)
     say("moved", json.dumps([vcpu0, virsh("vcpupin", "vm", "0")]))
     virsh("destroy", "vm")
     restore_domain("vm")
     after = virsh("dumpxml", "--inactive", "--security-info", "vm")
     say("restored", json.dumps([before, after]))
     step("restored")
+    say("iommufd", json.dumps(through_iommufd()))
+    step("iommufd")
+
+
+def through_iommufd() -> dict[str, Any]:
+    """The same VM with its devices through iommufd: {"devices": open}, or {"not tried": why}."""
+    subprocess.run(["modprobe", "-q", "iommufd"], check=False)
+    found = parse_virsh_version(virsh("version"))
+    has_device = Path("/dev/iommu").exists()
+    why = without_iommufd(found.libvirt, found.hypervisor, has_device=has_device)
+    if why is not None:
+        return {"not tried": why}
+    path = Path("/tmp/iommufd.xml")
+    document = open_domain(virsh("dumpxml", "--inactive", "--security-info", "vm").encode(), "vm")
+    path.write_bytes(edit_iommufd(document, found.libvirt).to_bytes())
+    virsh("define", str(path))
+    virsh("start", "--paused", "vm")
+    opened = Path(f"/proc/{process_of('vm')}/fd").iterdir()
+    names = sorted(str(each.readlink()) for each in opened)
+    virsh("destroy", "vm")
+    return {"devices": [name for name in names if name.startswith(("/dev/vfio", "/dev/iommu"))]}
 
 
 run_and_report(main)

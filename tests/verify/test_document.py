@@ -417,6 +417,15 @@ def test_versions_that_are_too_old_are_named_by_element() -> None:
     assert ("<controller model='pcie-expander-bus'>", "QEMU") in old
 
 
+def test_a_machine_of_another_architecture_than_the_hosts_is_named() -> None:
+    def of(architecture: str, kind: str = "kvm") -> set[str]:
+        pairs = (("arch='x86_64'", f"arch='{architecture}'"), ("type='kvm'", f"type='{kind}'"))
+        return ids(findings_of(changed(tuned("pin").document, *pairs), host=small_host()))
+
+    assert "other-architecture" in of("aarch64")
+    assert "other-architecture" not in of("aarch64", "qemu") | of("x86_64") | of("i686")
+
+
 NEEDS = (
     (requirements.CELLS, "<cpu><numa><cell id='0' cpus='0-1' memory='1' unit='GiB'/></numa></cpu>"),
     (requirements.DIES, "<cpu><topology sockets='1' dies='2' cores='1' threads='1'/></cpu>"),

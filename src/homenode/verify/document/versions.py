@@ -1,4 +1,4 @@
-"""Versions: elements of a document that the host's libvirt or QEMU is too old for."""
+"""Versions: what of a document the host is too old for, or of another architecture."""
 
 from collections.abc import Iterator
 
@@ -25,10 +25,26 @@ from homenode.findings import Finding, Severity
 from homenode.plan.guest import Guest
 from homenode.topology import Host
 
+_ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
+"""Guests that KVM runs besides those of the host's own architecture."""
+
 
 def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[Finding]:
-    """A finding for each element that is newer than the host's programs; none where those are
-    unknown."""
+    """A finding for each element that is newer than the host's programs, and for a machine that
+    KVM cannot run there; none where those are unknown."""
+    run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
+    is_known = host.architecture is not None and guest.domain_type == "kvm"
+    if is_known and guest.architecture not in run:
+        yield Finding(
+            id="other-architecture",
+            severity=Severity.CRITICAL,
+            subject="<type arch>",
+            expected=f"{host.architecture}, the host's",
+            observed=guest.architecture,
+            cost="KVM runs no other: the VM does not start",
+            fix=f"set arch='{host.architecture}', or choose another host",
+            source=document.source,
+        )
     settings = host.settings
     for need in _needed(document, guest):
         for program, have, want in (

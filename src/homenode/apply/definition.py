@@ -5,6 +5,8 @@ or not at all, so a kill at any moment leaves the old one or the new one, the re
 those are, and `restore_definition` finds the way back from either.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.connection import with_connection
 from homenode.hypervisor.domain_state import DomainState
-from homenode.hypervisor.virsh import RefusedError, Virsh
+from homenode.hypervisor.virsh import RefusedError, Virsh, is_lost
 from homenode.wording import command_line
 
 
@@ -77,7 +79,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
     state = virsh.domain(name)
     _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
-    with store.locked() as lock:
+    with store.locked() as lock, _way_back_named(virsh, state):
         _check_current(virsh, state, original)
         base = _base(store, original)
         _refuse(_obstacles(virsh, state, tuned))
@@ -268,7 +270,7 @@ def restore_definition(
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
-    with store.locked() as lock:
+    with store.locked() as lock, _way_back_named(virsh, state):
         found = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
         record, before = found.record, found.definition
         replaced = store.document_path(sha256(before))
@@ -291,6 +293,22 @@ def restore_definition(
         store.write_record(replace(record, step=Step.RESTORED, original=wanted))
     exact = same_definition(now, found.original)
     return Restored(state, now, exact, True, before, replaced, found.original, found.moved)
+
+
+@contextmanager
+def _way_back_named(virsh: Virsh, state: DomainState) -> Iterator[None]:
+    """Where libvirt goes away inside, the error says what brings the domain back."""
+    try:
+        yield
+    except HostError as error:
+        if not is_lost(error):
+            raise
+        words = with_connection(virsh.connect, "homenode", "restore", state.argument)
+        raise HostError(
+            f"{error.message}: {state.name} has the definition from before, or the new one",
+            hint="when libvirt answers again, the same command goes on, and "
+            f"{command_line(*words)} gives the original back",
+        ) from None
 
 
 def _begin(virsh: Virsh, store: DomainStore, record: Record, expected: bytes) -> None:

@@ -21,7 +21,7 @@ START = (
     "apt-get install libvirt-daemon-system"
 )
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
-LOST = (
+_LOST = (
     "Disconnected from",
     "End of file while reading",
     "Connection reset",
@@ -33,6 +33,11 @@ LOST = (
 
 _TIMEOUT_S = 180.0
 _MAX_SNAPSHOTS = 4096
+
+
+def is_lost(error: HostError) -> bool:
+    """Whether the daemon is not there, or went away while it was asked."""
+    return any(words in error.message for words in ("failed to connect", *_LOST))
 
 
 class RefusedError(HostError):
@@ -158,6 +163,6 @@ def _failure(completed: Completed, command: str, connect: str) -> HostError | In
         return RefusedError(message, hint=START)
     if "failed to get domain" in text or "Domain not found" in text:
         return InputError(message, hint=command_line("virsh", "-c", connect, "list", "--all"))
-    if completed.returncode < 0 or any(words in text for words in LOST):
+    if completed.returncode < 0 or any(words in text for words in _LOST):
         return HostError(message)
     return RefusedError(message)

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
 from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.virsh import LOST, Virsh
+from homenode.hypervisor.virsh import Virsh, is_lost
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
@@ -27,9 +27,6 @@ _HELLO_S = 20.0
 _BETWEEN_S = 1.0
 _POWER_OFF_S = 15.0
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_LOST = ("failed to connect", *LOST)
-"""What virsh says of a daemon that is not there, or went away while it was asked."""
-
 DAEMON_S = 20.0
 """How long a libvirt that does not answer is waited for, before it counts as gone."""
 
@@ -118,7 +115,7 @@ def answering(
         try:
             return reach.machine(uuid)
         except HostError as error:
-            if not isinstance(error, ToolError) and not _is_lost(error):
+            if not isinstance(error, ToolError) and not is_lost(error):
                 raise
             why = error
         if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
@@ -191,7 +188,7 @@ def retry_while_unavailable(
         try:
             return work()
         except HostError as error:
-            if not _is_lost(error) or time.monotonic() > deadline:
+            if not is_lost(error) or time.monotonic() > deadline:
                 raise
             if notify is not None and trial is not None:
                 notify(
@@ -205,10 +202,6 @@ def retry_while_unavailable(
 def again(trial: str, action: str) -> str:
     """The command that resumes or undoes a trial, or shows its status."""
     return command_line("homenode", "trial", action, trial)
-
-
-def _is_lost(error: HostError) -> bool:
-    return any(one in error.message for one in _LOST)
 
 
 def is_there(virsh: Virsh, uuid: str) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.iommufd import Version
 from homenode.domain.read import read_guest
 from homenode.domain.xml_equivalence import same_definition
 from homenode.sources import load_host
+from homenode.tools.versions import Version
 from tests.lab.boot import Booted, boot
 from tests.lab.inside import without_iommufd
 from tests.lab.virtual_host import virtual_host

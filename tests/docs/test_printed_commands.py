@@ -40,6 +40,7 @@ SAFE = {
     "file",  # of /sys, of numbers
     # sentences, and no commands
     "__version__", "function.numa_node", "theirs", "kind", "command", "connect", "text", "what",
+    "json.dumps(said)",
 }  # fmt: skip
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
 NOT_PRINTED = {

@@ -10,8 +10,11 @@ import pytest
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.kubevirt.cluster import Cluster, read_cluster
+from homenode.kubevirt.demand import HOOK_ANNOTATION
 from homenode.kubevirt.fit import check_fit
-from homenode.kubevirt.vmi import read_vmi
+from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.kubevirt.manifests import gates_of, virtual_machine
+from homenode.kubevirt.vmi import read_vmi, vmi_of
 from homenode.pci import DeviceKind
 from homenode.pods.kubelet import Kubelet, read_kubelet
 from homenode.pods.quantity import parse_quantity
@@ -302,7 +305,7 @@ def test_gates_are_read_of_a_cr_and_of_a_list_of_one() -> None:
 
 def test_version_permitted_devices_and_gates_that_are_off_are_read_of_a_cr() -> None:
     devices = {"pciHostDevices": [{"resourceName": "nvidia.com/A100"}], "usb": [{}]}
-    developer = {"featureGates": ["Sidecar", "Root"], "disabledFeatureGates": ["Root"]}
+    developer = {"featureGates": ["Sidecar"], "disabledFeatureGates": ["Sidecar", "GPUsWithDRA"]}
     config = {"developerConfiguration": developer, "permittedHostDevices": devices}
     cr = {
         "kind": "KubeVirt", "spec": {"configuration": config},
@@ -310,6 +313,8 @@ def test_version_permitted_devices_and_gates_that_are_off_are_read_of_a_cr() -> 
     }  # fmt: skip
     read = read_cluster(json.dumps(cr), "cr")
     assert read == Cluster(frozenset({"Sidecar"}), (1, 8), frozenset({"nvidia.com/A100"}))
+    newer = cr | {"status": {"observedKubeVirtVersion": "v1.9.0"}}
+    assert read_cluster(json.dumps(newer), "cr").gates == {"Sidecar", "HostDevicesWithDRA"}
     odd = cr | {"status": {"observedKubeVirtVersion": "devel"}}
     assert read_cluster(json.dumps(odd), "cr").version is None
     with pytest.raises(InputError, match="KubeVirt"):
@@ -348,3 +353,45 @@ def test_what_admission_and_the_hook_cannot_see_is_said() -> None:
 def test_what_is_no_quantity_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_quantity(text, "memory")
+
+
+@pytest.mark.parametrize(
+    ("sidecars", "wrong"),
+    [
+        ("nonsense", True),
+        ("[" * 20000, True),
+        ("[3]", True),
+        ('[{"args": ["--version", "v9"]}]', True),
+        ('[{"args": ["--version", "v1alpha2"], "image": "a"}, {"image": "b"}]', False),
+        ("[]", False),
+    ],
+    ids=("no JSON", "deep", "a number", "a version", "two hooks", "none"),
+)
+def test_an_annotation_that_makes_no_sidecar_is_found(sidecars: str, wrong: bool) -> None:
+    found = judged(vmi(annotations={HOOK_ANNOTATION: sidecars}), Cluster(GATES))
+    assert ("hook-annotation-wrong" in found) == wrong
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("cpu", "x"), ("cores", "8"), ("cores", True), ("gpus", "x"), ("memory", [])],
+    ids=str,
+)
+def test_what_the_api_server_refuses_by_its_type_is_refused(path: str, value: object) -> None:
+    document = json.loads(vmi())
+    domain = document["spec"]["domain"]
+    owner = {"cores": domain["cpu"], "gpus": domain["devices"]}.get(path, domain)
+    owner[path] = value
+    with pytest.raises(InputError, match=path):
+        vmi_of(document, "vmi", needs_domain=True)
+
+
+@pytest.mark.parametrize("claims", [None, *ClaimScope])
+@pytest.mark.parametrize("nic_class", [None, "nic.example.com"])
+def test_the_vm_and_the_gates_of_the_manifest_pass_admission(
+    claims: ClaimScope | None, nic_class: str | None
+) -> None:
+    options = ManifestOptions(claims=claims, nic_class=nic_class)
+    cluster = Cluster(frozenset(gates_of(options)), (1, 8))
+    vm = json.dumps(virtual_machine(options))
+    assert judged(vm, cluster) == set()

@@ -19,6 +19,9 @@ FIRST_VERSION = {
 }
 """Gates of interest and the first KubeVirt that has them; older ones ignore them silently."""
 
+ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
+"""Beta gates: on unless they are disabled."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
@@ -52,10 +55,12 @@ def read_cluster(text: str | bytes, source: str) -> Cluster:
     config = down(cr, "spec", "configuration")
     developer = down(config, "developerConfiguration")
     permitted = down(config, "permittedHostDevices")
+    version = _version(down(cr, "status", "observedKubeVirtVersion"))
+    by_default = {name for name, since in ON_SINCE.items() if version and version >= since}
     off = _texts(down(developer, "disabledFeatureGates"))
     return Cluster(
-        _texts(down(developer, "featureGates")) - off,
-        _version(down(cr, "status", "observedKubeVirtVersion")),
+        _texts(down(developer, "featureGates")) | (by_default - off),
+        version,
         None
         if permitted is None
         else frozenset(

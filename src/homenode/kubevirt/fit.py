@@ -7,15 +7,18 @@ Source: KubeVirt vmi-create-admitter and virtwrap/converter/vcpu (d923fdb8), Kub
 documentation on CPU, Memory and Topology Manager, kubernetes#136431.
 """
 
+import json
 from collections.abc import Iterator
+from itertools import pairwise
 
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.kubevirt.admission_rules import admission_findings
 from homenode.kubevirt.cluster import FIRST_VERSION, Cluster
-from homenode.kubevirt.demand import Demand, demand_of
+from homenode.kubevirt.demand import HOOK_ANNOTATION, Demand, demand_of
 from homenode.kubevirt.fit_memory import memory_findings
 from homenode.kubevirt.fit_node import aligned_nodes, node_findings
 from homenode.kubevirt.launcher_pod import launcher_pod
+from homenode.kubevirt.manifest_options import HookVersion
 from homenode.kubevirt.vmi import Vmi
 from homenode.pods.admission import TOPOLOGY_AFFINITY
 from homenode.pods.checkpoints import Checkpoints
@@ -37,7 +40,8 @@ def check_fit(
 ) -> Findings:
     """Findings on one VMI. kubelet, host, cluster: None = not given, and not judged."""
     demand = demand_of(vmi)
-    found = [*admission_findings(vmi, cluster), *_spec(vmi, demand), *_gates(demand, cluster)]
+    found = [*admission_findings(vmi, cluster), *_spec(vmi, demand), *_hooks(vmi)]
+    found += _gates(demand, cluster)
     checked = [f"VMI {vmi.name}: CPU placement, cells, memory, devices, hook"]
     if cluster is not None:
         version = "" if cluster.version is None else " {}.{}".format(*cluster.version)
@@ -139,6 +143,38 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             fix="set isolateEmulatorThread: true; it costs one more dedicated PU",
             source=_ADMISSION,
         )
+
+
+def _hooks(vmi: Vmi) -> Iterator[Finding]:
+    text = vmi.annotations.get(HOOK_ANNOTATION)
+    wrong = None if text is None else _wrong_hook(text)
+    if wrong is not None:
+        yield Finding(
+            id="hook-annotation-wrong",
+            severity=Severity.CRITICAL,
+            subject=f"annotation {HOOK_ANNOTATION}",
+            expected="a JSON list of sidecars, each with a --version that its shim knows: "
+            + ", ".join(HookVersion),
+            observed=f"{wrong}: the VM does not start",
+            fix="homenode kubevirt manifest writes the annotation",
+            source="KubeVirt, pkg/hooks and cmd/sidecars",
+        )
+
+
+def _wrong_hook(text: str) -> str | None:
+    try:
+        sidecars = json.loads(text)
+    except (ValueError, RecursionError):
+        return "no JSON"
+    if not isinstance(sidecars, list) or not all(isinstance(one, dict) for one in sidecars):
+        return "no list of objects"
+    for sidecar in sidecars:
+        args = sidecar.get("args")
+        words = args if isinstance(args, list) else []
+        for flag, version in pairwise(words):
+            if flag == "--version" and version not in tuple(HookVersion):
+                return f"--version {str(version)[:40]}"
+    return None
 
 
 def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:

@@ -196,7 +196,8 @@ def gates_of(options: ManifestOptions) -> tuple[str, ...]:
     """The gates that the VM needs."""
     if options.claims is None:
         return GATES
-    return (*GATES, "GPUsWithDRA", *(("HostDevicesWithDRA",) if options.nic_class else ()))
+    nics = ("HostDevices", "HostDevicesWithDRA") if options.nic_class else ()
+    return (*GATES, "GPUsWithDRA", *nics)
 
 
 def hyperconverged_patch(gates: tuple[str, ...] = GATES) -> dict[str, Any]:

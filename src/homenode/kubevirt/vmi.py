@@ -12,6 +12,24 @@ from homenode.errors import InputError, ParseError
 from homenode.pods.objects import down, read_object
 
 _NOTHING: Mapping[str, Any] = {}
+_TYPES: Mapping[str, type] = {
+    "cpu": dict,
+    "cpu.cores": int,
+    "cpu.sockets": int,
+    "cpu.threads": int,
+    "cpu.maxSockets": int,
+    "cpu.features": list,
+    "memory": dict,
+    "memory.hugepages": dict,
+    "resources": dict,
+    "resources.requests": dict,
+    "resources.limits": dict,
+    "devices": dict,
+    "devices.gpus": list,
+    "devices.hostDevices": list,
+    "devices.interfaces": list,
+}
+"""Of what is below spec.domain: the API server refuses others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,8 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
             f"found {found[:200]}",
             hint="try: kubectl get vmi NAME -o json",
         )
+    if needs_domain:
+        _check_types(whole["domain"], source)
     return Vmi(
         name=str(metadata.get("name") or "unnamed"),
         spec=whole,
@@ -78,6 +98,19 @@ def vmi_of(document: Mapping[str, Any], source: str, *, needs_domain: bool = Fal
         guest_addresses=frozenset(_addresses(whole, source)),
         instancetype=given,
     )
+
+
+_WORDS = {dict: "an object", list: "a list", int: "a whole number"}
+
+
+def _check_types(domain: Mapping[str, Any], source: str) -> None:
+    for path, expected in _TYPES.items():
+        value = down(domain, *path.split("."))
+        if value is not None and type(value) is not expected:
+            raise InputError(
+                f"{source}: expected spec.domain.{path} to be {_WORDS[expected]}, found "
+                f"{type(value).__name__}"
+            )
 
 
 def _mapping(value: Any, source: str, what: str) -> Mapping[str, Any]:

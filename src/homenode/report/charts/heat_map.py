@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from homenode.report.charts.scale import chart_scale, short_figure
+from homenode.report.charts.scale import alike_figures, chart_scale, short_figure
 from homenode.report.palette import HEAT
 from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
 from homenode.report.svg_canvas import SvgCanvas
@@ -57,6 +57,8 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
     middle = top + height * len(matrix.rows) / 2
     canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
     _column_names(canvas, matrix.columns, left, side, top)
+    values = [value / divisor for row in matrix.cells for value in row if value is not None]
+    texts = iter(alike_figures(values))
     for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
         y = top + number * height
         if height >= 10 or number % max(1, round(12 / height)) == 0:
@@ -69,7 +71,10 @@ def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | 
         for column, value in enumerate(row):
             place = (left + column * side, y, side, height)
             said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
-            _cell(canvas, place, value, (low, high), divisor, f"{said}: ", name)
+            shade = None if value is None else _shade(value, low, high)
+            text = "" if shade is None else next(texts)
+            title = f"{said}: no figure" if shade is None else f"{said}: {text} {name}"
+            _cell(canvas, place, shade, text, title)
     y = top + height * len(matrix.rows) + 10
     _legend(canvas, y, left, (low / divisor, high / divisor), name)
     return canvas.svg(y + _LEGEND)
@@ -95,19 +100,14 @@ def _runs(
 def _cell(
     canvas: SvgCanvas,
     place: tuple[float, float, float, float],
-    value: float | None,
-    ends: tuple[float, float],
-    divisor: float,
-    said: str,
-    unit: str,
+    shade: int | None,
+    text: str,
+    title: str,
 ) -> None:
     x, y, side, height = place
-    if value is None:
-        canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, "plot", title=said + "no figure")
+    if shade is None:
+        canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, "plot", title=title)
         return
-    shade = _shade(value, *ends)
-    text = short_figure(value / divisor)
-    title = f"{said}{text} {unit}"
     canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, f"h{shade}", title=title)
     size = min(11.0, 11.0 * (side - 3) / max(text_width(text, 11.0), 1))
     if size >= 7 and height >= 12:

@@ -86,12 +86,20 @@ def range_figures(low: float, high: float) -> str:
     ('24.0\u201324.1', '55\u201356', '2.25\u201330.00')
     """
     texts = [short_figure(low), short_figure(high)]
-    if texts[0] == texts[1]:
-        return texts[0]
+    return texts[0] if texts[0] == texts[1] else "\u2013".join(alike_figures((low, high)))
+
+
+def alike_figures(values: Sequence[float]) -> list[str]:
+    """Figures that stand next to each other, with as many decimals as the finest one has.
+
+    >>> alike_figures((410.7, 412.0, 88.25)), alike_figures((739.0, 1109.0))
+    (['410.7', '412.0', '88.2'], ['739', '1,109'])
+    """
+    texts = [short_figure(value) for value in values]
     if any("e" in text for text in texts):
-        return "\u2013".join(texts)
-    decimals = max(len(text.partition(".")[2]) for text in texts)
-    return f"{low:,.{decimals}f}\u2013{high:,.{decimals}f}"
+        return texts
+    decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return [f"{value:,.{decimals}f}" for value in values]
 
 
 def size_text(size_bytes: float) -> str:

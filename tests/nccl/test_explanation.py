@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain
+from homenode.indices import NodeIndex
 from homenode.nccl.explanation import Explanation, Memory, Processes, explain
 from homenode.nccl.graph import Graph, PathType, graph_of
 from homenode.nccl.guest_side import guest_side
@@ -36,7 +37,7 @@ from homenode.nccl.library import (
 from homenode.nccl.strict_reader import ReadTopology, read_topology
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.request import PciGranularity, Policy
 from homenode.sources import load_host
 from homenode.tuning import tune
 from homenode.verify.domain_facts import domain_facts
@@ -295,6 +296,30 @@ def test_a_gpu_on_c2c_and_one_on_pcie_below_one_cpu_meet_there() -> None:
     )
     (pair,) = graph_of(tree, NCCL_2_30).pairs
     assert pair.through_host.type is PathType.P2C
+
+
+def test_a_node_with_nics_alone_is_one_to_nccl_as_well() -> None:
+    host = load_host("small-2n8c-2gpu")
+    moved = tuple(
+        replace(one, node=NodeIndex(1)) if one.kind is DeviceKind.GPU else one
+        for one in host.pci_devices
+    )
+    tree = tree_of_host(replace(host, pci_devices=moved))
+    assert tree.nic_nodes == (0,) and tree_of_host(host).nic_nodes == ()
+    (nodes, *_) = explain(tree).views[-1].statements
+    assert "node 0 with NICs alone" in nodes.text
+
+
+def test_a_switch_as_qemu_makes_it_carries_no_more_than_a_lane_of_the_1st_generation() -> None:
+    """PCI[0.2] in NCCL's log; the driver gives the GPU's own link, and not the switch's."""
+    host = load_host(RTX)
+    options = PlanOptions(
+        "pin-numa-pci", policy=Policy.SPREAD, pci_granularity=PciGranularity.SWITCH
+    )
+    tuning = tune(xml_of(RTX), "vm.xml", options, host)
+    assert tuning.plan is not None
+    graph = graph_of(tree_of_plan(tuning.plan, host), NCCL_2_30)
+    assert {round(one.through_host.gb_per_s, 2) for one in graph.pairs} == {0.19}
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
         bindings,
         buffers,
         () if memory is None else tuple(_ceilings(buffers, tree, memory)),
-        tuple(_cited(one, library) for one in _statements(graph, nodes, bindings, buffers)),
+        tuple(_cited(one, library) for one in _statements(graph, tree, nodes, bindings, buffers)),
     )
 
 
@@ -300,6 +300,7 @@ def _spread(buffers: Sequence[Buffers], stream: dict[int, float]) -> float:
 
 def _statements(
     graph: Graph,
+    tree: GuestTree,
     nodes: Sequence[NodeSeen],
     bindings: Sequence[Binding],
     buffers: Sequence[Buffers],
@@ -307,6 +308,9 @@ def _statements(
     library = graph.library
     without = [node for node in nodes if node.numa_id == -1]
     text = f"{len(nodes)}: {', '.join(_node_text(node) for node in nodes)}"
+    if tree.nic_nodes:
+        numbers = ", ".join(map(str, tree.nic_nodes))
+        text += f"; and node {numbers} with NICs alone, where NCCL uses them"
     yield Statement("nodes that NCCL sees", text, "src/graph/xml.cc:754-775, 2.30.7")
     if len(nodes) > 1:
         rate = library.gb_per_s_between_cpus(*_identity(graph.cpus[0]))

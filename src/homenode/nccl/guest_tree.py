@@ -5,7 +5,7 @@ NCCL goes up the PCI path two functions at a time, port and switch, and takes th
 last one before the root complex. Source: ncclTopoGetXmlFromSys in src/graph/xml.cc.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -74,8 +74,8 @@ class TreeGpu:
 class GuestTree:
     """A machine as NCCL sees it without a file. vcpus_of_node: of every node that has CPUs.
 
-    gpus: ascending by address. Architecture, vendor, family and model: the CPU's, as NCCL has
-    them; None where unknown.
+    gpus: ascending by address. nic_nodes: nodes with NICs and without GPUs, -1 for none.
+    Architecture, vendor, family and model: the CPU's, as NCCL has them; None where unknown.
     """
 
     source: str
@@ -86,6 +86,7 @@ class GuestTree:
     vcpus_of_node: tuple[tuple[int, CpuSet], ...]
     gpus: tuple[TreeGpu, ...]
     gaps: tuple[Gap, ...] = ()
+    nic_nodes: tuple[int, ...] = ()
 
     @property
     def vcpus(self) -> CpuSet:
@@ -122,7 +123,13 @@ def tree_of_host(host: Host) -> GuestTree:
         tuple((int(node.index), node.pus & online) for node in host.nodes if node.pus),
         tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
         (*gaps, *_cpu_gaps(host)),
+        _nic_nodes((nic.node for nic in host.devices_of_kind(DeviceKind.NIC)), gpus),
     )
+
+
+def _nic_nodes(nics: Iterable[int | None], gpus: Iterable[PciDevice | TreeGpu]) -> tuple[int, ...]:
+    with_gpus = {gpu.node for gpu in gpus}
+    return tuple(sorted({-1 if node is None else node for node in nics if node not in with_gpus}))
 
 
 def _gpu_of_host(host: Host, gpu: PciDevice) -> TreeGpu:
@@ -240,9 +247,12 @@ def _tree(
     host: Host,
 ) -> GuestTree:
     shown = {one.bdf: one.address for one in passed}
-    gpus = []
+    gpus: list[TreeGpu] = []
+    nics: list[int | None] = []
     for one in passed:
         device = host.device(one.bdf)
+        if device is not None and device.kind is DeviceKind.NIC:
+            nics.append(one.node)
         if device is None or device.kind is not DeviceKind.GPU:
             continue
         bridges = () if one.at is None else _bridges(one.at.bus, controllers)
@@ -275,6 +285,7 @@ def _tree(
         tuple(sorted(vcpus.items())),
         tuple(sorted(gpus, key=lambda gpu: gpu.address)),
         tuple(_cpu_gaps(host)),
+        _nic_nodes(nics, gpus),
     )
 
 

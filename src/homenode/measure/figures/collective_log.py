@@ -108,7 +108,7 @@ def _contradictions(
         yield "the topology file was not used"
     if not settings.file and facts.files:
         yield f"a topology file was used: {facts.files[0]}"
-    lacking = _nodes_of_gpus(file or "") - {*facts.cpu_nodes}
+    lacking = _nodes_of_gpus(file or "", facts.rank_count) - {*facts.cpu_nodes}
     if settings.file and lacking:
         seen = ", ".join(map(str, facts.cpu_nodes))
         yield f"the file has GPUs on node {min(lacking)}, and the log's graph has nodes {seen}"
@@ -119,9 +119,13 @@ def _contradictions(
         yield f"NCCL_ALGO is {variables.get('NCCL_ALGO', 'not set')}"
 
 
-def _nodes_of_gpus(file: str) -> set[int]:
-    """Nodes of a file of our own making; one with NICs alone need not be in a graph."""
-    found = (_NUMA_ID.search(cpu) for cpu in file.split("<cpu ")[1:] if _IS_GPU.search(cpu))
+def _nodes_of_gpus(file: str, ranks: int | None) -> set[int]:
+    """Nodes that a graph with a file of our own making must have: those of its GPUs, where the job
+    uses them all. Nodes with NICs alone need not be there."""
+    cpus = file.split("<cpu ")[1:]
+    if (ranks or 0) < sum(len(_IS_GPU.findall(cpu)) for cpu in cpus):
+        return set()
+    found = (_NUMA_ID.search(cpu) for cpu in cpus if _IS_GPU.search(cpu))
     return {int(one[1]) for one in found if one is not None}
 
 

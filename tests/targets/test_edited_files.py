@@ -178,6 +178,47 @@ def test_a_card_without_a_function_is_all_its_functions() -> None:
     assert mirrored.count(b"vfio-pci,host=0000:01:00.") == 2
 
 
+BUSY_QM = b"""#GPU box%3A see wiki
+args: -cpu host,kvm=off -device 'ivshmem-plain,memdev=ivshmem,bus=pcie.0'
+balloon: 8192
+cores: 8
+hostpci0: 0000:19:00,pcie=1,x-vga=1
+machine: pc-q35-8.1
+memory: 32768
+name: gpu101
+numa: 1
+numa0: cpus=0-7,hostnodes=1,memory=32768,policy=bind
+onboot: 1
+
+[PENDING]
+cores: 12
+delete: onboot
+
+[before-upgrade]
+#comment
+cores: 4
+memory: 32768
+numa0: cpus=0-3,memory=32768
+"""
+
+
+def test_a_layout_that_leaves_all_as_it_was_changes_no_byte() -> None:
+    assert edited(BUSY_QM, HOST, plain("default")).rendering.document == BUSY_QM
+
+
+def test_a_hook_script_of_ours_goes_with_its_layout_and_snapshots_stay() -> None:
+    pinned = edited(BUSY_QM, HOST, plain("pin")).rendering.document
+    assert b"hookscript: local:snippets/homenode-" in pinned
+    assert pinned.endswith(BUSY_QM[BUSY_QM.index(b"\n[PENDING]") :])
+    assert b"hookscript" not in edited(pinned, HOST, plain("default")).rendering.document
+
+
+def test_pending_changes_that_undo_the_plan_are_said() -> None:
+    found = edited(BUSY_QM, HOST, plain("pin")).findings
+    (pending,) = [f for f in found if f.id == "target-left" and "PENDING" in f.subject]
+    assert "cores" in pending.detail and "onboot" not in pending.detail
+
+
 def test_options_of_a_device_stay_with_it() -> None:
     after = edited(XL, HOST, plain("pin")).rendering.document
     assert b"'19:00.0,permissive=1'" in after or b'"19:00.0,permissive=1"' in after

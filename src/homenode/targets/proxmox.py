@@ -112,6 +112,9 @@ _ID = "hn"
 
 _OUR_ID = re.compile(_ID + r"(\.|dev|gi)[0-9]", re.ASCII)
 
+_HOOK_KEY = "hookscript"
+_OUR_HOOK = "local:snippets/homenode-"
+
 _CHASSIS_BASE = 64
 """Proxmox numbers the chassis of its own root ports 1 to 16."""
 
@@ -143,20 +146,25 @@ def render(
         "numa": "1" if _has_nodes(plan) else ("0" if conf.values.get("numa") else None),
         "affinity": _affinity(plan),
     }
+    if given is not None and sockets == 1 and "sockets" not in conf.values:
+        del wanted["sockets"]
     if "vcpus" in conf.values:
         wanted["vcpus"] = str(plan.vcpus)
     if plan.page_bytes is not None:
         wanted["hugepages"] = str(plan.page_bytes // MIB) if plan.page_bytes else "any"
-    for key in conf.values:
-        if NUMA.match(key):
-            wanted[key] = None
-    wanted |= _numa_lines(plan)
+    lines = _numa_lines(plan)
+    of_user = not plan.vcpu_pins and not lines and _OUR_HOOK not in conf.values.get(_HOOK_KEY, "")
+    if of_user and sum(bool(NUMA.match(key)) for key in conf.values) == 1:
+        del wanted["numa"]  # one cell, which the layout leaves as it was
+    else:
+        wanted |= dict.fromkeys(filter(NUMA.match, conf.values), None)
+    wanted |= lines
     if given is None:
         wanted |= {"name": re.sub(r"[^A-Za-z0-9.-]", "-", name)[:63].strip("-.") or "vm"}
         wanted |= {"machine": "q35", "cpu": "host", "scsihw": "virtio-scsi-single"}
         if guest.domain_type != "kvm":
             wanted |= {"kvm": "0", "cpu": "max"}
-    if plan.devices:
+    if plan.devices and (plan.vcpu_pins or given is None):
         wanted["balloon"] = "0"
     if plan.iommu_needed and "viommu" not in conf.values.get("machine", ""):
         wanted["machine"] = f"{conf.values.get('machine', 'q35')},viommu=intel"
@@ -173,7 +181,20 @@ def render(
     hook = _hook(plan, mirrored=mirrored)
     suffix = ".hook.sh"
     if hook is not None:
-        wanted["hookscript"] = _hookscript(conf, source, findings)
+        wanted[_HOOK_KEY] = _hookscript(conf, source, findings)
+    elif conf.values.get(_HOOK_KEY, "").startswith(_OUR_HOOK):
+        wanted[_HOOK_KEY] = None
+    undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
+    if undone:
+        findings.append(
+            PlanFinding(
+                id="target-left",
+                severity="warning",
+                subject="Proxmox: [PENDING]",
+                detail=f"the next start changes {', '.join(undone)} again, which the plan sets",
+                fix="qm pending VMID; revert them, or start the VM once, and plan again",
+            )
+        )
     head = "" if given is not None else f"# homenode: layout {plan.layout.name}\n"
     text = head + _edited(conf, wanted)
     companions = () if hook is None else ((suffix, hook.encode()),)
@@ -467,8 +488,8 @@ def _hook(plan: Plan, *, mirrored: bool) -> str | None:
 
 
 def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | None:
-    there = conf.values.get("hookscript")
-    ours = f"local:snippets/homenode-{vmid_of(source) or 'vm'}.sh"
+    there = conf.values.get(_HOOK_KEY)
+    ours = f"{_OUR_HOOK}{vmid_of(source) or 'vm'}.sh"
     if there is None or there == ours:
         findings.append(
             PlanFinding(

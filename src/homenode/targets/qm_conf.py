@@ -42,11 +42,13 @@ POLICIES = {
 @dataclass(frozen=True, slots=True)
 class Conf:
     """A qm configuration. lines: with their ends. live: how many of them are before the first
-    section (a snapshot, pending changes). values: of the live ones."""
+    section (a snapshot, pending changes). values: of the live ones. pending: keys that the next
+    start changes or removes."""
 
     lines: tuple[str, ...]
     live: int
     values: Mapping[str, str]
+    pending: tuple[str, ...]
 
 
 def parse(content: bytes, source: str) -> Conf:
@@ -71,7 +73,20 @@ def parse(content: bytes, source: str) -> Conf:
         if match[1] in values:
             raise ParseError(source, f"{match[1]} once", "it again", line=number + 1)
         values[match[1]] = match[2].strip(" \t")
-    return Conf(lines, live, values)
+    return Conf(lines, live, values, tuple(_pending(lines[live:])))
+
+
+def _pending(lines: tuple[str, ...]) -> Iterator[str]:
+    """The keys of the section [PENDING]. Source: qm(1), "pending"; PVE::QemuServer."""
+    inside = False
+    for line in lines:
+        bare = line.strip()
+        inside = bare == "[PENDING]" if bare.startswith("[") else inside
+        match = KEY.match(bare) if inside and not bare.startswith("#") else None
+        if match is not None and match[1] == "delete":
+            yield from (name.strip(" !") for name in match[2].split(","))
+        elif match is not None:
+            yield match[1]
 
 
 def is_conf(content: bytes) -> bool:

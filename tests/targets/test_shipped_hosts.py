@@ -1,5 +1,6 @@
 """For every preset and shipped host: a file that says the plan, or a refusal with a reason."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -9,6 +10,7 @@ from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.plan.layout import PRESETS
+from homenode.targets.planned import plan_for_target
 from homenode.targets.target import (
     TARGETS,
     Feature,
@@ -18,7 +20,7 @@ from homenode.targets.target import (
     target_findings,
     target_named,
 )
-from homenode.targets.vm_file import read_vm
+from homenode.targets.vm_file import read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
 from tests.targets.written import again, host_named, options, rendered, written
 
@@ -70,6 +72,16 @@ def become_files(name: str, layouts: tuple[str, ...]) -> None:
         if name in TWICE:
             once = again(content, name, wanted, keeps_gpus=target == "openstack")
             assert once.rendering.document == content, (target, layout)
+
+
+def test_more_vcpus_than_the_machine_type_takes_are_refused_or_said() -> None:
+    name = "epyc9654-2p-1node"
+    many = options("pin-numa-smt", vcpus=300)
+    assert "vcpu-limit-unknown" in {found.id for found in written("qemu", name, many).findings}
+    host = host_named(name)
+    old = replace(host, settings=replace(host.settings, qemu_version=(7, 2, 0)))
+    with pytest.raises(InputError, match="at most 288 vCPUs"):
+        plan_for_target(vm_of_options(many, "x86_64"), many, old, "qemu")
 
 
 def test_every_target_says_of_every_feature_how_far_it_goes() -> None:

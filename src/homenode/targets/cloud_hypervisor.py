@@ -365,7 +365,9 @@ def render(
         )
         return Rendering(text.encode(), ((".prepare.sh", prepare.encode()),))
     text, options = parse(given, source)
-    text = _edited(text, options, plan)
+    after = _edited(text, options, plan)
+    same = read_facts(after.encode(), source) == read_facts(given, source)
+    text = text if same and not plan.vcpu_pins else after
     return Rendering(text.encode(), ((".prepare.sh", prepare.encode()),))
 
 

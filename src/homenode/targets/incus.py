@@ -331,6 +331,10 @@ def render(
         "limits.memory.hotplug": "false",
         _RECORD: str(Siblings.EXPOSED) if shows_siblings(plan) else None,
     }
+    if instance is not None and read_facts(given or b"", source).memory_bytes == plan.memory_bytes:
+        wanted["limits.memory"] = instance.value("limits.memory", source)
+    if instance is not None and not plan.vcpu_pins:
+        del wanted["limits.memory.hotplug"]
     if plan.vcpu_pins:
         wanted["limits.cpu.nodes"] = None
     if plan.page_bytes is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from homenode.domain.launch_security import refuse_unsafe
+from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.requirements import refuse_older
 from homenode.errors import InputError
 from homenode.plan.guest import Guest
@@ -45,13 +46,15 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
         vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
     made = plan(host, request_for(vm.guest, options, host))
     _refuse_lost_vgpus(made, target)
+    limits: tuple[PlanFinding, ...] = ()
     if target in ("qemu", "proxmox", "incus"):
-        is_virt = vm.guest.is_virt
-        refuse_older(made, None, host.settings.qemu_version, is_virt=is_virt)
+        qemu = host.settings.qemu_version
+        refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
+        limits = check_vcpus(vm.guest, made.vcpus, qemu, vm.source)
     refuse_unsafe(vm.guest, made, vm.source)
     given = vm.content if vm.kind == target else None
     rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
-    findings = (*target_findings(target, made), *rendering.findings)
+    findings = (*target_findings(target, made), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
     return TargetPlan(made, target, given, rendering, findings)

@@ -16,24 +16,29 @@ def layouts() -> None:
       homenode layouts
       homenode plan VM.xml --layout pin-numa
     """
-    from rich.table import Table
-
     from homenode.plan.layout import PRESETS, STUDY_NAMES, SUMMARIES
+    from homenode.report.terminal_text import TableOrList
 
     say("auto: what the evidence recommends for the VM (the default)\n")
     for name, summary in SUMMARIES.items():
         also = [study for study, preset in STUDY_NAMES.items() if preset == name]
         say(f"{name}: {summary}" + (f" (study: {', '.join(also)})" if also else ""))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("layout", "pinning", "siblings", "cells", "PCIe", "memory"):
-        table.add_column(title, overflow="fold")
-    for preset in PRESETS.values():
-        table.add_row(
-            preset.name, preset.pinning, preset.siblings, preset.cells, preset.pcie, preset.memory
+    rows = [
+        (
+            preset.name,
+            preset.pinning.replace("-", " ").replace("pu", "PU"),
+            *(
+                "-" if switch in ("as-it-was", "as-they-were") else switch.replace("bound-", "")
+                for switch in (preset.siblings, preset.cells, preset.pcie, preset.memory)
+            ),
         )
+        for preset in PRESETS.values()
+    ]
     say("")
-    console().print(table)
-    say("\n-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
+    columns = ("layout", "pinning", "siblings", "cells", "PCIe", "memory")
+    console().print(TableOrList(columns, rows))
+    say("-: as the domain has it; per-cell: each guest cell's memory on its own host node")
+    say("-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
 
 
 def hosts() -> None:
@@ -43,16 +48,11 @@ def hosts() -> None:
       homenode hosts
       homenode show --host hgx-h100
     """
-    from rich.table import Table
-
     from homenode.description.shipped import load_shipped, shipped_hosts
+    from homenode.report.terminal_text import TableOrList
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("name", no_wrap=True)
-    table.add_column("what it is", overflow="fold")
-    for name in shipped_hosts():
-        table.add_row(name, load_shipped(name).about)
-    console().print(table)
+    rows = [(name, load_shipped(name).about) for name in shipped_hosts()]
+    console().print(TableOrList(("name", "what it is"), rows, wraps_last=True))
 
 
 def explain(

@@ -20,6 +20,7 @@ MAX_TEXT_BYTES = 64 << 20
 """Of an XML, a listing or a description. Archives have limits of their own."""
 
 _HEAD_BYTES = 4096
+_HEAD_CHARACTERS = 4096
 _ARCHIVE_MAGIC = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
 _TAR_MAGIC_AT = 257
 _KINDS = (
@@ -109,6 +110,11 @@ def _from_text(text: str, name: str) -> Host:
 
     start = text.lstrip("\ufeff \t\r\n")
     if start.startswith("<"):
+        if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
+            raise InputError(
+                f"{name}: expected a host, found the domain document of a VM",
+                hint="homenode plan VM.xml --host SOURCE plans it on a host",
+            )
         from homenode.discover.hwloc import host_from_hwloc
 
         return host_from_hwloc(text, name)
@@ -122,7 +128,7 @@ def _from_text(text: str, name: str) -> Host:
         return host_from_lspci(text, name)
     try:
         tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
         ) from None

@@ -147,7 +147,7 @@ class MemoryPath:
 
 @dataclass(frozen=True, slots=True)
 class RunningDomain:
-    """What a libvirt domain on this host has taken.
+    """What a libvirt domain on this host uses.
 
     vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
     memory_by_node: (node, bytes); empty with memory_bound False means it may lie anywhere.

@@ -129,8 +129,8 @@ def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
     ]  # fmt: skip
     titles = {rect.findtext(f"{SVG}title") for rect in hatched}
     assert len(hatched) == 12
-    assert "PU 95: taken by build-farm" in titles
-    assert "PU 191: taken by build-farm" in titles
+    assert "PU 95: used by build-farm" in titles
+    assert "PU 191: used by build-farm" in titles
 
 
 def test_names_from_outside_are_text_and_nothing_else() -> None:

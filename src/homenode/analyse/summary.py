@@ -50,7 +50,7 @@ class Series:
     medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
     give it, on the logarithmic scale; 0 where they cannot. samples: how many were used. low, high:
     of everything that was used. replicated: the medians are of boots that were really made, not of
-    figures that somebody printed. devices: whose the slowest was taken of. blocks: of each boot,
+    published figures. devices: whose the slowest was taken of. blocks: of each boot,
     (experiment, round), None where it is of no round. is_range: somebody printed low and high, and
     `value` is nothing but their middle.
     """

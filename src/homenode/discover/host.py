@@ -148,7 +148,7 @@ def read_running_domains(
     snapshot: Snapshot, read_domain: ReadDomain | None
 ) -> tuple[tuple[RunningDomain, ...], tuple[Gap, ...]]:
     """The domains of a snapshot, running and defined, by name; none with a gap where they cannot
-    be known. An unreadable one is a gap: what it has taken is then unknown."""
+    be known. An unreadable one is a gap: what it uses is then unknown."""
     output = snapshot.command_output("virsh-domains")
     if output is None:
         return (), (Gap("running domains", "virsh was not there or did not answer"),)

@@ -62,7 +62,7 @@ class TreePlace:
     """Where a function is in the tree: its folder, root complex and the bridge above it.
 
     is_in_tree: False of a folder that stands where a link should. is_listed: False of a bridge of
-    which only the functions below it tell.
+    which only the functions below it show.
     """
 
     folder: str

@@ -22,7 +22,7 @@ _PREFIX = "resource.kubernetes.io/"
 
 
 def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
-    """The NUMA node of each function that a claim's metadata tells one of. A file that cannot be
+    """The NUMA node of each function for which a claim's metadata has one. A file that cannot be
     read says nothing: it only helps where sysfs is silent."""
     found: dict[Bdf, int] = {}
     for number, path in enumerate(_files(snapshot)):

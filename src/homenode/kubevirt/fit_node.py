@@ -161,7 +161,7 @@ def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]
             severity=Severity.INFO,
             subject="kubelet topologyManagerPolicyOptions",
             expected="prefer-closest-numa-nodes",
-            observed=f"not set: {needed} of {nodes} nodes are taken at any distance",
+            observed=f"not set: {needed} of {nodes} nodes are chosen at any distance",
             fix='set prefer-closest-numa-nodes: "true"',
             source=_TOPOLOGY,
         )

@@ -70,7 +70,7 @@ def guest_job(options: ManifestOptions) -> dict[str, Any]:
 
 
 def node_job(options: ManifestOptions) -> dict[str, Any]:
-    """Runs the suite on a node itself, with all of its GPUs: what the VM is held against."""
+    """Runs the suite on a node itself, with all of its GPUs: what the VM is compared with."""
     job = _job(options, "homenode-bench-node", ["sh", "-c", NODE_SCRIPT])
     pod = job["spec"]["template"]["spec"]
     container = pod["containers"][0]

@@ -161,7 +161,7 @@ def place_devices(
 
 
 def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
-    """Nodes of functions that sysfs has none for, as the metadata of their claims tells them."""
+    """Nodes of functions that sysfs has none for, from the metadata of their claims."""
     silent = [d for d in host.pci_devices if d.node is None and d.kind is not DeviceKind.BRIDGE]
     if not silent:
         return host

@@ -1,4 +1,4 @@
-"""Environment: what a run was taken under, looked at before and after. A change marks the run.
+"""Environment: the conditions of a run, read before and after. A change marks the run.
 
 What would spoil a run is found before it begins.
 

@@ -41,7 +41,7 @@ def read_checkpoints(texts: Mapping[str, str], source: str) -> Checkpoints:
 
 
 def with_running_pods(node: Node, checkpoints: Checkpoints) -> Node:
-    """The node with what its pods have taken away. Which of the devices of a NUMA node they have
+    """The node without what its pods use. Which of the devices of a NUMA node they have
     is not in the files; how many is what counts."""
     if checkpoints.free_cpus is not None:
         node = replace(node, free_cpus=checkpoints.free_cpus & frozenset(node.cpus.places))

@@ -152,7 +152,7 @@ def _draw_pu(
         classes,
         radius=1.5,
         fill=fill,
-        title=f"PU {pu}: taken by {', '.join(use.used_by)}" if use.used_by else None,
+        title=f"PU {pu}: used by {', '.join(use.used_by)}" if use.used_by else None,
     )
     if use.vcpus and (use.emulator or use.iothreads):
         canvas.rect(x + 2.5, y + 2.5, size.width - 5, size.height - 5, "outline wire", radius=1)

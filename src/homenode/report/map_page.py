@@ -278,7 +278,7 @@ def _legend_entries(scene: Scene) -> list[tuple[str, str | None, str]]:
     if any(use.vcpus and (use.emulator or use.iothreads) for use in uses):
         entries.append(("outline wire", None, "emulator or IOThread on a vCPU's PU"))
     if any(use.used_by for use in uses):
-        entries.append(("pu", "taken", "taken by another VM"))
+        entries.append(("pu", "taken", "used by another VM"))
     if any(use.barred for use in uses):
         entries.append(("pu", "barred", "not allowed"))
     if any(use.isolated for use in uses):

@@ -1,4 +1,4 @@
-"""Run: the samples of one suite on one machine under one layout, and what they were taken under.
+"""Run: the samples of one suite on one machine under one layout, with its conditions.
 
 A run is the unit of storage, a boot the unit of replication, a sample the smallest figure. Figures
 that others have published have the same shape, with `origin` and `statistic` saying what they are.

@@ -1,4 +1,4 @@
-"""Received: a run that a guest sent as a tar, taken for what a stranger sent. [I/O]
+"""Received: a run that a guest sent as a tar, treated as what a stranger sent. [I/O]
 
 Nothing is unpacked where others keep theirs: the tar is read within limits, laid out in a new
 folder, and that is moved into its place where none is there.

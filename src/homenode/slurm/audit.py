@@ -9,7 +9,7 @@ from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.tools.slurm_hostlist import compress_hostlist
 from homenode.wording import nodes_text, number_list, plural
 
-_SLURM = "what Slurm and the host tell"
+_SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"
 _ENFORCE = "--gres-flags=enforce-binding"
 

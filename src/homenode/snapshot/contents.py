@@ -386,7 +386,7 @@ COMMANDS: tuple[Command, ...] = (
         "virsh-domains",
         # UUIDs, not names: a domain may be named "--help".
         ((*_VIRSH, "dumpxml"),),
-        "PUs, memory and devices that other VMs have taken",
+        "PUs, memory and devices that other VMs use",
         each=(*_VIRSH, "list", "--all", "--uuid"),
         wrapped="domains",
     ),

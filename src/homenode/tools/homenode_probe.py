@@ -143,7 +143,7 @@ class ThreadRate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Of some threads at once. samples: of all of them together, () where only threads tell."""
+    """Of some threads at once. samples: of all of them together, () where only threads report."""
 
     threads: tuple[ThreadRate, ...]
     fairness_index: float | None = None

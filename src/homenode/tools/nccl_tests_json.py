@@ -25,7 +25,7 @@ from homenode.tools.nccl_tests_records import (
 )
 from homenode.tools.nccl_tests_text import address_of, is_correct
 
-# Not read: args and env hold what the user's environment held.
+# Not read: args and env hold the user's environment.
 _KEYS = set(
     """
     version start_time args env nccl_version config results out_of_bounds

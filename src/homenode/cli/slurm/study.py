@@ -211,7 +211,7 @@ def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) 
     for one in made.everything():
         say(str(folder.path / script_name(one)))
     names = ", ".join(dict.fromkeys(node.name for node in (*made.whole, *made.shared)))
-    note(f"no Slurm answers here: nodes {names} are as --host says, and named by --nodelist or N")
+    note(f"no answer from Slurm: nodes {names} are taken from --host and --nodelist")
     if options.partition_exclusive is None:
         note(f"{NO_PARTITION} stands for the partition (--partition-exclusive)")
     note("nothing was submitted; on the cluster the same command without --dry-run begins a study")

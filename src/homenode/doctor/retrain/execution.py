@@ -1,7 +1,7 @@
 """Retrain: carry a plan out, verify, and restore what was found where it fails.
 
 A journal is written before the first register is, so that an interrupted run is explained and
-taken up by the next one; what was found first is what is restored.
+continued by the next one; what was found first is what is restored.
 """
 
 from dataclasses import dataclass

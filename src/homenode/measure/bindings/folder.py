@@ -79,7 +79,7 @@ class StudyEntry:
 
 
 class StudyFolder:
-    """The folder of one study, held by this process until it is closed."""
+    """The folder of one study, locked by this process until it is closed."""
 
     def __init__(self, path: Path, held_s: float = HELD_S) -> None:
         self.path = path.resolve()

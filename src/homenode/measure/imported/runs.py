@@ -158,7 +158,7 @@ def _of_folder(folder: SourceFolder, options: ImportOptions) -> Iterator[_Draft]
 
 
 def unread_files(folder: SourceFolder) -> Iterator[Gap]:
-    """Files of which nothing is taken, and why."""
+    """Files that were not imported, and why."""
     is_study = is_study_folder(frozenset(folder.texts))
     for name, text in sorted(folder.texts.items()):
         if is_study and (name in FILES or name in NOT_READ):

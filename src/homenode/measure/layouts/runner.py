@@ -130,7 +130,7 @@ def steps_of(head: Head) -> tuple[TrialStep, ...]:
 def run_trial(trial: Trial, lock: int) -> None:
     """Run what is left of a trial, and take everything back.
 
-    lock: the journal's, held by the caller; what is started keeps it. A guest that runs still, in
+    lock: the journal's, of the caller; what is started keeps it. A guest that runs still, in
     the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
     undone, HostError where libvirt has gone for good, and whatever stands against taking back.
     """

@@ -1,6 +1,6 @@
 """Ladder: the steps from what was asked to what still works, each with a name that the plan bears.
 
-The first fallback that holds the VM is taken; the order of concerns (cost.py) decides within it.
+The first fallback that holds the VM is used; the order of concerns (cost.py) decides within it.
 What gives way, the last of these first: the memory that the host keeps; whole cores, so that vCPUs
 are pinned to siblings (at last to any free PUs of all nodes); one kind of core; the number of
 siblings of a core; the host's last core; memory next to the vCPUs that use it.

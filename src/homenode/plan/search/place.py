@@ -475,9 +475,9 @@ def _other_gpus(
 def _host_gaps(search: PlacementSearch, fallback: Fallback, free: Usable) -> Iterator[Gap]:
     host = search.host
     if host.distances is None and len(host.nodes) > 1:
-        yield Gap("distances between nodes", "the host gives none: 10 and 20 were taken")
+        yield Gap("distances between nodes", "the host gives none: 10 and 20 were assumed")
     if free.nodes and not host.llcs:
         yield Gap("LLCs", "the host gives none, so cores were not kept within one")
     for node, memory in search.memory_on(fallback).items():
         if memory.pages is None:
-            yield Gap(f"node {node} memory", "unknown, so it was taken to suffice")
+            yield Gap(f"node {node} memory", "unknown, so it was assumed to suffice")

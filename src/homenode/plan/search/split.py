@@ -6,7 +6,7 @@ from typing import NamedTuple
 from homenode.plan.search.problem import SearchProblem, Split
 
 MOST_SUMS = 60_000
-"""Sums that are compared for one split; beyond, the even split is taken."""
+"""Sums that are compared for one split; beyond, the even split is used."""
 
 
 class GroupRange(NamedTuple):

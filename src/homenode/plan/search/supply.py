@@ -121,7 +121,7 @@ def usable(
     service_cores: bool = False,
 ) -> Usable:
     """What is left of the host: allowed PUs that are neither reserved, asked for by name for the
-    emulator, nor taken by others. Nodes ascending; nodes without PUs are left out.
+    emulator, nor used by others. Nodes ascending; nodes without PUs are left out.
 
     service_cores: with the cores on which others have emulators or IOThreads only.
     """

@@ -49,7 +49,7 @@ class PcieDocument:
         return any(controller.node is not None for controller in self.controllers.values())
 
     def bases_of(self, tree: PcieTree) -> list[int]:
-        """Indices before the first controller of such a tree, as far as its first ones tell."""
+        """Indices before the first controller of such a tree, as far as its first ones show."""
         leading = tree.nodes[: tree.leading_expanders]
         return [
             index - 1

@@ -126,7 +126,7 @@ def pcie_tree(
 
 
 def _is_switch(granularity: PciGranularity, place: Place) -> bool:
-    """Told as a device below a switch. Virtual functions beyond the first never are: there may be
+    """Shown as a device below a switch. Virtual functions beyond the first never are: there may be
     more of them than a switch has slots."""
     mirrors = granularity is PciGranularity.SWITCH and place.switch is not None
     return mirrors and place.section < Section.FURTHER_VF

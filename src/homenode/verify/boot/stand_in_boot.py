@@ -38,7 +38,7 @@ COMMAND = (
     "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check pcie_ports=compat "
     "cryptomgr.notests apparmor=0 audit=0 rodata=off nokaslr efi=noruntime"
 )
-"""The guest kernel's command line: silent but for errors, and without what tells nothing of the
+"""The guest kernel's command line: silent but for errors, and without what shows nothing of the
 topology: services of PCIe ports, self-tests, protections. A third of the time under TCG."""
 
 _LOGICAL_VCPUS = 8

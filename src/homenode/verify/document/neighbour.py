@@ -1,4 +1,4 @@
-"""Neighbour: a running domain of the host that is not the VM in question, as far as names tell."""
+"""Neighbour: a running domain of the host that is not the VM in question, as far as names show."""
 
 from homenode.findings import Severity
 from homenode.topology import RunningDomain

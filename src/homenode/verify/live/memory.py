@@ -89,7 +89,7 @@ def _named(area: RamArea, backend: BackendObject | None) -> bool:
 def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     cell, backend = memory.cell, memory.backend
     if not cell.nodes or backend is None or not backend.host_nodes:
-        return  # bound for the whole process, if at all: its pages tell
+        return  # bound for the whole process, if at all: its pages show it
     if backend.host_nodes != cell.nodes:
         yield Finding(
             id="live-binding",

@@ -85,7 +85,7 @@ def test_a_listing_lies_over_any_host(tmp_path: Path) -> None:
         (b" \n\n", "found an empty file"),
         (b"\xef\xbb\xbf", "found an empty file"),
         (b"\x7fELF\x00\x00", "binary data of no known kind"),
-        (b"<domain/>", "expected <topology>"),
+        (b"<domain/>", "expected a host, found the domain"),
         (b'{"format": "homenode.plan/1"}', "expected a homenode.host document"),
         (b"\x1f\x8bgarbage", "garbage"),
     ],

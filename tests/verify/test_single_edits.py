@@ -419,3 +419,45 @@ def test_what_one_check_names_is_not_named_twice() -> None:
     assert [one.id for one in findings_of(without, plan) if one.id.startswith("plan-")] == [
         "plan-pins"
     ]
+
+
+OTHER_EDITS = (
+    (r"(<vcpupin vcpu=')0'", r"\g<1>1'"),  # another vCPU's
+    (r"(<vcpupin vcpu='0' cpuset=')[^']*", r"\g<1>0-7"),
+    (r"<vcpupin vcpu='0' (cpuset='[^']*'/>)", r"<emulatorpin \1"),
+    (r"<vcpupin (vcpu='0') cpuset=", r"<vcpupin \1 CpuSet="),
+    (r"(<memnode cellid=')0'", r"\g<1>1'"),
+    (r"(<memnode cellid='0'[^>]*nodeset=')[^']*", r"\g<1>0-1"),
+    (r"(<memnode cellid='0'[^>]*/>)(.*?</numatune>)", r"\2\1"),  # out of its parent
+    (r"(<cell id='0'[^>]*unit=')\w+'", r"\g<1>MB'"),
+    (r"(<cell id='1' cpus=')", r"\g<1>0,"),
+    (r"(<cell id=')0(' .*?<cell id=')1'", r"\g<1>1\g<2>0'"),
+    (r"<distances>.*?</distances>", ""),
+    (r"(<numa>.*?</numa>)(.*?</cpu>)", r"\2\1"),
+    (r"sockets='2' cores='(\d+)' threads='1'", r"sockets='1' cores='\1' threads='2'"),
+    (r"<node>0</node>", "<node>1</node>"),
+    (r"(<target busNr='\d+'>)\s*(<node>\d</node>)\s*</target>", r"\1</target>\2"),
+    (r"busNr='\d+'", "busNr='0'"),
+    (r"model='pcie-root-port'", "model='pcie-switch-downstream-port'"),
+    (r"<hostdev(.*?)</hostdev>", r"<!-- <hostdev\1</hostdev> -->"),
+    (r"(<hostdev.*?</hostdev>)(.*</devices>)", r"\2\1"),
+    (r"mode='subsystem' type='pci'", "mode='subsystem' type='usb'"),
+    (r"<memory unit='GiB'>", "<memory unit='GB'>"),
+    (r"<memory unit='GiB'>", "<memory>"),
+    (r"(<numatune>)", r"<numatune><memory mode='strict' nodeset='0'/></numatune>\1"),
+    (r"(<cputune>)", r"\1<quota>5000</quota>"),
+    (r"(</vcpu>)", r"\1<memtune><hard_limit unit='MiB'>512</hard_limit></memtune>"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["2 GPUs", "8 GPUs"])
+def test_swapped_ids_moved_elements_and_wrong_units_are_named(name: str) -> None:
+    right = users_vm(name)
+    text = right.document.decode()
+    passed = []
+    for pattern, put in OTHER_EDITS:
+        edited, times = re.subn(pattern, put, text, count=1, flags=re.DOTALL)
+        assert times == 1, pattern
+        if not is_named(edited.encode(), right.plan):
+            passed.append((pattern, put))
+    assert not passed

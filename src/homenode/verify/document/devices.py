@@ -16,7 +16,7 @@ from homenode.plan.gpu_parts import (
 from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
-from homenode.verify.document.neighbour import neighbour, severity_of_neighbour
+from homenode.verify.document.pins import neighbour, severity_of_neighbour
 from homenode.verify.domain_facts import DomainFacts
 
 LOST_LOCALITY_COST = (

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.topology import Host
-from homenode.verify.document.neighbour import neighbour, severity_of_neighbour
+from homenode.topology import Host, RunningDomain
 from homenode.verify.domain_facts import DomainFacts, vcpus_text
 
 SHARED_CORE_COST = "a vCPU on a core with another loses 40 to 75 % (XAPI's measurement)"
@@ -242,3 +241,15 @@ def _others(facts: DomainFacts, host: Host) -> Iterator[Finding]:
 def _whole(host: Host, pus: CpuSet) -> CpuSet:
     """The whole cores of some PUs."""
     return CpuSet(pu for core in host.cores if not core.pus.isdisjoint(pus) for pu in core.pus)
+
+
+def neighbour(domain: RunningDomain) -> str:
+    """What to call a running domain of the host that is not the VM in question, as far as names
+    say: where a capture redacted its name it may be the VM itself."""
+    doubt = " (name redacted: it may be this very VM)" if domain.has_pseudonym else ""
+    return f"running domain {domain.name!r}{doubt}"
+
+
+def severity_of_neighbour(domain: RunningDomain, severity: Severity) -> Severity:
+    """The severity of a clash with it: nothing is sure of a domain whose name is redacted."""
+    return Severity.INCONCLUSIVE if domain.has_pseudonym else severity

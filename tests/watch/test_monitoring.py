@@ -53,7 +53,9 @@ def test_promtool_accepts_the_metrics_and_the_rules_fire_as_they_should() -> Non
 
 @needs_promtool
 @pytest.mark.skipif(shutil.which("prometheus-node-exporter") is None, reason="needs node exporter")
-def test_the_node_exporter_serves_the_file_and_prometheus_raises_the_alert(tmp_path: Path) -> None:
+def test_the_node_exporter_serves_the_file_and_prometheus_raises_and_clears_the_alert(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "homenode.prom").write_text(text())
     rules = MONITORING / "homenode-rules.yml"
     with _exporter(tmp_path) as exporter:
@@ -70,7 +72,12 @@ def test_the_node_exporter_serves_the_file_and_prometheus_raises_the_alert(tmp_p
             f"--web.listen-address=127.0.0.1:{port}",
         ]  # fmt: skip
         with _started(argv):
-            alerts = _until(f"http://127.0.0.1:{port}/api/v1/alerts", "HomenodeCritical")
+            served = f"http://127.0.0.1:{port}/api/v1/alerts"
+            alerts = _until(served, "HomenodeCritical")
+            healthy = seen(snapshot(PAGES), certified(PAGES))
+            state = metrics(healthy.state, healthy.host, healthy.cpu_s)
+            (tmp_path / "homenode.prom").write_text(state)
+            _until(served, "HomenodeCritical", is_there=False)
     (found,) = [
         alert for alert in json.loads(alerts)["data"]["alerts"]
         if alert["labels"]["alertname"] == "HomenodeCritical"
@@ -127,13 +134,13 @@ def _exporter(folder: Path) -> Iterator[int]:
         yield port
 
 
-def _until(url: str, word: str) -> str:
-    """What is served there once it holds a word."""
+def _until(url: str, word: str, *, is_there: bool = True) -> str:
+    """What is served there once it holds a word, or holds it no more."""
     for _ in range(600):
         try:
             with urllib.request.urlopen(url, timeout=5) as answer:
                 found = answer.read().decode()
-            if word in found:
+            if (word in found) is is_there:
                 return str(found)
         except OSError:
             pass

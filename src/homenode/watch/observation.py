@@ -45,7 +45,7 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
     not_read: list[Gap] = []
     if quiet.command_output("virsh-domains") is None:
         failures = snapshot.failures if isinstance(snapshot, LiveSnapshot) else {}
-        not_read.append(Gap("running VMs", failures.get("virsh-domains", "virsh is not there")))
+        not_read.append(Gap("running VMs", failures.get("virsh-domains", "no output of virsh")))
     domains = _domains(quiet, host, connect, not_read)
     found = alerts(expected, host, domains)
     if expected is None:

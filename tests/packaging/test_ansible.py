@@ -106,6 +106,9 @@ def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
     hosts: Path, tmp_path: Path
 ) -> None:
     playbook = program("ansible-playbook")
+    checked = run(tmp_path, playbook, "-i", str(hosts), "site.yml", "--check")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert not (tmp_path / "gpu-a/bin/homenode").exists()
     first = run(tmp_path, playbook, "-i", str(hosts), "site.yml")
     assert first.returncode == 0, first.stdout + first.stderr
     for name in ("gpu-a", "gpu-b"):

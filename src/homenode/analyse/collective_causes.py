@@ -100,7 +100,7 @@ QUESTIONS = (
         "bare-first-node",
         Cell(BARE),
         Cell(BARE, FIRST_NODE),
-        "what one node's CPUs and memory cost without a virtual machine: spread against bound",
+        "what one node costs without a virtual machine",
     ),
     Question("pins", Cell("default"), Cell(FLAT), "what pins alone are worth: flat guests"),
 )

@@ -86,11 +86,11 @@ def experiment_text(layouts: Sequence[str], depth: Depth) -> RenderableType:
     for heading in ("compared", "decides", "part of it"):
         table.add_column(heading, overflow="fold")
     for one in QUESTIONS:
-        missing = [
-            str(cell)
+        missing = dict.fromkeys(
+            str(cell) if cell.layout in layouts else cell.layout
             for cell in (one.first, one.second)
             if cell.layout not in layouts or cell.settings not in settings
-        ]
+        )
         table.add_row(
             Text(printable(f"{one.second} against {one.first}")),
             Text(printable(one.decides)),

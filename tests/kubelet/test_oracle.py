@@ -1,12 +1,16 @@
 """Pods are admitted, refused and given CPUs as the kubelet's own managers do it."""
 
 import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
+from homenode.kubevirt.manifests import claim_template
 from tests.kubelet.cases import grace_case, our_answers
 from tests.kubelet.oracle import COUNT, RECORDED, SEED, ask, build, random_cases
 
@@ -33,3 +37,20 @@ def test_two_thousand_requests_are_answered_as_by_the_kubelets_managers(tmp_path
     assert sum(map(len, answers)) > 2000
     for case, given in zip(cases, answers, strict=True):
         assert our_answers(case) == given, json.dumps(case)
+
+
+@pytest.mark.lab
+def test_claim_templates_are_what_the_api_server_takes(tmp_path: Path) -> None:
+    program = build(tmp_path, "./claims")
+
+    def refused(template: dict[str, Any]) -> str:
+        text = json.dumps(template)
+        return subprocess.run([program], input=text, capture_output=True, text=True).stdout
+
+    for scope in ClaimScope:
+        for gpus, nic_class in ((1, None), (8, "nic.example"), (16, "nic.example"), (32, None)):
+            options = ManifestOptions(claims=scope, gpus=gpus, nic_class=nic_class)
+            assert not refused(claim_template(options))
+            wrong = claim_template(options)
+            wrong["spec"]["spec"]["devices"]["requests"][0]["exactly"]["cuont"] = 1
+            assert "cuont" in refused(wrong)

@@ -1,4 +1,4 @@
-"""The node of a device that sysfs does not tell comes from the metadata of its DRA claim."""
+"""The node of a device that sysfs does not give comes from the metadata of its DRA claim."""
 
 import json
 from typing import Any
@@ -40,6 +40,14 @@ def test_a_device_without_a_node_in_sysfs_is_placed_by_its_claim(kind: str) -> N
     assert "expected a host NUMA node" in without.notes[0]
     placed = place_devices(xml, with_claim(silent, metadata("0000:01:00.0", 0), kind))
     assert placed.notes == ("placed 2 PCI functions: 1 on cell 0, 1 on cell 1",)
+
+
+def test_a_file_of_several_versions_is_read_up_to_the_first_that_is_known() -> None:
+    newer = '{"apiVersion": "metadata.resource.k8s.io/v9", "kind": "DeviceMetadata", "spec": {}}'
+    host = with_claim(small_host({}), f"{newer}\n{metadata('0000:01:00.0', 1)}\n{newer}\n")
+    assert claimed_nodes(host) == {Bdf.parse("01:00.0"): 1}
+    cut = with_claim(small_host({}), f'{newer} {{"requests": ')
+    assert claimed_nodes(cut) == {}
 
 
 def test_sysfs_goes_before_the_claim() -> None:

@@ -228,6 +228,12 @@ def test_claims_ask_for_gpus_and_nics_of_one_pcie_root_each() -> None:
     assert "claims.yaml" in manifests(options, HOOK)
 
 
+def test_a_claim_has_at_most_as_many_requests_as_the_api_server_takes() -> None:
+    options = ManifestOptions(claims=ClaimScope.NUMA_NODE, nic_class="nic.example", gpus=17)
+    with pytest.raises(UsageError, match="32"):
+        claim_template(options)
+
+
 def test_claims_by_node_have_one_constraint_for_all() -> None:
     alone = claim_template(ManifestOptions(claims=ClaimScope.NUMA_NODE, gpus=1))
     assert "constraints" not in alone["spec"]["spec"]["devices"]

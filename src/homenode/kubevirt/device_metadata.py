@@ -3,15 +3,18 @@
 Files are {base}/resourceclaims/CLAIM/REQUEST/DRIVER-metadata.json, and the same below
 resourceclaimtemplates. They say a function's NUMA node where the firmware does not.
 
-Source: KEP-5304; KubeVirt 1.9, pkg/dra/metadata (metadata.resource.k8s.io/v1alpha1).
+Source: KEP-5304; Kubernetes 1.36, k8s.io/dynamic-resource-allocation/devicemetadata; KubeVirt 1.9,
+pkg/dra/metadata (metadata.resource.k8s.io/v1alpha1).
 """
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from homenode.bdf import Bdf
-from homenode.errors import InputError, ParseError
-from homenode.pods.objects import down, read_object
+from homenode.errors import ParseError
+from homenode.pods.objects import MAX_BYTES, down
 from homenode.snapshot.protocol import Snapshot
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
@@ -19,6 +22,8 @@ _FOLDERS = ("resourceclaims", "resourceclaimtemplates")
 _SUFFIX = "-metadata.json"
 _MOST_FILES = 256
 _PREFIX = "resource.kubernetes.io/"
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NOTHING: Mapping[str, Any] = {}
 
 
 def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
@@ -29,11 +34,8 @@ def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
         text = snapshot.read_text(path) if number < _MOST_FILES else None
         if text is None:
             continue
-        try:
-            document = read_object(text, path, "the metadata of a claim")
-        except InputError:
-            continue
-        for request in _list(document.get("requests")):
+        objects = (one for one in _objects(text) if isinstance(one.get("requests"), list))
+        for request in next(objects, _NOTHING).get("requests", ()):
             for device in _list(down(request, "devices")):
                 attributes = down(device, "attributes")
                 node = down(attributes, f"{_PREFIX}numaNode", "int")
@@ -44,6 +46,18 @@ def claimed_nodes(snapshot: Snapshot) -> dict[Bdf, int]:
                     except ParseError:
                         continue
     return found
+
+
+def _objects(text: str) -> Iterator[Mapping[str, Any]]:
+    """A file has the same data in each version that its driver writes, one object after another."""
+    decoder, at = json.JSONDecoder(), 0
+    while len(text) <= MAX_BYTES and (start := _SPACE.match(text, at)):
+        try:
+            value, at = decoder.raw_decode(text, start.end())
+        except (ValueError, RecursionError):
+            return
+        if isinstance(value, dict):
+            yield value
 
 
 def _list(value: Any) -> list[Any]:

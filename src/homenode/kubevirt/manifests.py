@@ -20,6 +20,8 @@ HOOK_PATH = f"/usr/bin/{HOOK_FILE}"
 _GATES_PATH = "/spec/configuration/developerConfiguration/featureGates"
 _LARGEST = 1 << 20
 _GPUS_OF_NODE = 4
+_MOST_REQUESTS = 32
+"""Of a claim, as the API server takes it."""
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _SPELLINGS = {
@@ -140,6 +142,10 @@ def claim_template(options: ManifestOptions) -> dict[str, Any]:
         for kind, name in classes.items()
         if name is not None
     ]
+    if len(requests) > _MOST_REQUESTS:
+        raise UsageError(
+            f"--claims: expected at most {_MOST_REQUESTS} GPUs and NICs, found {len(requests)}"
+        )
     names = [str(request["name"]) for request in requests]
     groups = [names]
     if options.claims is ClaimScope.PCIE_ROOT:

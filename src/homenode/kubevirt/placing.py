@@ -127,7 +127,7 @@ def place_devices(
         return Placed(rewritten, (*notes, "added the distances of the cells; no device moved"))
     _refuse_machine(guest, source)
     # Devices that stay must not take ports: those of those would be empty.
-    seated = replace(
+    placed_host = replace(
         host,
         pci_devices=tuple(
             d for d in host.pci_devices if d.bdf in placeable or d.kind is DeviceKind.BRIDGE
@@ -137,7 +137,7 @@ def place_devices(
         guest, LAYOUT, guest.vcpus, guest.memory_bytes, pci_granularity=granularity
     )
     mirrored = mirror_cells(
-        seated, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
+        placed_host, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
     )
     cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
@@ -197,7 +197,7 @@ def _is_grace_done(document: Document, cells: int) -> bool:
 def _stays(
     guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
 ) -> bool:
-    """Somebody chose this place: the user by name, or whoever plugged it in elsewhere than behind
+    """Someone chose this place: the user by name, or whoever plugged it in elsewhere than behind
     a root port of pcie.0, where libvirt puts what no one places. regained: expander buses that the
     hook itself has made before."""
     at = hostdev.address

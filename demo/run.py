@@ -198,7 +198,7 @@ def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[
         str(len(plan.llcs)) if plan.vcpu_pins else "any",
         _BINDINGS[plan.layout.memory],
         remote,
-        plan.rung,
+        plan.fallback,
     )
 
 

@@ -105,7 +105,7 @@ class Fallback:
 class Best:
     """A candidate. nodes: positions. key: values of the terms in the policy's order."""
 
-    rung: Fallback
+    fallback: Fallback
     nodes: tuple[int, ...]
     split: tuple[int, ...]
     devices: tuple[Bdf, ...]
@@ -129,13 +129,15 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     Rungs that differ in the host's last core and the memory only are one group: of these the first
     that costs no class of device distance, no package, no GPU its home and no further GPU set.
     """
-    for _, fallbacks in groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4]):
-        bests = [best for rung in fallbacks if (best := _Step(host, request, rung).best())]
+    for _, fallbacks in groupby(
+        _fallbacks(host, request), key=lambda fallback: astuple(fallback)[:4]
+    ):
+        bests = [best for fallback in fallbacks if (best := _Step(host, request, fallback).best())]
         if not bests:
             continue
-        if bests[0].rung.memory is Memory.ELSEWHERE:
+        if bests[0].fallback.memory is Memory.ELSEWHERE:
             return bests[0]
-        own = [best for best in bests if best.rung.memory is not Memory.ELSEWHERE]
+        own = [best for best in bests if best.fallback.memory is not Memory.ELSEWHERE]
         return min(own, key=lambda best: _before_the_rung(request, best.key, best.terms))
     return None
 
@@ -152,10 +154,10 @@ def standing(
     counts = tuple(split[node] for node in nodes)
     chosen = tuple(sorted(gpus))
     nearness = _nearness(request)
-    groups = groupby(_rungs(host, request), key=lambda rung: astuple(rung)[:4])
+    groups = groupby(_fallbacks(host, request), key=lambda fallback: astuple(fallback)[:4])
     for group, (_, fallbacks) in enumerate(groups):
-        for number, rung in enumerate(fallbacks):
-            step = _Step(host, request, rung)
+        for number, fallback in enumerate(fallbacks):
+            step = _Step(host, request, fallback)
             if not step.whole_threads or sum(counts) != step.groups or chosen not in step.gpu_sets:
                 continue
             if step.allows(nodes, counts) and step.allows_gpus(nodes, chosen):
@@ -180,7 +182,7 @@ def _nearness(request: GuestRequest) -> int:
     return 3 if request.layout.pcie is GuestPcie.MIRRORED else 2
 
 
-def _rungs(host: Host, request: GuestRequest) -> Iterator[Fallback]:
+def _fallbacks(host: Host, request: GuestRequest) -> Iterator[Fallback]:
     layout = request.layout
     pins_all = layout.pinning is Pinning.ALL_PUS
     hybrid = any(core.kind is not None for core in host.cores)
@@ -247,17 +249,17 @@ def _remembered(method: Callable[_P, _R]) -> Callable[_P, _R]:
 class _Step:
     """One fallback of one request."""
 
-    def __init__(self, host: Host, request: GuestRequest, rung: Fallback) -> None:
-        self.host, self.request, self.rung = host, request, rung
+    def __init__(self, host: Host, request: GuestRequest, fallback: Fallback) -> None:
+        self.host, self.request, self.fallback = host, request, fallback
         layout = request.layout
         pins_all = layout.pinning is Pinning.ALL_PUS
-        doubles = pins_all and not request.keep_vcpus and rung.cores is Cores.AS_ASKED
-        per_group = 1 if doubles else rung.threads
+        doubles = pins_all and not request.keep_vcpus and fallback.cores is Cores.AS_ASKED
+        per_group = 1 if doubles else fallback.threads
         self.whole_threads = request.vcpus % per_group == 0
         self.groups = request.vcpus // per_group
-        self.counts_pus = rung.cores is Cores.ANY_PUS or (
+        self.counts_pus = fallback.cores is Cores.ANY_PUS or (
             pins_all
-            and rung.cores is Cores.AS_ASKED
+            and fallback.cores is Cores.AS_ASKED
             and request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
         )
         self.mirrored = layout.cells is GuestCells.MIRRORED
@@ -310,7 +312,7 @@ class _Step:
                         key = self.key(whole)
                         if best is None or key < best.key:
                             devices = self.devices(gpus)
-                            best = Best(self.rung, nodes, split, devices, whole, key)
+                            best = Best(self.fallback, nodes, split, devices, whole, key)
         return best
 
     def _hopeless(self, terms: dict[str, object], best: Best) -> bool:
@@ -330,14 +332,14 @@ class _Step:
             return False
         pages, space = self.pages, [self.space[node] for node in nodes]
         others = [limit for node, limit in self.space.items() if node not in nodes]
-        if self.rung.memory is Memory.FOLLOWS:
+        if self.fallback.memory is Memory.FOLLOWS:
             return all(
                 limit is None or -(-pages * number // self.groups) <= limit
                 for number, limit in zip(split, space, strict=True)
             )
-        if self.rung.memory is Memory.UNEVEN and 0 in space:
+        if self.fallback.memory is Memory.UNEVEN and 0 in space:
             return False
-        if self.rung.memory is Memory.ELSEWHERE:
+        if self.fallback.memory is Memory.ELSEWHERE:
             more = (self.request.max_nodes or len(self.space)) - len(nodes)
             space += sorted(others, key=lambda limit: -(pages if limit is None else limit))[:more]
         return None in space or sum(filter(None, space)) >= pages
@@ -346,7 +348,7 @@ class _Step:
 
     def _keeps_core(self, nodes: tuple[int, ...], split: tuple[int, ...]) -> bool:
         """Whether the host keeps its cores, where it is to."""
-        if not self.rung.keeps_core or self.request.layout.pinning is Pinning.NONE:
+        if not self.fallback.keeps_core or self.request.layout.pinning is Pinning.NONE:
             return True
         used = sum(self.draw(node, n)[2] for node, n in zip(nodes, split, strict=True))
         return len(self.cores_without_vcpus) - used >= self.request.host_reserve.cores
@@ -377,7 +379,7 @@ class _Step:
         pus -= set(self.request.reserved_pus) | set(self.request.housekeeping_pus)
         pus -= set(self.request.emulator_pus or ())
         vcpus, rest = self.pins_of_others
-        owned = vcpus | rest if self.rung.keeps_core else vcpus
+        owned = vcpus | rest if self.fallback.keeps_core else vcpus
         for core in self.host.cores:
             if set(core.pus) & owned:
                 pus -= set(core.pus)
@@ -399,9 +401,9 @@ class _Step:
             for number, core in self._cores(node):
                 usable = set(core.pus) & self.free
                 if self.counts_pus:
-                    count = len(usable) // self.rung.threads
+                    count = len(usable) // self.fallback.threads
                 else:
-                    count = int(len(usable) == len(core.pus) >= self.rung.threads)
+                    count = int(len(usable) == len(core.pus) >= self.fallback.threads)
                 llc = llc_of[int(core.pus.first() or 0)]
                 group = _Group(number, llc, bool(usable) and usable <= self.isolated, core.kind)
                 have[position] += [group] * count
@@ -409,7 +411,7 @@ class _Step:
 
     def _cores(self, node: NumaNode) -> Iterator[tuple[int, Core]]:
         for number, core in enumerate(self.host.cores):
-            kind_fits = self.rung.mixed or core.kind is not CoreKind.EFFICIENCY
+            kind_fits = self.fallback.mixed or core.kind is not CoreKind.EFFICIENCY
             if core.pus <= node.pus and kind_fits:
                 yield number, core
 
@@ -459,7 +461,7 @@ class _Step:
 
     @cached_property
     def overhead(self) -> int:
-        return overhead_bytes(self.request) if self.rung.keeps_memory else 0
+        return overhead_bytes(self.request) if self.fallback.keeps_memory else 0
 
     @cached_property
     def pages(self) -> int:
@@ -525,7 +527,7 @@ class _Step:
         reserve = self.request.host_reserve.memory_bytes
         if reserve is None:
             reserve = max(2 * GIB, (node.memory_bytes or 0) // 50)
-        return max(0, min(known) - (reserve if self.rung.keeps_memory else 0))
+        return max(0, min(known) - (reserve if self.fallback.keeps_memory else 0))
 
     def _pool(self, node: NumaNode) -> int:
         size = self.request.page_bytes
@@ -744,7 +746,7 @@ class _Step:
         balance = self.request.balance or (Balance.PACK if wants_gpus else Balance.SPREAD)
         sign = 1 if balance is Balance.PACK else -1
         short = 0
-        if self.request.page_bytes is not None and self.rung.memory is Memory.FOLLOWS:
+        if self.request.page_bytes is not None and self.fallback.memory is Memory.FOLLOWS:
             short = sum(
                 max(0, -(-self.pages * n // self.groups) - self.pools[node])
                 for node, n in zip(nodes, split, strict=True)

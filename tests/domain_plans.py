@@ -86,7 +86,7 @@ def hand_plan(
         aperture=aperture,
         iommu_needed=iommu_needed,
         page_reservations=(),
-        rung="whole-cores",
+        fallback="whole-cores",
         cost=(),
         optimal=True,
         runners_up=(),

@@ -41,7 +41,7 @@ def placed(
         emulator_pus=None,
         iothread_pus=(),
         devices=tuple(Bdf.parse(d) if isinstance(d, str) else d for d in devices),
-        rung="test",
+        fallback="test",
     )
 
 

@@ -285,7 +285,7 @@ def hand_plan(
             PageReservation(node, 1 << 30, (memory_bytes >> 30) // len(nodes), 420)
             for node in host_nodes
         ) if bound else (),
-        rung="one package" if len(nodes) > 1 else "one node", cost=cost, optimal=True,
+        fallback="one package" if len(nodes) > 1 else "one node", cost=cost, optimal=True,
         runners_up=(RunnerUp((NodeIndex(1), NodeIndex(2)), worse, "node_distance"),),
         rejections=(
             Rejection("cores", (NodeIndex(0),), "needs 92 free cores, 24 free", "allow more nodes"),

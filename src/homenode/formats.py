@@ -81,6 +81,10 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
     _check_format(document, kind, source)
+    own = zip(_stored_names(of), getattr(of, "__dataclass_fields__", {}), strict=True)
+    renamed = {name: stored for stored, name in own if stored != name and stored in document}
+    if renamed:
+        document = {**document, **{name: document[stored] for name, stored in renamed.items()}}
     return _convert(document, of, f"{source}: not a valid homenode.{kind}")
 
 
@@ -206,7 +210,16 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    return {
+        stored: getattr(value, name)
+        for name, stored in zip(value.__dataclass_fields__, _stored_names(type(value)), strict=True)
+    }
+
+
+def _stored_names(of: Any) -> list[str]:
+    """The names of a dataclass's fields in documents: their own, or their metadata's `name`."""
+    fields: dict[str, Any] = getattr(of, "__dataclass_fields__", {})
+    return [field.metadata.get("name", name) for name, field in fields.items()]
 
 
 def _changed_fields(value: Any) -> dict[str, Any]:

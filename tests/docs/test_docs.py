@@ -100,7 +100,10 @@ def _below(of: type) -> dict[type, str]:
 def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> None:
     sections = page(f"docs/formats/{kind}.md").sections()
     for record, path in _below(FORMATS[kind]).items():
-        fields = tuple(_field_types(record))
+        metadata = {
+            one.name: one.metadata for one in getattr(record, "__dataclass_fields__", {}).values()
+        }
+        fields = tuple(metadata.get(name, {}).get("name", name) for name in _field_types(record))
         if fields:
             heading = path or "Fields"
             assert heading in sections, f"{kind}.md: no section {heading!r} for {record.__name__}"

@@ -53,11 +53,11 @@ RESERVES = (
     HostReserve(2, 512 * MIB),
 )
 CONCEDED: dict[Concession, Callable[[Fallback], bool]] = {
-    Concession.HOST_MEMORY: lambda rung: not rung.keeps_memory,
-    Concession.ANY_PUS: lambda rung: rung.cores is Cores.ANY_PUS,
-    Concession.HOST_CORE: lambda rung: not rung.keeps_core,
-    Concession.UNEVEN_MEMORY: lambda rung: rung.memory is Memory.UNEVEN,
-    Concession.MEMORY_ELSEWHERE: lambda rung: rung.memory is Memory.ELSEWHERE,
+    Concession.HOST_MEMORY: lambda fallback: not fallback.keeps_memory,
+    Concession.ANY_PUS: lambda fallback: fallback.cores is Cores.ANY_PUS,
+    Concession.HOST_CORE: lambda fallback: not fallback.keeps_core,
+    Concession.UNEVEN_MEMORY: lambda fallback: fallback.memory is Memory.UNEVEN,
+    Concession.MEMORY_ELSEWHERE: lambda fallback: fallback.memory is Memory.ELSEWHERE,
 }
 POOLS = ((), (), (PagePool(2 * MIB, 512, 300),), (PagePool(2 * MIB, 1024, 1024),))
 
@@ -306,8 +306,8 @@ def compare(host: Host, request: GuestRequest) -> None:
         assert placement is None and best is None
         return
     given = CONCEDED.keys() & placement.concessions
-    expected = {name for name, is_given in CONCEDED.items() if is_given(best.rung)}
-    if given != expected and best.rung.cores is Cores.ANY_PUS and best.rung.keeps_core:
+    expected = {name for name, is_given in CONCEDED.items() if is_given(best.fallback)}
+    if given != expected and best.fallback.cores is Cores.ANY_PUS and best.fallback.keeps_core:
         return  # of any PUs on equally many LLCs, those that leave a core are not looked for
     assert given == expected
     assert placement.optimal is True

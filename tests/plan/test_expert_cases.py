@@ -310,7 +310,7 @@ def test_memory_that_a_running_domain_has_not_touched_yet_is_not_free() -> None:
 def test_the_host_keeps_a_core_until_nothing_else_is_left() -> None:
     host = even_host(1, 1, 1, 4, 1)
     kept, in_use = agreed(host, small_request(3, GIB)), agreed(host, small_request(4, GIB))
-    assert kept.rung != in_use.rung
+    assert kept.fallback != in_use.fallback
     assert {f.severity for f in in_use.findings if f.severity != "info"} == {"warning"}
 
 

@@ -113,7 +113,7 @@ def test_many_rejections_are_counted_rather_than_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rung", "lines"),
+    ("fallback", "lines"),
     [
         ("one LLC", ["Placement: inside one last-level cache (policy cores-first)."]),
         ("across packages", ["Placement: spans both packages (policy cores-first)."]),
@@ -131,14 +131,14 @@ def test_many_rejections_are_counted_rather_than_listed() -> None:
         ),
     ],
 )
-def test_the_rung_is_said_in_words(rung: str, lines: list[str]) -> None:
-    plan = replace(_plan(), rung=rung, cost=())
+def test_the_fallback_is_said_in_words(fallback: str, lines: list[str]) -> None:
+    plan = replace(_plan(), fallback=fallback, cost=())
     assert list(_section(plan, h200_host(), "Where it runs").lines[: len(lines)]) == lines
 
 
 def test_a_plan_over_four_packages_says_how_many() -> None:
     cost = (CostTerm("packages_spanned", 4),)
-    plan = replace(_plan(), rung="across packages", cost=cost)
+    plan = replace(_plan(), fallback="across packages", cost=cost)
     line = _section(plan, None, "Where it runs").lines[0]
     assert line == "Placement: spans 4 packages (policy cores-first)."
 

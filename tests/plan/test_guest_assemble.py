@@ -47,7 +47,7 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
     assert (plan.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))
     assert (plan.cost, plan.optimal) == (placement.cost, None)
     assert plan.runners_up == placement.runners_up and plan.rejections == placement.rejections
-    assert placement.gaps[0] in plan.gaps and plan.rung == "test"
+    assert placement.gaps[0] in plan.gaps and plan.fallback == "test"
     assert plan.host_name == "even" and plan.domain_name == "vm"
 
 

@@ -113,7 +113,7 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
     unasked = place(I7_1370P, small_request(8))
     assert [f.severity for f in unasked.findings if f.id == "mixed-kinds"] == ["warning"]
     placement = place(I7_1370P, replace(small_request(8), mixed_kinds=True))
-    assert placement.rung == "one LLC, mixed core kinds"
+    assert placement.fallback == "one LLC, mixed core kinds"
     assert placement.nodes == (0, 0)
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 2
     assert all(pin <= P_PUS for pin in placement.vcpu_pins[:6])
@@ -141,7 +141,7 @@ def test_mixed_kinds_told_as_single_threads_have_a_whole_core_each_while_there_a
     assert len({core_of[pu] for pin in placement.vcpu_pins for pu in pin}) == 13
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 7
     assert placement.threads_per_core == 1
-    assert placement.rung == "one LLC, mixed core kinds, siblings not exposed"
+    assert placement.fallback == "one LLC, mixed core kinds, siblings not exposed"
 
 
 def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
@@ -151,7 +151,7 @@ def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
 
 def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:
     placement = place(I7_1370P, replace(small_request(6), mixed_kinds=True))
-    assert placement.rung == "one LLC"
+    assert placement.fallback == "one LLC"
 
 
 def grace() -> Host:
@@ -220,7 +220,7 @@ def test_with_smt_in_one_package_only_siblings_come_from_there_and_cores_from_bo
     assert len(cores.vcpu_pins) == 16
     both = place(host, small_request(16, layout="pin-numa-smt"))
     assert both.threads_per_core == 1
-    assert "siblings not exposed" in both.rung
+    assert "siblings not exposed" in both.fallback
 
 
 def test_smt4_counts_cores_and_exposes_all_four_siblings() -> None:

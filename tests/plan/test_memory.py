@@ -50,7 +50,7 @@ def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere()
     flat = place(host, small_request(8, layout="pin-bound"))
     assert flat.nodes == (0, 1)
     assert flat.memory_nodes == (0, 1)
-    assert "memory from other nodes" in flat.rung
+    assert "memory from other nodes" in flat.fallback
 
 
 def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
@@ -65,7 +65,7 @@ def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_findi
     placement = place(host, small_request(8, 20 * GIB, layout="pin-bound"))
     assert placement.nodes == (0,)
     assert placement.memory_nodes == (0, 1)
-    assert placement.rung == "one LLC, memory from other nodes"
+    assert placement.fallback == "one LLC, memory from other nodes"
     assert "memory-from-other-nodes" in {f.id for f in placement.findings}
 
 
@@ -126,7 +126,7 @@ def test_cells_may_get_uneven_memory_where_shares_do_not_fit() -> None:
     )
     placement = place(host, small_request(8, 30 * GIB))
     assert placement.nodes == (0, 2)
-    assert "uneven memory" in placement.rung
+    assert "uneven memory" in placement.fallback
     assert sum(placement.cell_memory_bytes) == 30 * GIB
     assert placement.cell_memory_bytes[0] <= 6 * GIB
     assert "memory-uneven" in {f.id for f in placement.findings}
@@ -145,7 +145,7 @@ def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
     host = even_host(1, 1, 1, 8, 1, memory_bytes=64 * GIB)
     assert place(host, small_request(4, 60 * GIB)).concessions == ()
     last = place(host, small_request(4, 63 * GIB))
-    assert "host's reserved memory" in last.rung
+    assert "host's reserved memory" in last.fallback
     assert [f.severity for f in last.findings if f.id == "host-memory-taken"] == ["critical"]
     with pytest.raises(Unplannable):
         place(host, small_request(4, 65 * GIB))

@@ -104,7 +104,7 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     served = replace(host, domains=(pinned_domain("0-3", emulator="4"),))
     assert place(served, small_request(3)).concessions == ()
     last = place(served, small_request(4))
-    assert "host's last core" in last.rung
+    assert "host's last core" in last.fallback
     assert CpuSet([4]) <= vcpus(last)
     assert any("other" in f.detail for f in last.findings if f.id == "host-core-taken")
 

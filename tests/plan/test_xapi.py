@@ -90,7 +90,7 @@ def test_5_vcpus_need_two_nodes_of_4_cores_but_one_of_8_threads() -> None:
     placement = place(host, by_memory)
     assert placement.nodes == (0,)
     assert len(placement.vcpu_pins) == 5
-    assert "siblings not exposed" in placement.rung
+    assert "siblings not exposed" in placement.fallback
 
 
 def test_four_vms_after_a_large_one_do_not_pile_on_one_node() -> None:

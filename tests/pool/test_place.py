@@ -47,7 +47,7 @@ def test_a_single_placement_is_what_plan_says_of_that_host(flavour: Flavour) -> 
     for one in places.ranked(flavour):
         real = pool.host(one.host)
         made = plan(real, flavour.request(real))
-        assert (made.nodes, made.rung) == (one.placement.nodes, one.placement.rung)
+        assert (made.nodes, made.fallback) == (one.placement.nodes, one.placement.fallback)
         assert tuple(device.bdf for device in made.devices) == one.placement.devices
 
 

@@ -330,7 +330,7 @@ def _plan(
         aperture=None,
         iommu_needed=guest.has_iommu,
         page_reservations=(),
-        rung="as-kubelet-chose",
+        fallback="as-kubelet-chose",
         cost=(),
         optimal=True,
         runners_up=(),

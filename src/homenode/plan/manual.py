@@ -66,7 +66,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         emulator_pus=emulator,
         iothread_pus=() if emulator is None else (emulator,) * request.guest.iothreads,
         devices=tuple(sorted(set(request.devices))),
-        rung="manual",
+        fallback="manual",
         findings=tuple(_overlap(emulator, pins)) if emulator is not None else (),
         gaps=(
             Gap(

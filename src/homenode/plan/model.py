@@ -1,6 +1,6 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
@@ -247,8 +247,8 @@ class Plan:
     """The guest needs a virtual IOMMU: it has more than 255 vCPUs."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
-    rung: str
-    """Name of the fallback that the plan is on; stored under this name."""
+    fallback: str = field(metadata={"name": "rung"})
+    """Name of the fallback that the plan is on; stored as "rung"."""
     cost: tuple[CostTerm, ...]
     """In the order in which placements are compared."""
     optimal: bool | None

@@ -23,8 +23,8 @@ class Placement:
     memory_nodes: nodes that give memory, () = not bound. threads_per_core: siblings shown to the
     guest, 1 = hidden. devices: functions that the VM gets, chosen GPUs included, host order.
     optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
-    cell, () = as its vCPUs. concessions: what gave way, as the rung's name has it. layout: what the
-    VM gets where that is not the layout asked for, as siblings have to share cores.
+    cell, () = as its vCPUs. concessions: what gave way, as in the fallback's name. layout: what
+    the VM gets where that is not the layout asked for, as siblings have to share cores.
     """
 
     nodes: tuple[NodeIndex, ...]
@@ -35,7 +35,7 @@ class Placement:
     emulator_pus: CpuSet | None
     iothread_pus: tuple[CpuSet, ...]
     devices: tuple[Bdf, ...]
-    rung: str
+    fallback: str
     cost: tuple[CostTerm, ...] = ()
     optimal: bool | None = True
     runners_up: tuple[RunnerUp, ...] = ()

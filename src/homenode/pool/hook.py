@@ -116,7 +116,7 @@ class Hook:
         gpus = self._places.planner.gpus(one.state.shape)
         placement = one.placement
         own = tuple(bdf for bdf in placement.devices if bdf in gpus)
-        return HookPlace(one.host.name, placement.nodes, own, placement.rung, one.lost)
+        return HookPlace(one.host.name, placement.nodes, own, placement.fallback, one.lost)
 
     def _flavour(self, request: HookRequest) -> Flavour:
         if request.flavour is not None:

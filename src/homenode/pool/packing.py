@@ -61,7 +61,7 @@ def encode_packing(packing: Packing) -> str:
             packing.packages_crossed,
             packing.gpus_away,
             packing.hosts,
-            tuple(PackedLine(vm.name, vm.host, vm.plan.rung) for vm in packing.vms),
+            tuple(PackedLine(vm.name, vm.host, vm.plan.fallback) for vm in packing.vms),
             tuple(UnplacedLine(*one) for one in packing.unplaced),
         ),
     )

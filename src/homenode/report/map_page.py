@@ -30,8 +30,8 @@ def plan_line(plan: Plan) -> str:
         format_bytes(plan.memory_bytes),
         nodes_text(plan.nodes) if plan.nodes else "no nodes chosen",
     ]
-    if plan.rung:
-        parts.append(f"placement: {plan.rung}")
+    if plan.fallback:
+        parts.append(f"placement: {plan.fallback}")
     return " · ".join(parts)
 
 

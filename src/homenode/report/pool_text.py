@@ -227,7 +227,8 @@ def places_text(places: Sequence[RankedPlace], refused: Sequence[RefusedHosts]) 
             Text.assemble(
                 f"  {number}. ",
                 (printable(one.host.name), "bold"),
-                f": {nodes_text(one.placement.nodes)}; {one.placement.rung}; {lost_text(one.lost)}",
+                f": {nodes_text(one.placement.nodes)}; {one.placement.fallback}; "
+                f"{lost_text(one.lost)}",
             )
         )
     for reason in refused:

@@ -31,4 +31,4 @@ def rank_text(ranking: Sequence[RankedHost]) -> RenderableType:
 def _outcome(ranked: RankedHost) -> str:
     if ranked.placement is None:
         return "no placement" if ranked.refusal is None else printable(ranked.refusal.message)
-    return f"{nodes_text(ranked.placement.nodes)}; {ranked.placement.rung}"
+    return f"{nodes_text(ranked.placement.nodes)}; {ranked.placement.fallback}"

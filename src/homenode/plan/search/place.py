@@ -359,7 +359,7 @@ def _placement(
         emulator_pus=places.emulator_pus,
         iothread_pus=places.iothread_pus,
         devices=devices,
-        rung=fallback_name(_span(problem, best), given),
+        fallback=fallback_name(_span(problem, best), given),
         concessions=tuple(given),
         layout=_layout(request, fallback),
         cell_memory_bytes=uneven_memory(search, fallback, problem, cells),

@@ -90,7 +90,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         aperture=window.aperture,
         iommu_needed=iommu_needed,
         page_reservations=memory.reservations,
-        rung=placement.rung,
+        fallback=placement.fallback,
         cost=placement.cost,
         optimal=placement.optimal,
         runners_up=placement.runners_up,

@@ -79,7 +79,7 @@ def _memory(plan: Plan) -> str:
 
 def _placement(plan: Plan, host: Host | None) -> Section:
     lines: list[str] = []
-    if plan.rung:
+    if plan.fallback:
         lines += placement_lines(plan, host)
     used = union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
@@ -106,7 +106,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
 
 def placement_lines(plan: Plan, host: Host | None) -> list[str]:
     """The fallback in words: how far the VM spans, then what gave way for it to fit."""
-    span, *given = plan.rung.split(", ")
+    span, *given = plan.fallback.split(", ")
     words = _SPANS.get(span, span)
     if span == "across packages":
         count = _packages(plan, host)

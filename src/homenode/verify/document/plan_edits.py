@@ -26,7 +26,7 @@ NOT_IN_THE_DOCUMENT = {
     "nodes": "vcpu_pins, memory_nodes and cells are made from it",
     "llcs": "vcpu_pins are made from it",
     "page_reservations": "of the host: its free pages are compared with the document's",
-    "rung": "how the placement was chosen",
+    "fallback": "how the placement was chosen",
     "cost": "how the placement was chosen",
     "optimal": "how the placement was chosen",
     "runners_up": "placements that were not chosen",

@@ -23,16 +23,15 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     VmFacts,
+    guest_of,
     indirect,
     lost,
     native,
-    new_guest,
     one_node_each,
     refuse_many_vcpus,
     refuse_unsafe_name,
 )
 from homenode.topology import Host
-from homenode.units import MIB
 from homenode.wording import printable
 
 TITLE = "Cloud Hypervisor"
@@ -199,24 +198,11 @@ def read_guest(content: bytes, source: str) -> Guest:
     _, options = parse(content, source)
     facts = read_facts(content, source)
     arm = any("aarch64" in value for option in options for value in option.values)
-    guest = new_guest(
-        "vm",
-        facts.vcpus or 1,
-        facts.memory_bytes or 512 * MIB,
-        architecture="aarch64" if arm else "x86_64",
-        page_bytes=facts.page_bytes,
-    )
+    guest = guest_of("vm", facts, architecture="aarch64" if arm else "x86_64")
     platform = next(iter(_of(options, "--platform")), {})
     security = "tdx" if platform.get("tdx") == "on" else None
-    return replace(
-        guest,
-        cpu_topology=facts.topology,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
-        hostdevs=facts.hostdevs,
-        mediated=facts.mediated,
-        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
-        launch_security="sev-snp" if platform.get("sev_snp") == "on" else security,
-    )
+    security = "sev-snp" if platform.get("sev_snp") == "on" else security
+    return replace(guest, launch_security=security)
 
 
 def read_facts(content: bytes, source: str) -> VmFacts:

@@ -23,10 +23,10 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     VmFacts,
+    guest_of,
     indirect,
     lost,
     native,
-    new_guest,
     pus_of,
     refuse_arm,
     refuse_many_vcpus,
@@ -165,19 +165,13 @@ def read_guest(content: bytes, source: str) -> Guest:
     top = {b.key: scalar_of(instance.lines, b, source) for b in instance.top if b.key in known}
     if top.get("type") == "container":
         raise InputError(f"{source}: expected a virtual machine, found a container")
-    guest = new_guest(
-        top.get("name") or "instance",
-        facts.vcpus or 1,
-        facts.memory_bytes or GIB,
-        architecture=top.get("architecture", "x86_64"),
-        page_bytes=facts.page_bytes,
-    )
+    name = top.get("name") or "instance"
+    guest = guest_of(name, facts, architecture=top.get("architecture", "x86_64"))
     if instance.value(_RECORD, source) == Siblings.EXPOSED:
         guest = siblings_shown(guest)
     return replace(
         guest,
         firmware="efi",
-        hostdevs=facts.hostdevs,
         launch_security="sev" if instance.value("security.sev", source) == "true" else None,
     )
 

@@ -25,10 +25,10 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     VmFacts,
+    guest_of,
     indirect,
     lost,
     native,
-    new_guest,
     one_node_each,
     pus_of,
     refuse_unsafe_name,
@@ -150,22 +150,17 @@ def read_guest(content: bytes, source: str) -> Guest:
     facts = read_facts(content, source)
     image = document.get("image") or {}
     properties = image.get("properties", image) if isinstance(image, dict) else {}
-    guest = new_guest(
+    guest = guest_of(
         str(flavor.get("name") or "server"),
-        facts.vcpus or 1,
-        facts.memory_bytes or 0,
+        facts,
         architecture=str(
             properties.get("hw_architecture", properties.get("architecture", "x86_64"))
         ),
-        page_bytes=facts.page_bytes,
     )
     encrypted = _specs(flavor, source).get("hw:mem_encryption", "")
     return replace(
         guest,
-        cpu_topology=facts.topology,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
         firmware="efi" if properties.get("hw_firmware_type") == "uefi" else None,
-        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
         launch_security="sev" if encrypted.lower() in ("true", "1", "yes") else None,
     )
 

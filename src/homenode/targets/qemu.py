@@ -28,9 +28,9 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     VmFacts,
+    guest_of,
     indirect,
     native,
-    new_guest,
     refuse_unsafe_name,
 )
 from homenode.topology import Host
@@ -302,25 +302,16 @@ def read_guest(content: bytes, source: str) -> Guest:
     options = dict(options_of(words[1:], source))
     name = dict(fields_of(options.get("name") or "")[1]).get("guest", "vm")
     is_arm = words[0].endswith("aarch64")
-    guest = new_guest(
+    guest = guest_of(
         name,
-        facts.vcpus,
-        facts.memory_bytes,
+        facts,
         architecture="aarch64" if is_arm else "x86_64",
         machine=(options.get("machine") or "").partition(",")[0] or None,
-        page_bytes=facts.page_bytes,
     )
     return replace(
         guest,
         domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
-        cpu_topology=facts.topology,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),
-        iothreads=len(facts.iothread_pus),
         uuid=canonical_uuid(options.get("uuid") or ""),
-        hostdevs=facts.hostdevs,
-        mediated=facts.mediated,
-        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
-        has_iommu=facts.has_iommu,
         iommu_model=None if not facts.has_iommu else "smmuv3" if is_arm else "intel",
         cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
     )

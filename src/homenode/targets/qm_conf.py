@@ -16,7 +16,7 @@ from homenode.pci import canonical_uuid
 from homenode.plan.guest import Guest, GuestAddress
 from homenode.plan.request import MemoryMode
 from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
-from homenode.targets.target import VmFacts, new_guest
+from homenode.targets.target import VmFacts, guest_of
 from homenode.units import MIB
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
@@ -108,13 +108,11 @@ def read_guest(content: bytes, source: str) -> Guest:
     devices = [name for name, _ in facts.devices]
     if len(set(devices)) < len(devices):
         raise InputError(f"{source}: expected each host device once, found one twice")
-    guest = new_guest(
+    guest = guest_of(
         values.get("name") or f"VM {vmid_of(source) or ''}".strip(),
-        sockets * cores,
-        _memory_mib(values, source) * MIB,
+        replace(facts, vcpus=sockets * cores, page_bytes=_page_bytes(values, source)),
         architecture=arch,
-        machine="q35" if machine.startswith("q35") or "q35" in machine else machine,
-        page_bytes=_page_bytes(values, source),
+        machine="q35" if "q35" in machine else machine,
     )
     cpu = dict(pairs_of(values.get("cpu", "")))
     model = cpu.get("", cpu.get("cputype", "kvm64"))
@@ -123,14 +121,10 @@ def read_guest(content: bytes, source: str) -> Guest:
         domain_type="qemu" if values.get("kvm") == "0" else "kvm",
         cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
         cpu_topology=shape if "cores" in values or "sockets" in values else None,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
         uuid=canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
-        hostdevs=facts.hostdevs,
-        mediated=facts.mediated,
         addresses=OWN_SLOTS if "q35" in machine else (),
         firmware="efi" if values.get("bios") == "ovmf" else None,
         has_iommu="viommu" in values.get("machine", ""),
-        siblings_exposed=shape[3] > 1,
         launch_security="sev" if values.get("amd-sev") else None,
     )
 

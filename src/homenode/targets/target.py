@@ -142,14 +142,6 @@ class VmFacts:
     has_iommu: bool = False
     hole_bytes: int | None = None
 
-    @property
-    def hostdevs(self) -> tuple[GuestHostdev, ...]:
-        return tuple(GuestHostdev(one, None) for one, _ in self.devices if isinstance(one, Bdf))
-
-    @property
-    def mediated(self) -> tuple[GuestMediated, ...]:
-        return tuple(GuestMediated(one, None) for one, _ in self.devices if isinstance(one, str))
-
 
 class Target(Protocol):
     """A module of this package. TITLE: for people. SOURCE: the documentation, with its version.
@@ -252,16 +244,11 @@ def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
     return tuple(found)
 
 
-def new_guest(
-    name: str,
-    vcpus: int,
-    memory_bytes: int,
-    *,
-    architecture: str = "x86_64",
-    machine: str | None = None,
-    page_bytes: int | None = None,
+def guest_of(
+    name: str, facts: VmFacts, *, architecture: str = "x86_64", machine: str | None = None
 ) -> Guest:
     """A guest of which only this is known, on the machine type that has a PCIe tree."""
+    vcpus = facts.vcpus or 1
     return Guest(
         name=name,
         uuid=None,
@@ -270,15 +257,18 @@ def new_guest(
         machine=machine or ("virt" if architecture == "aarch64" else "q35"),
         vcpus=vcpus,
         vcpus_online=vcpus,
-        memory_bytes=memory_bytes,
-        page_bytes=page_bytes,
-        iothreads=0,
+        memory_bytes=facts.memory_bytes or 0,
+        page_bytes=facts.page_bytes,
+        iothreads=len(facts.iothread_pus),
         cpu_mode="host-passthrough",
-        cpu_topology=None,
-        cell_vcpus=(),
-        hostdevs=(),
+        cpu_topology=facts.topology,
+        cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),
+        hostdevs=tuple(GuestHostdev(one, None) for one, _ in facts.devices if isinstance(one, Bdf)),
+        mediated=tuple(GuestMediated(d, None) for d, _ in facts.devices if isinstance(d, str)),
         controllers=(),
         addresses=(),
+        has_iommu=facts.has_iommu,
+        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
     )
 
 

@@ -7,7 +7,7 @@ from homenode.errors import InputError, UsageError
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.options import PlanOptions
 from homenode.targets import cloud_hypervisor, incus, openstack, qemu, qm_conf, xen
-from homenode.targets.target import new_guest, target_named
+from homenode.targets.target import VmFacts, guest_of, target_named
 from homenode.topology import Host
 
 LIBVIRT = "libvirt"
@@ -77,9 +77,8 @@ def vm_of_options(options: PlanOptions, architecture: str | None) -> VmFile:
         )
     if options.vcpus < 1 or options.memory_bytes < 1:
         raise UsageError("--vcpus, --memory: expected more than 0")
-    guest = new_guest(
-        "vm", options.vcpus, options.memory_bytes, architecture=architecture or "x86_64"
-    )
+    facts = VmFacts(options.vcpus, options.memory_bytes)
+    guest = guest_of("vm", facts, architecture=architecture or "x86_64")
     return VmFile(None, guest, None, "options")
 
 

@@ -19,10 +19,10 @@ from homenode.targets.target import (
     Feature,
     Rendering,
     VmFacts,
+    guest_of,
     indirect,
     lost,
     native,
-    new_guest,
     one_node_each,
     refuse_arm,
     refuse_many_vcpus,
@@ -191,15 +191,11 @@ def read_guest(content: bytes, source: str) -> Guest:
     name = values.get("name")
     if not isinstance(name, str) or not name:
         raise ParseError(source, 'name="NAME"', "none")
-    guest = new_guest(name, facts.vcpus or 1, facts.memory_bytes or 0)
+    guest = guest_of(name, facts)
     if _EXPOSED in content.decode():
         guest = siblings_shown(guest)
-    return replace(
-        guest,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells),
-        hostdevs=facts.hostdevs,
-        firmware="efi" if values.get("firmware") in ("uefi", "ovmf") else None,
-    )
+    firmware = "efi" if values.get("firmware") in ("uefi", "ovmf") else None
+    return replace(guest, firmware=firmware)
 
 
 def _count(values: Mapping[str, Value], key: str, default: int, source: str) -> int:

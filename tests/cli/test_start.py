@@ -8,7 +8,7 @@ import pytest
 VALUES = {
     "bdf", "cpuset", "errors", "host_reserve", "indices", "units",
     "hypervisor.connection",
-    "kubevirt.manifest_options", "kubevirt.on_error", "plan.guest", "objective", "plan.layout",
+    "kubevirt.manifest_options", "plan.guest", "objective", "plan.layout",
     "plan.request", "pool.scheduler", "results.vantage", "slurm.memory_bind", "slurm.spool",
     "measure.layouts", "measure.layouts.guest_access",
 }  # fmt: skip

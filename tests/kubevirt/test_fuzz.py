@@ -13,8 +13,8 @@ from homenode.domain.edits import Edit, apply, remove, set_attribute
 from homenode.domain.read import guest_of, open_domain
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
+from homenode.kubevirt.manifest_options import OnError
 from homenode.kubevirt.on_define_domain import Answer, answer
-from homenode.kubevirt.on_error import OnError
 from homenode.kubevirt.placing import place_devices
 from homenode.plan.request import PciGranularity
 from homenode.snapshot.memory import MemorySnapshot

@@ -14,8 +14,8 @@ import pytest
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import UsageError
+from homenode.kubevirt.manifest_options import OnError
 from homenode.kubevirt.on_define_domain import Answer, answer
-from homenode.kubevirt.on_error import OnError
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.sources import load_host

@@ -17,8 +17,7 @@ from homenode.cli.pod import (
 )
 from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
 from homenode.errors import HostError, UsageError
-from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
-from homenode.kubevirt.on_error import OnError
+from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions, OnError
 from homenode.plan.request import PciGranularity
 from homenode.units import GIB
 

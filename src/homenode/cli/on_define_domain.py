@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
+    from homenode.kubevirt.manifest_options import OnError
     from homenode.kubevirt.on_define_domain import Answer
-    from homenode.kubevirt.on_error import OnError
     from homenode.plan.request import PciGranularity
 
 _USAGE = (
@@ -37,7 +37,7 @@ def main() -> None:
 
 def run_hook(given: dict[str, str]) -> int:
     """Write the new document, or nothing, to standard output; the exit code. Raises UsageError."""
-    from homenode.kubevirt.on_error import OnError
+    from homenode.kubevirt.manifest_options import OnError
     from homenode.plan.request import PciGranularity
 
     on_error, granularity = given.get("--on-error"), given.get("--pci-granularity")

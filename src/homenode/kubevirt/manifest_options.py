@@ -1,7 +1,14 @@
-"""ManifestOptions: names and sizes that the manifests of a cluster are written with."""
+"""ManifestOptions: choices of the hook and of the manifests that a cluster gets."""
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+
+class OnError(StrEnum):
+    """What becomes of a VM whose devices could not be placed, as options and annotations say it."""
+
+    FAIL = "fail"  # it does not start, and KubeVirt tries again
+    PASSTHROUGH = "passthrough"  # it starts as KubeVirt made it
 
 
 class HookVersion(StrEnum):

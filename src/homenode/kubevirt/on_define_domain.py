@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from homenode.errors import HomenodeError, UsageError
-from homenode.kubevirt.on_error import OnError
+from homenode.kubevirt.manifest_options import OnError
 from homenode.kubevirt.placing import place_devices
 from homenode.kubevirt.vmi import Vmi, read_vmi
 from homenode.plan.request import PciGranularity

@@ -19,8 +19,8 @@ from homenode.domain.read import guest_of, open_domain
 from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError
 from homenode.gap import Gap
+from homenode.indices import NodeIndex
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
-from homenode.kubevirt.lost_targets import with_lost_targets
 from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
@@ -29,7 +29,7 @@ from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, Plan
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.initiators import is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
-from homenode.plan.shape.pcie_document import expander_above
+from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 
@@ -101,7 +101,7 @@ def place_devices(
             ),
         )
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    guest, regained = with_lost_targets(guest, by_bdf, nodes.cell_of_node)
+    guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
     if guest.is_virt:
         staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.source], h, nodes)]
@@ -158,6 +158,51 @@ def place_devices(
         notes.append(f"added the cell and the bus number of {len(regained)} expander buses again")
     notes.append(_summary(placeable, mirrored))
     return Placed(rewrite_by(steps, xml, plan, source), tuple(notes))
+
+
+def _with_lost_targets(
+    guest: Guest, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
+) -> tuple[Guest, frozenset[int]]:
+    """The guest with a cell on each expander bus that has lost it, and the indices of those.
+
+    KubeVirt defines a VM again with the devices that libvirt printed, as its own types hold them.
+    Before they knew PCINUMAAwareTopology (1.7 and older) they had no <target> for controllers:
+    libvirt would give each bus two bus numbers, too few for its ports, and no node.
+
+    It is the cell of the functions below. Buses with nothing below them get the cells that have no
+    bus yet, both in ascending order. A bus with a number of its own is somebody else's and stays.
+    """
+    controllers = {controller.index: controller for controller in guest.controllers}
+    lost = [c.index for c in guest.controllers if _has_lost_target(c)]
+    if not lost:
+        return guest, frozenset()
+    cells_below: dict[int, set[int | None]] = {index: set() for index in lost}
+    for hostdev in guest.hostdevs:
+        at = hostdev.address
+        above = None if at is None else expander_above(controllers, at.bus)
+        if above is not None and above.index in cells_below:
+            node = by_bdf[hostdev.source].node
+            cells_below[above.index].add(None if node is None else cell_of_node.get(node))
+    cell_of = {
+        index: cell
+        for index, cells in cells_below.items()
+        if len(cells) == 1 and (cell := next(iter(cells))) is not None
+    }
+    named = {*cell_of.values(), *(c.node for c in guest.controllers)}
+    without = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
+    empty = [index for index in lost if not cells_below[index]]
+    cell_of |= dict(zip(empty, without, strict=False))
+    regained = tuple(
+        replace(controller, node=cell_of[controller.index])
+        if controller.index in cell_of
+        else controller
+        for controller in guest.controllers
+    )
+    return replace(guest, controllers=regained), frozenset(cell_of)
+
+
+def _has_lost_target(controller: GuestPciController) -> bool:
+    return controller.model == EXPANDER and controller.bus_nr is None and controller.node is None
 
 
 def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:

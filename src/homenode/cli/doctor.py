@@ -35,7 +35,9 @@ app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 FleetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--pool", metavar="POOL", help="Hosts as in `pool show`: each is compared with its like."
+        "--pool",
+        metavar="POOL",
+        help="Hosts as in `pool show`: each is compared with hosts of its kind.",
     ),
 ]
 

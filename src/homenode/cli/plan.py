@@ -68,7 +68,7 @@ def plan(
     ] = None,
     qemu: Annotated[
         str | None,
-        typer.Option("--qemu", metavar="VERSION", help="QEMU of the host, likewise."),
+        typer.Option("--qemu", metavar="VERSION", help="QEMU of the host, such as 8.2."),
     ] = None,
     output: OutputOption = None,
     name: Annotated[

@@ -332,7 +332,7 @@ def defragment(
         typer.Option("--for", metavar="FLAVOUR", help="What is to fit. Default: the largest."),
     ] = None,
     most: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="At most so many gains.")
+        int, typer.Option(metavar="N", min=1, max=1000, help="Stop after N additional VMs.")
     ] = 8,
     json: JsonOption = False,
 ) -> None:

@@ -38,7 +38,7 @@ def show(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and who uses what.
+    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and the VMs on it.
 
     Examples:
       homenode show

@@ -62,7 +62,7 @@ def read_states(snapshot: Snapshot) -> PuStates:
     if not folders:
         raise InputError(
             f"{snapshot.name}: expected folders {CPU}/cpuN, found none",
-            hint="a snapshot of `homenode capture`, or a folder or tar that holds /sys",
+            hint="mount /sys, or name a host with --host: a capture, or a shipped host",
         )
     gaps: list[Gap] = []
     online = read_pus(snapshot, f"{CPU}/online")

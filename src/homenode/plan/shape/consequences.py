@@ -143,9 +143,9 @@ def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[PlannedDevice, ...]) 
             key = (_KIND_NAMES[known.kind], device.local_memory_ratio, known.node)
             shares.setdefault(key, []).append(str(device.bdf))
     return [
-        f"{ratio:.0%} of the guest's memory is on the node of {kind} "
-        f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}, {1 - ratio:.0%} is remote "
-        "to it."
+        f"{ratio * 100:.0f} % of the guest's memory is on the node of {kind} "
+        f"{', '.join(bdfs[:8])}{' and others' if len(bdfs) > 8 else ''}; the other "
+        f"{(1 - ratio) * 100:.0f} % is remote."
         for (kind, ratio, _), bdfs in shares.items()
     ]
 

@@ -86,7 +86,7 @@ def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             subject=f"{started} vCPUs",
             expected=f"at most the {online} PUs of {host.name}",
             observed=str(started),
-            cost="vCPUs wait for each other, and a guest that holds a lock meanwhile stalls",
+            cost="vCPUs wait for each other; the guest stalls if a waiting one holds a lock",
             fix="run it on a larger host (--host SOURCE names the right one), or lower <vcpu>",
             source=facts.source,
         )

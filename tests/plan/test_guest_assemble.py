@@ -67,7 +67,7 @@ def test_gpus_of_two_nodes_are_not_listed_as_of_one() -> None:
     node_of = {str(device.bdf): device.node for device in host.pci_devices}
     lines = [line for line in sentences().splitlines() if "on the node of GPU" in line]
     named = [
-        [word.strip(",") for word in line.split() if word.startswith("0000:")] for line in lines
+        [word.strip(",;") for word in line.split() if word.startswith("0000:")] for line in lines
     ]
     assert len(lines) == 2 and sum(map(len, named)) == len(HGX_GPUS)
     assert all(len({node_of[bdf] for bdf in bdfs}) == 1 for bdfs in named)

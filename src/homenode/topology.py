@@ -230,6 +230,8 @@ class Host:
     None where the source has none. cores and llcs hold online PUs only. reserve, housekeeping_pus:
     what its operator keeps for the host, and the PUs for the emulators of several VMs, where the
     description of the host says so. assumed: what a description states without a source.
+    nodes_assumed: the source shows no NUMA nodes, and the host counts as one: a kernel without
+    NUMA, or a container that does not see them.
     """
 
     name: str
@@ -251,6 +253,7 @@ class Host:
     reserve: HostReserve | None = None
     housekeeping_pus: CpuSet = CpuSet()
     assumed: tuple[str, ...] = ()
+    nodes_assumed: bool = False
 
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""

@@ -142,6 +142,33 @@ def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned() -> None:
     assert 'homenode_domain_as_planned{domain="gpu-vm"} 1' in metrics(found.state, found.host, 0.1)
 
 
+def without(machine: MemorySnapshot, *folders: str) -> MemorySnapshot:
+    """The machine as a container shows it that does not see these folders."""
+
+    def is_seen(path: str) -> bool:
+        return not any(path == one or path.startswith(f"{one}/") for one in folders)
+
+    return MemorySnapshot(
+        machine.name,
+        {path: text for path, text in machine.files.items() if is_seen(path)},
+        {path: target for path, target in machine.links.items() if is_seen(path)},
+        machine.commands,
+        tuple(path for path in machine.folders if is_seen(path)),
+    )
+
+
+@pytest.mark.parametrize("folder", ["/sys/devices/system/node", "/sys/bus/pci"])
+def test_what_a_container_does_not_see_is_not_read_and_no_alert(folder: str) -> None:
+    tuned_vm = tuned(PAGES)
+    assert seen(snapshot(PAGES, domain=tuned_vm), certified(PAGES)).state.not_read == ()
+    state = seen(without(snapshot(PAGES, domain=tuned_vm), folder), certified(PAGES)).state
+    assert state.alerts == ()
+    subjects = [gap.subject for gap in state.not_read]
+    assert "VM gpu-vm: whether it was planned for this host" in subjects
+    if folder.endswith("node"):
+        assert "numa nodes, distances, huge pages" in subjects
+
+
 def test_vms_that_suffer_from_a_changed_topology_are_in_its_alert() -> None:
     (alert,) = seen(snapshot(snc(HGX), domain=tuned(HGX)), certified()).state.alerts
     assert (alert.id, alert.domains) == ("drift-topology", ("gpu-vm",))

@@ -7,7 +7,7 @@ import typer
 from homenode.cli.apply import define, preview, tuned_on
 from homenode.cli.options import ConnectOption, DomainArgument, HostOption
 from homenode.cli.terminal import check_can_ask, note
-from homenode.errors import UsageError
+from homenode.errors import HostError, UsageError
 from homenode.hypervisor.connection import DEFAULT, is_local, with_connection
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def replan(
     from homenode.domain.metadata import read_record
     from homenode.domain.read import guest_of, open_domain
     from homenode.hypervisor.virsh import Virsh
-    from homenode.plan.fingerprint import host_fingerprint
+    from homenode.plan.fingerprint import is_made_for
     from homenode.plan.layout import PRESETS
     from homenode.plan.options import PlanOptions
     from homenode.sources import load_host
@@ -72,7 +72,12 @@ def replan(
     machine = load_host(host)
     document = replace_sources(document, _replaced(device or ()))
     _refuse_missing(guest_of(document).hostdevs, machine, state.name)
-    is_same = record.host is not None and host_fingerprint(machine).startswith(record.host)
+    is_same = record.host is not None and is_made_for(machine, record.host)
+    if not is_same and machine.nodes_assumed:
+        raise HostError(
+            f"{machine.name}: expected its NUMA nodes, found none in what can be read of it",
+            hint="run it on the host itself, not in a container, or give a capture: --host",
+        )
     note(
         f"{state.name}: layout {record.name}, planned for "
         f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"

@@ -90,6 +90,7 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
         memory_paths=read_memory_paths(snapshot, nodes.nodes),
         domains=domains,
         settings=read_settings(snapshot, states.online, libvirt, qemu),
+        nodes_assumed=nodes.assumed,
     )
     return replace(host, gaps=(*gaps, *check_against_libvirt(snapshot, host)))
 

@@ -89,6 +89,7 @@ def host_from_hwloc(text: str | bytes, name: str) -> Host:
         links=links,
         settings=HostSettings(kernel_release=topology.infos.get("OSRelease")),
         gaps=(*gaps, *pci_gaps),
+        nodes_assumed=not found.nodes,
     )
 
 

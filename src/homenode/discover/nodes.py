@@ -34,11 +34,12 @@ _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The online nodes, ascending, and the node of each PU that has one."""
+    """The online nodes, ascending, and the node of each PU that has one. assumed: none is shown."""
 
     nodes: tuple[NumaNode, ...]
     node_of_pu: dict[PuIndex, NodeIndex]
     gaps: tuple[Gap, ...]
+    assumed: bool = False
 
 
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
@@ -152,7 +153,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
     gaps = [Gap("NUMA nodes", f"{NODE} is absent: the host counts as one node")]
     if total is None:
         gaps.append(Gap("node 0 memory", "/proc/meminfo does not say"))
-    return Nodes((node,), dict.fromkeys(online, NodeIndex(0)), tuple(gaps))
+    return Nodes((node,), dict.fromkeys(online, NodeIndex(0)), tuple(gaps), assumed=True)
 
 
 def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:

@@ -1,7 +1,7 @@
 """Expectation: what a host was like when it was certified, and what has drifted since."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
@@ -32,6 +32,7 @@ FLOORS = ("h2d",)
 UNREAD = "unread"
 """In place of a count's name: what the host's source does not say."""
 
+_OF_NODES = frozenset({"numa_nodes", "cpuless_nodes", "memory", "distances"})
 _MEMORY_TOLERANCE = 64
 """One part in so many: kernels keep different amounts for themselves."""
 _IDLE_SPEED = 2.5
@@ -114,12 +115,16 @@ def drift(
 def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Finding]]:
     """Differences of counts, memory and distances, each with the name of what differs."""
     source = f"expectation of {expected.host}"
-    summary = summarise(host)
-    unread = {name: str(n) for name, n in expected.counts.items() if not _states(host, name)}
-    if expected.memory_bytes is not None and summary.memory_bytes is None:
-        unread["memory"] = f"about {expected.memory_bytes} bytes"
-    if expected.distances is not None and not host.nodes:
-        unread["distances"] = _matrix(expected.distances)
+    unread: dict[str, str] = {}
+    differing: list[tuple[str, str, str]] = []
+    for name, was, now in _differences(expected, host):
+        # What a host that counts as one node has of its nodes says nothing of the real ones.
+        if now is None or (host.nodes_assumed and name in _OF_NODES):
+            unread[name] = was
+        else:
+            differing.append((name, was, now))
+    if host.nodes_assumed and any(huge_page_drift(expected, replace(host, nodes_assumed=False))):
+        unread["huge_pages"] = f"{sum(expected.huge_pages.values())} pages"
     if unread:
         yield (
             UNREAD,
@@ -133,24 +138,29 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
                 source=source,
             ),
         )
+    for name, was, now in differing:
+        yield name, _topology(name.replace("_", " "), was, now, source)
+
+
+def _differences(expected: Expectation, host: Host) -> Iterator[tuple[str, str, str | None]]:
+    """Name, what was certified, and what the host has; None = its source does not say."""
+    summary = summarise(host)
     for name, count in expected.counts.items():
-        if name in unread:
-            continue
-        found = getattr(summary, name)
+        found = getattr(summary, name) if _states(host, name) else None
         if found != count:
-            yield name, _topology(name.replace("_", " "), str(count), str(found), source)
-    if expected.memory_bytes is not None and summary.memory_bytes is not None:
-        off = abs(summary.memory_bytes - expected.memory_bytes)
-        if off * _MEMORY_TOLERANCE > expected.memory_bytes:
-            about = f"about {expected.memory_bytes} bytes"
-            yield "memory", _topology("memory", about, str(summary.memory_bytes), source)
-    if expected.distances is not None and host.nodes and host.distances != expected.distances:
-        matrices = _matrix(expected.distances), _matrix(host.distances)
-        yield "distances", _topology("distances", *matrices, source)
+            yield name, str(count), None if found is None else str(found)
+    was, now = expected.memory_bytes, summary.memory_bytes
+    if was is not None and (now is None or abs(now - was) * _MEMORY_TOLERANCE > was):
+        yield "memory", f"about {was} bytes", None if now is None else str(now)
+    if expected.distances is not None and host.distances != expected.distances:
+        found = _matrix(host.distances) if host.nodes else None
+        yield "distances", _matrix(expected.distances), found
 
 
 def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
     """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
+    if host.nodes_assumed:  # said of the counts
+        return
     now = {
         (int(node.index), pool.page_bytes): pool.total_pages
         for node in host.nodes
@@ -253,7 +263,7 @@ def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
                 yield DeviceDrift(bdf, DeviceChange.IDENTITY, changed)
                 continue
             node = None if new.node is None else int(new.node)
-            if old.node != node:
+            if old.node != node and not host.nodes_assumed:
                 moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
                 yield DeviceDrift(bdf, DeviceChange.NODE, moved)
             for finding in _link(old, links.get(bdf), source):

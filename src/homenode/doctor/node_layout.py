@@ -16,7 +16,7 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
 
     with_advice: also what is a choice of the operator and no fault, such as NPS1.
     """
-    for node in host.nodes:
+    for node in () if host.nodes_assumed else host.nodes:
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
         if len(packages) > 1 and not _are_cores(packages, host.cores):

@@ -29,3 +29,11 @@ def host_fingerprint(host: Host) -> str:
         if device.physical_function is None
     ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def is_made_for(host: Host, fingerprint: str) -> bool | None:
+    """Whether a fingerprint, or the start of one, is that of the host. None = cannot be known: it
+    is not, and the host's source shows no NUMA nodes or no PCI functions, as in a container."""
+    if host_fingerprint(host).startswith(fingerprint):
+        return True
+    return None if host.nodes_assumed or not host.pci_devices else False

@@ -82,13 +82,12 @@ def _domains(
 
     from homenode.doctor.guest.domain import domain_findings
     from homenode.domain.read import open_domain
-    from homenode.plan.fingerprint import host_fingerprint
+    from homenode.plan.fingerprint import is_made_for
     from homenode.tools.xml_text import parse_xml
     from homenode.verify.domain_facts import domain_facts
     from homenode.verify.live.capture import ProcFiles
 
     found: list[DomainState] = []
-    fingerprint = host_fingerprint(host)
     files = ProcFiles()
     for child in parse_xml(listed, "domains", f"{snapshot.name}: virsh dumpxml"):
         if child.get("id") is None:  # libvirt gives only active domains an id
@@ -101,7 +100,14 @@ def _domains(
             facts = domain_facts(document)
             if facts.record is None:
                 continue
-            findings = domain_findings(facts, document, host)
+            planned_for = facts.record.host
+            is_ours = None if planned_for is None else is_made_for(host, planned_for)
+            # Against a host that is not known whole, its nodes and devices would look wrong.
+            is_known = is_ours is not None or not host.nodes_assumed
+            findings = domain_findings(facts, document, host) if is_known else []
+            if is_ours is None and planned_for is not None:
+                reason = "could not read the host's NUMA nodes and PCI functions"
+                not_read.append(Gap(f"VM {name}: whether it was planned for this host", reason))
         except HomenodeError as error:
             not_read.append(Gap(f"VM {name}", error.message))
             continue
@@ -110,9 +116,7 @@ def _domains(
             findings += _changed(facts, connect, uuid, not_read)
             findings += _live(facts, uuid, files, not_read)
         devices = tuple(hostdev.source for hostdev in facts.guest.hostdevs)
-        planned_for = facts.record.host
-        is_foreign = planned_for is not None and not fingerprint.startswith(planned_for)
-        found.append(DomainState(name, devices, is_foreign, tuple(findings)))
+        found.append(DomainState(name, devices, is_ours is False, tuple(findings)))
     return tuple(found)
 
 

@@ -6,7 +6,7 @@ from homenode.domain.document import Document
 from homenode.domain.schema import SchemaError
 from homenode.findings import Finding, Findings, Severity, in_order, merged
 from homenode.hypervisor.parser import Parsed
-from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.fingerprint import host_fingerprint, is_made_for
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.document.as_planned import as_planned
@@ -71,16 +71,18 @@ def _record(facts: DomainFacts, host: Host) -> list[Finding]:
     record = facts.record
     if record is None or record.host is None:
         return []
-    here = host_fingerprint(host)
-    if here.startswith(record.host):
+    is_ours = is_made_for(host, record.host)
+    if is_ours:
         return []
+    unread = "" if is_ours is False else "; not all of this host's nodes and devices could be read"
     return [
         Finding(
             id="tuned-for-other-host",
-            severity=Severity.WARNING,
+            severity=Severity.INCONCLUSIVE if unread else Severity.WARNING,
             subject=facts.guest.name,
-            expected=f"a document tuned for host {host.name} (topology {here[:12]})",
-            observed=f"one tuned for another (topology {record.host[:12]})",
+            expected=f"a document tuned for host {host.name} "
+            f"(topology {host_fingerprint(host)[:12]})",
+            observed=f"one tuned for another (topology {record.host[:12]}){unread}",
             cost="pins and nodes name another machine's PUs",
             fix="plan again on this host",
             source=facts.source,

@@ -6,7 +6,7 @@ converts; a refusal is worded from the field's declaration, never from msgspec's
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
@@ -161,34 +161,51 @@ def _explained(
 ) -> InputError:
     """What is wrong at the place that msgspec gives, by the declaration of that place."""
     kind: inspect.Type = inspect.type_info(of)
+    # First, since msgspec prints an unknown key behind no place here: it can look like one.
+    unknown = _unknown_key(kind, value, source, where)
+    if unknown is not None:
+        return unknown
     path = _PATH.search(str(error))
     steps = path[1].partition("[...]")[0] if path else ""  # [...]: some value of a mapping
     for name, index in _STEP.findall(steps):
         kind = _inner(kind, name)
         value = value[name or int(index)]
         where = _join(where, name) if name else f"{where}[{index}]"
-    table = next((one for one in _alternatives(kind) if isinstance(one, inspect.StructType)), None)
-    if table is not None and isinstance(value, Mapping):
-        fields = {field.encode_name: field for field in table.fields}
-        for key in value:
-            if key not in fields:
-                return _unknown_key(str(key), tuple(fields), table.cls, source, where)
-        for key, field in fields.items():
-            if field.required and key not in value:
-                return refusal(source, _join(where, key), _words(field.type), None)
+    unknown = _unknown_key(kind, value, source, where)
+    if unknown is not None:
+        return unknown
+    for key, field in _fields(kind).items() if isinstance(value, Mapping) else ():
+        if field.required and key not in value:
+            return refusal(source, _join(where, key), _words(field.type), None)
     cause = error.__cause__
     expected = str(cause) if isinstance(cause, ValueError) else _words(kind)
     return refusal(source, where, expected, value)
 
 
-def _unknown_key(key: str, known: Sequence[str], of: type, source: str, where: str) -> InputError:
-    page = getattr(of, "page", "")
+def _unknown_key(kind: inspect.Type, value: Any, source: str, where: str) -> InputError | None:
+    """The refusal of a table's first key that is not declared; None where there is none."""
+    table, known = _table(kind), tuple(_fields(kind))
+    if table is None or not isinstance(value, Mapping):
+        return None
+    key = next((str(one) for one in value if one not in known), None)
+    if key is None:
+        return None
+    page = getattr(table.cls, "page", "")
     names = f"one of {', '.join(sorted(known))}"
     if len(known) > _MANY and page:
         names = f"a key that {page} lists here"
     error = refusal(source, _join(where, key), names, key)
     error.hint = did_you_mean(key, known).strip() or None
     return error
+
+
+def _table(kind: inspect.Type) -> inspect.StructType | None:
+    return next((one for one in _alternatives(kind) if isinstance(one, inspect.StructType)), None)
+
+
+def _fields(kind: inspect.Type) -> dict[str, inspect.Field]:
+    table = _table(kind)
+    return {} if table is None else {field.encode_name: field for field in table.fields}
 
 
 def _inner(kind: inspect.Type, name: str) -> inspect.Type:

@@ -291,6 +291,16 @@ def test_a_file_that_is_no_toml_or_lacks_what_is_needed_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("place", ["$.zzz", "$.name", "$[3]", "$", "$.model[...]"])
+@pytest.mark.parametrize("table", ["", "[model.x]\n"])
+def test_a_key_that_looks_like_a_place_of_the_file_is_refused_by_name(
+    table: str, place: str
+) -> None:
+    key = f"x - at `{place}"
+    text = f'"{key}" = 1\n{TWO}' if not table else f'{TWO}{table}"{key}" = 1\n'
+    assert f"found {key!r}" in refusal(text)
+
+
 def test_a_host_too_large_to_be_one_is_refused_before_it_is_built() -> None:
     assert "8192 PUs" in refusal(TWO.replace("cores_per_package = 2", "cores_per_package = 8192"))
     many = "[model.n]\nclass = 'nic'\ntotal_vfs = 250\nvfs = 250\n[[root]]\n"

@@ -20,7 +20,9 @@ from homenode.plan.options import PlanOptions
 from homenode.process import run
 from homenode.sources import load_host
 from homenode.tuning import Tuning, tune
+from homenode.verify.boot.accelerator import kvm_works
 from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.initramfs import initramfs
 from homenode.verify.boot.libvirt import answering
 from homenode.verify.boot.stand_in import APART
 from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
@@ -215,6 +217,35 @@ def test_what_qemu_refuses_is_named_with_its_words() -> None:
     outcome = boot(xml, "none")
     assert outcome.guest is None
     assert [f.id for f in outcome.findings] == ["guest-refused"]
+    assert "Bus 128 is already in use" in outcome.findings[0].observed
+
+
+ENDLESS = """#!/bin/sh
+case "$*" in
+  *'-machine help'*) printf 'Supported machines are:\\nq35 PC\\n'; exit 0 ;;
+  *pxb-pcie*) echo 'Bus 128 is already in use' >&2; exit 1 ;;
+esac
+exec sleep 60
+"""
+
+
+def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    try:
+        files = find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    kvm_works(files.kernel, initramfs(files.busybox))  # kept: the program below is not asked
+    program = tmp_path / "qemu-system-x86_64"
+    program.write_text(ENDLESS)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("homenode.verify.boot.stand_in.MOST_TOGETHER", 2)
+    document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
+    outcome = boot_stand_in(document, domain_facts(document), BootOptions("none", timeout_s=1))
+    assert outcome.guest is None
+    assert [finding.id for finding in outcome.findings] == ["guest-refused"]
     assert "Bus 128 is already in use" in outcome.findings[0].observed
 
 

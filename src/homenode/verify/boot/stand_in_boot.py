@@ -250,8 +250,13 @@ def _machine(program: str, wanted: str | None) -> str:
 
 
 def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
-    """Runs all guests at once, each to its end; findings on those that do not start."""
+    """Runs all guests at once, each to its end; findings on those that do not start.
+
+    Raises ToolTimeoutError where one never ends, and the others come up.
+    """
     stop = threading.Event()
+    found: list[Finding] = []
+    late: list[_Guest] = []
     with ThreadPoolExecutor(len(guests)) as pool:
         try:
             runs = []
@@ -268,17 +273,24 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                         stop=stop,
                     )
                 )
-            done = [each.result() for each in runs]
-        except ToolTimeoutError:
-            late = next((one for one in guests if _report(one.folder) is None), guests[0])
-            raise silence(late.folder, limit_s, late.source) from None
+            for guest, each in zip(guests, runs, strict=True):
+                try:
+                    done = each.result()
+                except ToolTimeoutError:
+                    late.append(guest)
+                    continue
+                if done.returncode and not came_up(guest.folder):
+                    lines = done.stderr.splitlines()
+                    said = next((line for line in lines if "warning:" not in line), "")
+                    found.append(refusal("QEMU", said or done.failure() or "", guest.source))
         finally:
             stop.set()
-    found = []
-    for guest, each in zip(guests, done, strict=True):
-        if each.returncode and not came_up(guest.folder):
-            said = next((line for line in each.stderr.splitlines() if "warning:" not in line), "")
-            found.append(refusal("QEMU", said or each.failure() or "", guest.source))
+    if late and not found:
+        ended = [guest for guest in guests if guest not in late]
+        found += [crash(one.folder, one.source) for one in ended if not came_up(one.folder)]
+    if late and not found:
+        silent = next((one for one in late if _report(one.folder) is None), late[0])
+        raise silence(silent.folder, limit_s, silent.source)
     return tuple(found)
 
 
@@ -292,12 +304,20 @@ def _read_all(
     try:
         if refused:
             return None, ()
-        read = [_read(guest, name) for guest in guests]
+        read: list[tuple[Host | None, tuple[Finding, ...]]] = []
+        partly: list[HostError] = []
+        for guest in guests:
+            try:
+                read.append(_read(guest, name))
+            except HostError as error:
+                partly.append(error)
     finally:
         if keep is not None:
             _keep(guests, keep)
     said = tuple(finding for _, findings in read for finding in findings)
     seen = [host for host, _ in read if host is not None]
+    if partly and len(seen) == len(read):  # else another guest crashed, which is the answer
+        raise partly[0]
     if len(seen) < len(guests):
         return None, said
     first, last = seen[0], seen[-1]

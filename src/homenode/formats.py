@@ -14,7 +14,7 @@ import msgspec
 from homenode.bdf import PciAddress
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError, InputError
-from homenode.json_text import NotJsonError, decode_json
+from homenode.json_text import TYPES, NotJsonError, decode_json
 
 T = TypeVar("T")
 H = TypeVar("H")
@@ -145,7 +145,8 @@ def decode_journal(
 def plain_lines(text: bytes, of: type[T]) -> list[T] | None:
     """The values of whole lines of one type, in one step; None where any line is not one."""
     try:
-        found = msgspec.json.Decoder(of, dec_hook=_from_text).decode_lines(text)
+        with TYPES:
+            found = msgspec.json.Decoder(of, dec_hook=_from_text).decode_lines(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError, HomenodeError):
         return None
     return found if len(found) == text.count(b"\n") else None
@@ -153,7 +154,8 @@ def plain_lines(text: bytes, of: type[T]) -> list[T] | None:
 
 def plain_line_decoder(of: type[T]) -> "Callable[[bytes], T | None]":
     """Decodes lines of one type in one step, for files of many; None for a line that is none."""
-    decoder = msgspec.json.Decoder(of, dec_hook=_from_text)
+    with TYPES:
+        decoder = msgspec.json.Decoder(of, dec_hook=_from_text)
 
     def decoded(text: bytes) -> T | None:
         try:
@@ -199,7 +201,8 @@ def _check_format(document: object, kind: str, source: str) -> int:
 
 def _convert(record: object, of: type[T], expected: str) -> T:
     try:
-        return msgspec.convert(record, of, dec_hook=_from_text)
+        with TYPES:
+            return msgspec.convert(record, of, dec_hook=_from_text)
     except (msgspec.ValidationError, HomenodeError) as error:
         raise InputError(f"{expected}: {error}") from None
 

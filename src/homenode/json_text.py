@@ -1,10 +1,15 @@
 """JSON text of guests, tools and files, parsed so that no input can crash the reader."""
 
+from threading import RLock
 from typing import Any, TypeVar, overload
 
 import msgspec
 
 T = TypeVar("T")
+
+TYPES = RLock()
+"""Lock for what makes msgspec look at a type: it stores what it knows of one before it is whole,
+and a second thread that meets the type then ends the process with SIGSEGV. Seen with 0.22.0."""
 
 
 class NotJsonError(ValueError):
@@ -23,7 +28,8 @@ def decode_json(text: str | bytes, of: Any = Any) -> Any:
     homenode.json_text.NotJsonError: nested too deep
     """
     try:
-        return msgspec.json.decode(text, type=of)
+        with TYPES:
+            return msgspec.json.decode(text, type=of)
     except RecursionError:
         raise NotJsonError("nested too deep") from None
     except (msgspec.DecodeError, UnicodeError) as error:

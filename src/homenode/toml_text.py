@@ -15,6 +15,7 @@ from msgspec import Meta, inspect
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.json_text import TYPES
 from homenode.units import parse_bytes
 from homenode.wording import did_you_mean
 
@@ -105,7 +106,8 @@ def decode_toml(
 def decode_value(value: object, of: type[T], source: str, where: str) -> T:
     """A value that stands at a key, as a table or another type. Raises InputError."""
     try:
-        decoded = msgspec.convert(value, of, dec_hook=_from_text)
+        with TYPES:
+            decoded = msgspec.convert(value, of, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         raise _explained(error, value, of, source, where) from None
     except RecursionError:

@@ -1,6 +1,8 @@
 """Where a pool comes from: what gives no host is named, and the rest goes on."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,34 @@ def test_a_folder_has_a_host_for_each_file_and_names_those_that_are_broken(tmp_p
     pool = load_pool([str(tmp_path)])
     assert [host.name for host in pool.hosts] == ["gpu-1", "gpu-2"]
     assert {Path(one.source).name for one in pool.failures} == {"broken.tar.gz", "empty.toml"}
+
+
+THREADS = """
+import sys
+from threading import Barrier, Thread
+from homenode.description.document import HostDocument
+from homenode.toml_text import decode_value
+
+VALUE = {"name": "one", "node": [{"index": 0}], "root": [{"ports": [{"switch": ["gpu"]}]}]}
+sys.setswitchinterval(1e-6)
+start = Barrier(8)
+
+def read():
+    start.wait()
+    decode_value(VALUE, HostDocument, "host.toml", "")
+
+threads = [Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_hosts_may_be_read_by_several_threads_at_once() -> None:
+    """msgspec 0.22 without a lock: SIGSEGV, in each of 8 runs."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_of_two_hosts_of_one_name_the_second_is_left_out_by_name(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ import pytest
 
 from homenode import formats
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.expectation import Expectation, certify
 from homenode.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.domain.read import open_domain
+from homenode.hypervisor.domain_state import LivePin
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -182,6 +184,11 @@ def test_a_pin_that_was_moved_by_hand_is_one_alert_of_its_vm() -> None:
     assert alert.domains == ("gpu-vm",)
 
 
+def facts(text: str) -> DomainFacts:
+    document = text.removeprefix("<domains>").removesuffix("</domains>")
+    return domain_facts(open_domain(document.encode(), "vm"))
+
+
 @pytest.mark.parametrize(
     ("was", "is_now", "what"),
     [
@@ -195,16 +202,21 @@ def test_a_pin_that_was_moved_by_hand_is_one_alert_of_its_vm() -> None:
 def test_each_part_of_a_domain_that_differs_from_its_plan_is_a_finding(
     was: str, is_now: str, what: str
 ) -> None:
-    def facts(text: str) -> DomainFacts:
-        document = text.removeprefix("<domains>").removesuffix("</domains>")
-        return domain_facts(open_domain(document.encode(), "vm"))
-
     planned = tuned(HGX)
     changed = re.sub(was, is_now, planned, count=1)
     assert changed != planned
     assert list(domain_drift(facts(planned), facts(planned))) == []
     (finding,) = domain_drift(facts(planned), facts(changed))
     assert finding.subject == f"gpu-vm: {what}"
+
+
+def test_threads_that_homenode_moved_itself_are_no_drift_until_someone_else_moves_them() -> None:
+    planned = tuned(HGX)
+    moved = re.sub(r"(<vcpupin vcpu=.3. cpuset=.)\d+", r"\g<1>5", planned, count=1)
+    moved = re.sub(r"(<emulatorpin cpuset=.)[\d,-]+", r"\g<1>7", moved, count=1)
+    ours = (LivePin("vcpu", 3, CpuSet([5])), LivePin("emulator", 0, CpuSet([7])))
+    assert list(domain_drift(facts(planned), facts(moved), ours)) == []
+    assert len(list(domain_drift(facts(planned), facts(planned), ours))) == 2
 
 
 def noise(rng: random.Random) -> dict[str, str]:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import homenode.apply.store
+from homenode.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.cli.replan import replan
+from homenode.hypervisor.virsh import Virsh
 from homenode.plan.options import PlanOptions
 from homenode.process import run
 from homenode.snapshot.live import LiveSnapshot
@@ -117,6 +120,22 @@ def test_pins_that_virsh_moved_or_removed_are_one_alert_until_they_are_back(vm: 
         assert (alert.id, alert.findings[0].observed) == ("drift-domain", f"PUs {pus}")
         virsh("vcpupin", vm, "0", planned, "--live")
         assert seen(vm) == ()
+
+
+def test_pins_that_homenode_moved_in_this_run_are_no_alert(vm: str, tmp_path: Path) -> None:
+    planned = pin(vm)
+    shown = run(("virsh", "-q", "-c", SYSTEM, "dumpxml", "--inactive", vm), 120).stdout
+    other = shown.replace(f"cpuset='{planned}'", f"cpuset='{1 - int(planned)}'", 1)
+    root = homenode.apply.store.default_root()
+    apply_live_pins(Virsh(SYSTEM), vm, other.encode(), root)
+    try:
+        assert seen(vm) == ()
+        virsh("vcpupin", vm, "0", "0-1", "--live")
+        assert [alert.id for alert in seen(vm)] == ["drift-domain"]
+    finally:
+        virsh("vcpupin", vm, "0", str(1 - int(planned)), "--live")
+        restore_live_pins(Virsh(SYSTEM), vm, root)
+    assert seen(vm) == ()
 
 
 def test_a_vm_of_another_host_is_one_alert_until_it_is_planned_again(

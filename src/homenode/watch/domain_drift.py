@@ -1,21 +1,27 @@
 """DomainDrift: what a running VM's document says, against the one that was planned for it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.hypervisor.domain_state import LivePin
 from homenode.units import format_bytes
 from homenode.verify.domain_facts import DomainFacts, vcpus_text
 from homenode.verify.live.expectation import LiveCell, LiveExpectation, live_expectation_of_document
 from homenode.wording import command_line
 
 
-def domain_drift(planned: DomainFacts, running: DomainFacts) -> Iterator[Finding]:
+def domain_drift(
+    planned: DomainFacts, running: DomainFacts, moved: Sequence[LivePin] = ()
+) -> Iterator[Finding]:
     """Differences of pins, memory and devices, as by `virsh vcpupin --live` or `virsh edit`.
 
-    planned: of the document that homenode defined, or of the persistent definition.
+    planned: of the document that homenode defined, or of the persistent definition. moved: threads
+    of this run that homenode itself moved since.
     """
-    before, now = live_expectation_of_document(planned), live_expectation_of_document(running)
+    before = _with_moved(live_expectation_of_document(planned), moved)
+    now = live_expectation_of_document(running)
     for what, expected, observed in _differences(before, now):
         yield Finding(
             id="drift-domain",
@@ -28,6 +34,17 @@ def domain_drift(planned: DomainFacts, running: DomainFacts) -> Iterator[Finding
             + command_line("homenode", "replan", running.guest.name),
             source=planned.source,
         )
+
+
+def _with_moved(expected: LiveExpectation, moved: Sequence[LivePin]) -> LiveExpectation:
+    pus = {(pin.kind, pin.number): pin.pus for pin in moved}
+    iothreads = {n: found for (kind, n), found in pus.items() if kind == "iothread"}
+    return replace(
+        expected,
+        vcpu_pins=tuple(pus.get(("vcpu", i), pin) for i, pin in enumerate(expected.vcpu_pins)),
+        emulator_pus=pus.get(("emulator", 0), expected.emulator_pus),
+        iothread_pins=tuple(sorted((dict(expected.iothread_pins) | iothreads).items())),
+    )
 
 
 def _differences(before: LiveExpectation, now: LiveExpectation) -> Iterator[tuple[str, str, str]]:

@@ -113,7 +113,7 @@ def _domains(
             continue
         uuid = child.findtext("uuid")
         if connect is not None and uuid is not None:
-            findings += _changed(facts, connect, uuid, not_read)
+            findings += _changed(facts, connect, uuid, child.get("id"), not_read)
             findings += _live(facts, uuid, files, not_read)
         devices = tuple(hostdev.source for hostdev in facts.guest.hostdevs)
         found.append(DomainState(name, devices, is_ours is False, tuple(findings)))
@@ -121,10 +121,12 @@ def _domains(
 
 
 def _changed(
-    facts: "DomainFacts", connect: str, uuid: str, not_read: list[Gap]
+    facts: "DomainFacts", connect: str, uuid: str, run_id: str | None, not_read: list[Gap]
 ) -> Iterable[Finding]:
-    """What differs from the document that homenode defined; where it has no record of one, from the
-    persistent definition. Without a layout in that, the plan was given up."""
+    """What differs from the document that homenode defined and the pins that it moved since; where
+    it has no record of one, from the persistent definition. Without a layout in that, the plan was
+    given up."""
+    from homenode.apply.live_pins import run_mark
     from homenode.apply.store import DomainStore, Step, default_root
     from homenode.domain.read import open_domain
     from homenode.hypervisor.virsh import Virsh
@@ -142,10 +144,15 @@ def _changed(
             text = Virsh(connect).definition(uuid)
             source = f"the persistent definition of {name}"
         planned = domain_facts(open_domain(text, source))
+        live = store.live_record()
     except HomenodeError as error:
         not_read.append(Gap(f"VM {name}: what was planned", error.message))
         return ()
-    return () if planned.record is None else domain_drift(planned, facts)
+    if planned.record is None:
+        return ()
+    run = int(run_id) if run_id is not None and run_id.isdecimal() else None
+    is_of_run = live is not None and live.is_of(run, run_mark(uuid))
+    return domain_drift(planned, facts, live.after if live is not None and is_of_run else ())
 
 
 def _live(

@@ -168,6 +168,7 @@ def test_an_smmu_of_a_bus_that_is_no_more_is_removed() -> None:
     assert b"pciBus='77'" not in grace(stale, "12.2", "11.1").document
 
 
+@pytest.mark.lab
 def test_the_newest_schema_takes_what_is_written_for_new_versions() -> None:
     """HOMENODE_LIBVIRT_SCHEMA: domain.rng of libvirt 12.7 or newer, of its libvirt-common."""
     schema = Path(os.environ.get("HOMENODE_LIBVIRT_SCHEMA", SCHEMA_PATH))

@@ -26,9 +26,12 @@ class Made:
         self.make = make
 
 
-def field(*, default_factory: Callable[[], Any]) -> Any:
-    """dataclasses.field, with the one option that the package uses."""
-    return Made(default_factory)
+_NO_DEFAULT = object()
+
+
+def field(*, default_factory: Callable[[], Any] | None = None, metadata: Any = None) -> Any:
+    """dataclasses.field, with the options that the package uses. metadata: not needed here."""
+    return _NO_DEFAULT if default_factory is None else Made(default_factory)
 
 
 def dataclass(cls: Any = None, *, order: bool = False, kw_only: bool = False, **_: bool) -> Any:
@@ -44,7 +47,8 @@ def dataclass(cls: Any = None, *, order: bool = False, kw_only: bool = False, **
     by_name |= frozenset(cls.__fields__ if kw_only else ())
     names = (*inherited, *(name for name in cls.__fields__ if name not in inherited))
     in_order = tuple(name for name in names if name not in by_name)
-    defaults = {name: getattr(cls, name) for name in names if hasattr(cls, name)}
+    given_defaults = ((name, getattr(cls, name, _NO_DEFAULT)) for name in names)
+    defaults = {name: one for name, one in given_defaults if one is not _NO_DEFAULT}
     cls.__fields__, cls.__by_name__ = names, by_name
     after = getattr(cls, "__post_init__", None)
 

@@ -62,6 +62,15 @@ def ids(found: Fit) -> set[str]:
     return {finding.id for finding in fit_findings(found, HOST).findings}
 
 
+@pytest.mark.parametrize("limits", [{"cpu": "1E", GPU: 1}, {"cpu": 4, GPU: "1E"}])
+def test_requests_beyond_any_machine_are_answered_at_once(limits: dict[str, Any]) -> None:
+    found = answered(
+        read_pod(manifest(container(**limits, memory="64Gi")), "pod"), kubelet("best-effort")
+    )
+    assert found.lacking
+    assert found.change is not None
+
+
 def test_four_gpus_and_their_cpus_fit_one_node_under_every_policy() -> None:
     for policy in POLICIES:
         found = answered(gpus(4, 60), kubelet(policy))

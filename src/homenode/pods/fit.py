@@ -151,11 +151,13 @@ def _changes(container: Container, node: Node) -> Iterator[tuple[float, str, Con
     found: list[tuple[float, str, Container]] = []
     cpus = container.cpu_milli // 1000
     if cpus and not container.cpu_milli % 1000:
-        for count in (*_more_cpus(cpus, node), *range(cpus - 1, 0, -1)):
+        fewer_cpus = range(min(cpus - 1, len(node.cpus.places)), 0, -1)
+        for count in (*_more_cpus(cpus, node), *fewer_cpus):
             changed = replace(container, cpu_milli=1000 * count)
             found.append((abs(count - cpus) / cpus, f"cpu {cpus} to {count}", changed))
     for name, count in container.devices.items():
-        for fewer in range(count - 1, -1, -1):
+        there = len(node.available_devices(name)) if name in node.devices else 0
+        for fewer in range(min(count - 1, there), -1, -1):
             devices = {**container.devices, name: fewer}
             if not fewer:
                 del devices[name]

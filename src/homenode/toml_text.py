@@ -121,7 +121,8 @@ def refusal(source: str, where: str, expected: str, found: object) -> InputError
     """The error that the value at a key is unfit; for raising."""
     found = list(found) if isinstance(found, tuple) else found
     shown = "nothing" if found is None else repr(found)
-    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    if len(shown) > 120:
+        shown = f"{len(found)} of them" if isinstance(found, list) else shown[:117] + "..."
     place = f"{source}: {where}" if where else source
     return InputError(f"{place}: expected {expected}, found {shown}")
 

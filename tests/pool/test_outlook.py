@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from homenode.errors import InputError
 from homenode.host_reserve import HostReserve
 from homenode.pci import GpuPart, PartKind
 from homenode.plan.model import Unplannable
@@ -268,6 +269,22 @@ value = 3
     first, second = parse_flavours(text, "f.toml")
     assert (first.gpus, first.vcpus, first.worth) == (2, None, 2)
     assert (second.gpus, second.memory_bytes, second.worth) == (0, 16 * GIB, 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("gpu = 1", "gpu"), ("vcpus = 0", "vcpus"), ("vcpus = true", "vcpus"),
+        ("memory = 512", "memory"), ('memory = "0GiB"', "memory"),
+        ('page_size = "3KiB"', "page_size"),
+        ('layout = "none"', "layout"), ('gpu_model = "\\u001b[2J"', "gpu_model"),
+        ('gpu_model = " "', "gpu_model"), ("value = -1", "value"),
+    ],
+)  # fmt: skip
+def test_a_refused_flavour_names_its_key(line: str, key: str) -> None:
+    text = f'format = 1\n[[flavour]]\nname = "a"\ngpus = 1\n{line}\n'
+    with pytest.raises(InputError, match=rf"^f\.toml: flavour\[0\]\.{key}: expected"):
+        parse_flavours(text, "f.toml")
 
 
 def test_a_flavour_of_another_model_fits_nowhere() -> None:

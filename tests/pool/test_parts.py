@@ -84,7 +84,7 @@ def test_parts_are_packed_as_often_as_they_are_there() -> None:
 
 
 def test_a_profile_without_a_number_of_parts_is_refused() -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"flavour\[0\]\.gpus: expected"):
         parse_flavours(TEXT.replace("gpus = 1\n", "") % "A40-12Q", "flavours.toml")
 
 

@@ -109,7 +109,6 @@ def verify(
                 "--live: expected no document, --host, --lspci, --boot or --guest: a running "
                 "domain is checked where it runs"
             )
-        pass
         from homenode.hypervisor.connection import DEFAULT
 
         verify_live(live, connect or DEFAULT, plan, as_json=json)

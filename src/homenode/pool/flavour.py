@@ -1,9 +1,9 @@
 """Flavour: a size of VM that a pool is asked for, and the request that it makes of a host."""
 
-import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from homenode.errors import InputError
 from homenode.pci import PciDevice
@@ -14,14 +14,14 @@ from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import LEAST_RESERVE_BYTES
 from homenode.pool.model import passable_gpus
+from homenode.toml_text import Size, Table, decode_toml
 from homenode.topology import Host, NumaNode
-from homenode.units import GIB, MIB, parse_bytes
+from homenode.units import GIB, MIB
 
 DEFAULT_LAYOUT = "pin-numa-pci"
 """Of flavours that name none: the guest sees where each GPU is."""
 
 DEFAULT_GPUS = (1, 2, 4, 8)
-_MOST_FLAVOURS = 64
 _MOST = 1 << 16
 
 
@@ -159,134 +159,77 @@ def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) ->
     )
 
 
-_KEYS = (
-    "name",
-    "gpus",
-    "vcpus",
-    "memory",
-    "page_size",
-    "gpu_model",
-    "gpu_profile",
-    "value",
-    "layout",
-)
+Text = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?=.*\S)[^\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]{1,256}\Z",
+        extra={"expected": "a text of one line"},
+    ),
+]
+Number = Annotated[int, Meta(ge=1, le=_MOST)]
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table of a TOML file, read with the file's name in each refusal."""
+class SizeTable(Table, kw_only=True):
+    """A size of VM, but for its name."""
 
-    source: str
-    where: str
-    values: Mapping[str, Any]
+    gpus: Annotated[int, Meta(ge=0, le=_MOST)] = 0
+    vcpus: Number | None = None
+    memory: Size | None = None
+    page_size: Size | None = None
+    gpu_model: Text | None = None
+    gpu_profile: Text | None = None
+    value: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
+    layout: Text = DEFAULT_LAYOUT
 
-    def refusal(self, key: str, expected: str) -> InputError:
-        found = self.values.get(key)
-        shown = repr(found) if len(repr(found)) < 60 else f"{repr(found)[:57]}..."
-        return InputError(f"{self.source}: {self.where}: {key}: expected {expected}, found {shown}")
+    def named(self, name: str, guest: Guest | None = None) -> Flavour:
+        """The flavour. guest: of the document that the table names; its sizes are the VM's where
+        the table has none. Raises InputError."""
+        page, profile = self.page_size, self.gpu_profile
+        if self.layout not in PRESETS:
+            raise self.refusal("layout", f"one of {', '.join(PRESETS)}", self.layout)
+        if self.memory == 0:
+            raise self.refusal("memory", Size.EXPECTED, 0)
+        if guest is None and not self.gpus and (self.vcpus is None or self.memory is None):
+            missing = "memory" if self.memory is None else "vcpus"
+            raise self.refusal(missing, "a value: a VM without GPUs has no share of a host", None)
+        if profile is not None and not self.gpus:
+            raise self.refusal("gpus", "how many parts of the profile", self.gpus)
+        if page is not None and (page < 4096 or page.bit_count() != 1):
+            raise self.refusal("page_size", "a power of two, such as 2MiB or 1GiB", int(page))
+        return Flavour(
+            name=name,
+            gpus=self.gpus,
+            vcpus=self.vcpus,
+            memory_bytes=None if self.memory is None else int(self.memory),
+            page_bytes=None if page is None else int(page),
+            gpu_model=self.gpu_model,
+            value=self.value,
+            options=PlanOptions(layout=self.layout, gpu_profile=profile),
+            guest=guest,
+        )
 
-    def text(self, key: str) -> str | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if not isinstance(value, str) or not value.strip() or not value.isprintable():
-            raise self.refusal(key, "a text")
-        return value
 
-    def count(self, key: str, least: int = 0) -> int | None:
-        value = self.values.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-            raise self.refusal(key, f"a whole number from {least} to {_MOST}")
-        return value
+class FlavourTable(SizeTable, kw_only=True):
+    name: Text
 
-    def size(self, key: str) -> int | None:
-        text = self.text(key)
-        if text is None:
-            return None
-        try:
-            return parse_bytes(text)
-        except InputError as error:
-            raise self.refusal(key, f"a size with its unit ({error.message})") from None
+
+Format = Annotated[int, Meta(ge=1, le=1, extra={"expected": "1 (see docs/formats/pool.md)"})]
+
+
+class _FlavoursFile(Table, kw_only=True):
+    format: Format
+    flavour: Annotated[
+        tuple[FlavourTable, ...],
+        Meta(min_length=1, max_length=64, extra={"expected": "1 to 64 tables [[flavour]]"}),
+    ]
 
 
 def parse_flavours(text: str, source: str) -> tuple[Flavour, ...]:
     """The flavours of a flavours.toml, in its order. Raises InputError with file, table and key."""
-    return tuple(flavour_of(table) for table in tables_of(text, source, "flavour", _MOST_FLAVOURS))
-
-
-def tables_of(
-    text: str, source: str, name: str, most: int, more_keys: tuple[str, ...] = ()
-) -> list[Table]:
-    """The tables [[name]] of a TOML file of format 1. They may have the keys of a flavour, and
-    these."""
-    known = {*_KEYS, *more_keys}
-    try:
-        document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: expected TOML, found: {error}") from None
-    if document.get("format") != 1:
-        raise InputError(
-            f"{source}: expected format = 1, found {document.get('format')!r}",
-            hint="docs/formats/pool.md has an example",
-        )
-    unknown = sorted(set(document) - {"format", name})
-    tables = document.get(name)
-    if unknown or not isinstance(tables, list) or not tables:
-        raise InputError(
-            f"{source}: expected format and tables [[{name}]], found "
-            f"{', '.join(unknown) or 'no such table'}"
-        )
-    if len(tables) > most:
-        raise InputError(f"{source}: expected at most {most} {name} tables, found {len(tables)}")
-    found = []
+    tables = decode_toml(text, _FlavoursFile, source).flavour
     names: set[str] = set()
-    for number, values in enumerate(tables, start=1):
-        where = f"{name} {number}"
-        if not isinstance(values, dict):
-            raise InputError(f"{source}: {where}: expected a table")
-        table = Table(source, where, values)
-        strange = sorted(set(values) - known)
-        if strange:
-            raise InputError(
-                f"{source}: {where}: expected some of {', '.join(sorted(known))}, found "
-                f"{strange[0]!r}"
-            )
-        own = table.text("name")
-        if own is None or own in names:
-            raise table.refusal("name", "a name that no other has")
-        names.add(own)
-        found.append(table)
-    return found
-
-
-def flavour_of(table: Table, guest: Guest | None = None) -> Flavour:
-    """The flavour of one table. guest: of the document that it names; its sizes are the VM's where
-    the table has none."""
-    layout = table.text("layout") or DEFAULT_LAYOUT
-    if layout not in PRESETS:
-        raise table.refusal("layout", f"one of {', '.join(PRESETS)}")
-    gpus = table.count("gpus") or 0
-    vcpus, memory = table.count("vcpus", 1), table.size("memory")
-    if guest is None and not gpus and (vcpus is None or not memory):
-        raise table.refusal("vcpus", "vcpus and memory, since a VM without GPUs has no share")
-    name = table.text("name")
-    assert name is not None, "tables_of has looked"
-    profile = table.text("gpu_profile")
-    if profile is not None and not gpus:
-        raise table.refusal("gpus", "how many parts of the profile")
-    page = table.size("page_size")
-    if page is not None and (page < 4096 or page.bit_count() != 1):
-        raise table.refusal("page_size", "a power of two, such as 2MiB or 1GiB")
-    return Flavour(
-        name=name,
-        gpus=gpus,
-        vcpus=vcpus,
-        memory_bytes=memory,
-        page_bytes=page,
-        gpu_model=table.text("gpu_model"),
-        value=table.count("value"),
-        options=PlanOptions(layout=layout, gpu_profile=profile),
-        guest=guest,
-    )
+    for table in tables:
+        if table.name in names:
+            raise table.refusal("name", "a name that no other flavour has", table.name)
+        names.add(table.name)
+    return tuple(table.named(table.name) for table in tables)

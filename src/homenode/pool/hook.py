@@ -2,45 +2,36 @@
 
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Literal
 
 import msgspec
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError
 from homenode.json_text import NotJsonError, decode_json
-from homenode.plan.layout import PRESETS
-from homenode.plan.options import PlanOptions
 from homenode.plan.planner import as_placed
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
-from homenode.pool.flavour import DEFAULT_LAYOUT, Flavour
+from homenode.pool.flavour import Flavour, SizeTable, Text
 from homenode.pool.place import LostFits, PoolPlaces, RankedPlace
+from homenode.toml_text import decode_value
 from homenode.topology import RunningDomain
-from homenode.units import parse_bytes
 
 MOST_BYTES = 1 << 16
 _MOST_SHOWN = 3
 
 
-@dataclass(frozen=True, slots=True)
-class HookRequest:
-    """What is asked. op: place, remove, or rank (place without counting the VM from then on).
+class HookRequest(SizeTable, kw_only=True, forbid_unknown_fields=False):
+    """What is asked. op: rank = place, but the VM does not count from then on.
 
-    vm: its name. flavour: one of the pool's; or gpus, vcpus and memory ("64GiB"). hosts: names that
-    may be chosen; empty = all.
+    vm: its name. flavour: one of the pool's; None = the size that the other keys give. hosts: names
+    that may be chosen; empty = all.
     """
 
-    vm: str
-    op: str = "place"
+    vm: Text
+    op: Literal["place", "rank", "remove"] = "place"
     flavour: str | None = None
-    gpus: int = 0
-    vcpus: int | None = None
-    memory: str | None = None
-    page_size: str | None = None
-    gpu_model: str | None = None
-    gpu_profile: str | None = None
-    layout: str = DEFAULT_LAYOUT
     hosts: tuple[str, ...] = ()
 
 
@@ -93,8 +84,6 @@ class Hook:
     def _answer(self, request: HookRequest) -> HookAnswer:
         if request.op == "remove":
             return HookAnswer(request.vm, request.op, removed_from=self._places.remove(request.vm))
-        if request.op not in ("place", "rank"):
-            raise InputError(f"op: expected place, rank or remove, found {request.op[:40]!r}")
         if request.op == "place" and (there := self._places.hosts_of(request.vm)):
             raise InputError(f"vm: expected a new one, found {request.vm!r} on {there[0]}")
         flavour = self._flavour(request)
@@ -122,28 +111,11 @@ class Hook:
         if request.flavour is not None:
             known = self._flavours.get(request.flavour)
             if known is None:
-                raise InputError(
-                    f"flavour: expected one of {', '.join(self._flavours)}, found "
-                    f"{request.flavour[:40]!r}"
+                raise request.refusal(
+                    "flavour", f"one of {', '.join(self._flavours)}", request.flavour
                 )
             return known
-        if request.layout not in PRESETS:
-            raise InputError(f"layout: expected one of {', '.join(PRESETS)}")
-        if request.gpu_profile is not None and not request.gpus:
-            raise InputError("gpu_profile: expected gpus as well, the number of parts")
-        if not 0 <= request.gpus <= 1024 or not 1 <= (request.vcpus or 1) <= 65536:
-            raise InputError("gpus, vcpus: expected counts that a VM can have")
-        if not request.gpus and (request.vcpus is None or request.memory is None):
-            raise InputError("vcpus, memory: expected both for a VM without GPUs")
-        flavour = Flavour(
-            f"{request.gpus} GPUs",
-            request.gpus,
-            request.vcpus,
-            None if request.memory is None else parse_bytes(request.memory),
-            None if request.page_size is None else parse_bytes(request.page_size),
-            request.gpu_model,
-            options=PlanOptions(layout=request.layout, gpu_profile=request.gpu_profile),
-        )
+        flavour = request.named(f"{request.gpus} GPUs")
         # One object is found sooner than an equal one; a size of the pool has been worked out.
         alike = (one for one in self._flavours.values() if replace(flavour, name=one.name) == one)
         return self._sizes.setdefault(flavour, next(alike, flavour))
@@ -163,14 +135,9 @@ def _request_of(line: bytes) -> HookRequest:
         raise InputError(f"a request: expected at most {MOST_BYTES} bytes, found {len(line)}")
     try:
         record = decode_json(line)
-        request = msgspec.convert(record, HookRequest)
     except NotJsonError as error:
         raise InputError(f"a request: expected a line of JSON, found: {error}") from None
-    except msgspec.ValidationError as error:
-        raise InputError(f"a request: {error}") from None
-    if not request.vm.strip() or not request.vm.isprintable() or len(request.vm) > 256:
-        raise InputError("vm: expected the name of a VM")
-    return request
+    return decode_value(record, HookRequest, "a request", "")
 
 
 def _encoded(answer: HookAnswer) -> str:

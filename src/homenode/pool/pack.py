@@ -9,6 +9,9 @@ on whole cores, so the gap between what was placed and the bound is stated, not 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Annotated
+
+from msgspec import Meta
 
 from homenode.domain.read import read_guest
 from homenode.errors import InputError
@@ -30,11 +33,12 @@ from homenode.pool.division import (
     forbid_together,
     grouped,
 )
-from homenode.pool.flavour import flavour_of, tables_of
+from homenode.pool.flavour import FlavourTable, Format, Text
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
 from homenode.pool.planner import Planner
 from homenode.pool.solver import solve
+from homenode.toml_text import Table, decode_toml
 
 MOST_VMS = 5000
 ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
@@ -78,6 +82,24 @@ def _no_documents(source: str) -> bytes:
     raise InputError(f"{source}: expected no document, since none can be read here")
 
 
+class _RequestTable(FlavourTable, kw_only=True):
+    count: Annotated[int, Meta(ge=1, le=MOST_VMS)] = 1
+    document: Text | None = None
+    affinity: Text | None = None
+    anti_affinity: Text | None = None
+    fault_domains: Text | None = None
+
+
+class _RequestsFile(Table, kw_only=True):
+    format: Format
+    vm: Annotated[
+        tuple[_RequestTable, ...],
+        Meta(
+            min_length=1, max_length=MOST_VMS, extra={"expected": f"1 to {MOST_VMS} tables [[vm]]"}
+        ),
+    ]
+
+
 def parse_requests(
     text: str, source: str, read_document: Callable[[str], bytes] = _no_documents
 ) -> tuple[PackRequest, ...]:
@@ -85,25 +107,21 @@ def parse_requests(
     a table names. Raises InputError, and what read_document raises."""
     found: list[PackRequest] = []
     names: set[str] = set()
-    rules_of = ("affinity", "anti_affinity", "fault_domains")
-    for table in tables_of(text, source, "vm", MOST_VMS, ("count", "document", *rules_of)):
-        named = table.text("document")
+    for table in decode_toml(text, _RequestsFile, source).vm:
+        named, count = table.document, table.count
         document = None if named is None else RequestDocument(named, read_document(named))
         guest = None if document is None else read_guest(document.content, document.source)
-        flavour = flavour_of(table, guest)
-        count = table.count("count", 1) or 1
         own = (
-            (flavour.name,)
-            if count == 1
-            else tuple(f"{flavour.name}-{number}" for number in range(1, count + 1))
+            tuple(f"{table.name}-{i}" for i in range(1, count + 1)) if count > 1 else (table.name,)
         )
         if names & set(own):
-            raise table.refusal("name", "names that no other VM has, with count NAME-1 to NAME-N")
+            expected = "names that no other VM has, with count NAME-1 to NAME-N"
+            raise table.refusal("name", expected, table.name)
         names |= set(own)
         if len(names) > MOST_VMS:
             raise InputError(f"{source}: expected at most {MOST_VMS} VMs, found more")
-        rules = Rules(*map(table.text, rules_of))
-        found.append(PackRequest(flavour, own, rules, document))
+        rules = Rules(table.affinity, table.anti_affinity, table.fault_domains)
+        found.append(PackRequest(table.named(table.name, guest), own, rules, document))
     return tuple(found)
 
 

@@ -7,11 +7,11 @@ Source: KubeVirt vmi-create-admitter and virtwrap/converter/vcpu (d923fdb8), Kub
 documentation on CPU, Memory and Topology Manager, kubernetes#136431.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import pairwise
 
 from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.json_text import NotJsonError, decode_json
 from homenode.kubevirt.admission_rules import admission_findings
 from homenode.kubevirt.cluster import FIRST_VERSION, Cluster
 from homenode.kubevirt.demand import HOOK_ANNOTATION, Demand, demand_of
@@ -163,8 +163,8 @@ def _hooks(vmi: Vmi) -> Iterator[Finding]:
 
 def _wrong_hook(text: str) -> str | None:
     try:
-        sidecars = json.loads(text)
-    except (ValueError, RecursionError):
+        sidecars = decode_json(text)
+    except NotJsonError:
         return "no JSON"
     if not isinstance(sidecars, list) or not all(isinstance(one, dict) for one in sidecars):
         return "no list of objects"

@@ -14,6 +14,7 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
+from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.gpu_parts import parts_at
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
@@ -103,8 +104,8 @@ def is_flavor(content: bytes) -> bool:
 def _document(content: bytes, source: str) -> tuple[str, dict[str, Any]]:
     try:
         text = content.decode()
-        document = json.loads(text)
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        document = decode_json(text)
+    except (UnicodeDecodeError, NotJsonError) as error:
         raise ParseError(source, "a flavor as JSON", str(error)) from None
     if not isinstance(document, dict):
         raise ParseError(source, "a flavor as a JSON object", type(document).__name__)

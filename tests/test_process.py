@@ -150,5 +150,5 @@ def test_empty_and_relative_folders_of_libraries_are_not_passed_on(
     assert run(["printenv", "LD_LIBRARY_PATH"], 10).stdout == "/opt/cuda/lib64\n"
 
 
-def test_a_program_stands_where_it_is_told(tmp_path: Path) -> None:
+def test_a_program_stands_where_it_is_asked_to(tmp_path: Path) -> None:
     assert run(["pwd"], 10, folder=tmp_path).stdout.strip() == str(tmp_path)

@@ -61,7 +61,7 @@ def test_less_is_better_for_latency_and_more_for_bandwidth() -> None:
     assert up.low < up.ratio < up.high
 
 
-def test_a_difference_that_cannot_matter_is_told_from_not_knowing() -> None:
+def test_a_difference_that_cannot_matter_is_distinguished_from_not_knowing() -> None:
     rng = random.Random(4)
     quiet = [
         simulated_run(layout, TRIAD, rng, between=0.002, within=0.002)
@@ -340,7 +340,9 @@ def test_cells_without_expander_buses_make_a_doubt_that_names_the_layout_to_meas
     assert "pin-numa-pci" in doubts["gpus-without-node"].remedy
 
 
-def test_published_figures_are_told_apart_far_beyond_any_boots_and_are_called_published() -> None:
+def test_published_figures_are_distinguished_far_beyond_any_boots_and_are_called_published() -> (
+    None
+):
     rng = random.Random(11)
     first, second = pair(rng, 1.0)
     printed = Run(
@@ -376,7 +378,7 @@ def test_an_objective_has_at_most_six_primary_metrics_and_none_is_a_control() ->
     assert not [one for one in METRICS.values() if one.control and one.primary]
 
 
-def test_a_metric_nobody_knows_is_named_and_not_compared() -> None:
+def test_an_unknown_metric_is_named_and_not_compared() -> None:
     rng = random.Random(13)
     runs = [
         simulated_run(layout, {"frobs": ("units_per_s", 1.0), "app-rate:epochs": ("x", 2.0)}, rng)
@@ -390,7 +392,7 @@ def test_a_metric_nobody_knows_is_named_and_not_compared() -> None:
     assert time.lower_is_better
 
 
-def test_what_the_suite_tells_beside_is_neither_compared_nor_a_doubt() -> None:
+def test_what_the_suite_notes_as_well_is_neither_compared_nor_a_doubt() -> None:
     rng = random.Random(16)
     figures = {**TRIAD, "cache-capacity": ("bytes", 2.0**25), "smt-gain": ("ratio", 1.2)}
     comparison = compared(*(simulated_run(layout, figures, rng) for layout in ("pin", "default")))

@@ -32,7 +32,7 @@ def run_of(layout: str, *, origin: Origin = Origin.MEASURED, host: str | None = 
         (Origin.MEASURED, Origin.IMPORTED, ["without its plan", "other tools"]),
     ],
 )
-def test_why_a_run_names_no_host_is_told_by_where_it_is_from(
+def test_why_a_run_names_no_host_depends_on_where_it_is_from(
     first: Origin, second: Origin, says: list[str]
 ) -> None:
     found = doubts(

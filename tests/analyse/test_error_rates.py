@@ -58,7 +58,7 @@ def _rate(
     return found / count
 
 
-def test_equal_layouts_are_told_apart_in_at_most_five_and_a_half_of_a_hundred_comparisons() -> None:
+def test_equal_layouts_differ_in_at_most_five_and_a_half_of_a_hundred_comparisons() -> None:
     assert _rate(0.0, 2000) <= 0.055
 
 
@@ -93,7 +93,7 @@ def _rates_of_several(
     return [hits / count for hits in found]
 
 
-def test_of_four_equal_layouts_hardly_any_is_told_from_the_first() -> None:
+def test_of_four_equal_layouts_hardly_any_is_distinguished_from_the_first() -> None:
     in_any, *each = _rates_of_several((0, 0, 0, 0), 2000)
     assert in_any <= 0.065
     assert max(each) <= 0.04
@@ -146,7 +146,7 @@ def test_a_difference_on_one_of_two_primary_metrics_is_found_nineteen_times_in_t
     assert equal <= 0.065
 
 
-def test_equal_layouts_are_told_apart_on_neither_of_two_primary_metrics() -> None:
+def test_equal_layouts_are_distinguished_on_neither_of_two_primary_metrics() -> None:
     any_of_both, *each = _rates_of_two_metrics((0.0, 0.0), 1500)
     assert any_of_both <= 0.065
     assert max(each) <= 0.04

@@ -175,7 +175,7 @@ def test_in_mixed_order_drift_is_noise_and_no_doubt() -> None:
     assert effect.doubts == ()
 
 
-def test_a_difference_beyond_any_drift_is_told_in_whatever_order_but_not_as_measured() -> None:
+def test_a_difference_beyond_any_drift_is_reported_in_whatever_order_but_not_as_measured() -> None:
     rng = random.Random(6)
     runs = [
         *boots_of("pin", (1e11,) * 3, rng, starts=(1.0, 2.0, 3.0)),

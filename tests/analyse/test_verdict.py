@@ -344,7 +344,7 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
     assert level() == (EvidenceLevel.PUBLISHED, False)
 
 
-def test_a_host_that_nobody_has_measured_is_reasoned_about_and_says_so() -> None:
+def test_a_host_that_no_one_has_measured_is_reasoned_about_and_says_so() -> None:
     made = decide(PUBLISHED, facts("hgx-h100"), Objective.COLLECTIVE)
     assert (made.level, made.measure_next) == (EvidenceLevel.REASONED, "pin-numa-pci")
     flat = decide(PUBLISHED, facts("x86-1p1n4c4t"), Objective.HOST_BANDWIDTH)
@@ -504,7 +504,7 @@ def test_layouts_that_noise_hides_are_not_called_equal() -> None:
     assert between.choice == "default"
 
 
-def test_a_noisy_layout_is_neither_chosen_nor_avoided_beside_clear_ones() -> None:
+def test_a_noisy_layout_is_neither_chosen_nor_avoided_among_clear_ones() -> None:
     rng = random.Random(5)
     runs = [
         simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)

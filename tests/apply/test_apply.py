@@ -73,7 +73,7 @@ def test_a_second_apply_keeps_the_first_original(daemon: StandIn, root: Path) ->
     assert daemon.definition() == ORIGINAL
 
 
-def test_passwords_survive_and_nobody_else_can_read_what_is_saved(
+def test_passwords_survive_and_no_one_else_can_read_what_is_saved(
     daemon: StandIn, root: Path
 ) -> None:
     defined = apply(root)
@@ -347,7 +347,7 @@ def test_a_store_that_cannot_be_written_leaves_the_definition(
     assert daemon.definition() == ORIGINAL
 
 
-def test_a_user_and_root_are_told_what_each_can_do_about_a_folder_that_is_none(
+def test_a_user_and_root_get_the_hint_that_each_can_follow_about_a_folder_that_is_none(
     daemon: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -460,7 +460,7 @@ def process_of(domain: str) -> Iterator[None]:
         yield
 
 
-def test_a_number_that_another_run_had_as_well_is_not_taken_for_that_run(
+def test_a_number_that_another_run_had_as_well_is_not_mistaken_for_that_run(
     daemon: StandIn, root: Path
 ) -> None:
     own = str(uuid.uuid4())  # other tests' processes have the usual one

@@ -116,7 +116,7 @@ def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
     assert "define" not in (gone.value.hint or "")
 
 
-def test_a_running_domain_is_told_what_restore_can_do_and_a_snapshots_name_is_quoted(
+def test_restore_says_what_it_can_do_for_a_running_domain_and_quotes_a_snapshots_name(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
     apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)

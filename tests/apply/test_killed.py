@@ -220,7 +220,7 @@ def test_a_real_daemon_gives_the_original_back_byte_for_byte(
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("layouts_before", [(), ("pin",)])
-def test_what_libvirt_does_after_ctrl_c_is_known_and_taken_back(
+def test_what_libvirt_does_after_ctrl_c_is_known_and_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layouts_before: tuple[str, ...], again: bool
 ) -> None:
     daemon = StandIn(tmp_path / "daemon", NAME, ORIGINAL)

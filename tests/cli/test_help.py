@@ -115,7 +115,7 @@ def test_what_a_name_holds_does_not_steer_the_terminal(capsys: pytest.CaptureFix
     assert "homenode show" in wrong_call(error.value)
 
 
-def test_a_subcommand_is_not_taken_for_the_argument_of_its_command() -> None:
+def test_a_subcommand_is_not_mistaken_for_the_argument_of_its_command() -> None:
     shown = "\n".join(_help(("homenode", "doctor", "retrain"), 79))
     assert shown.startswith("Usage: homenode doctor retrain BDF...")
     assert "--print-unit" in shown and "--under-load" not in shown

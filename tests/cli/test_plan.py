@@ -249,7 +249,7 @@ def test_a_layout_need_not_be_named_and_a_sick_machine_gets_none() -> None:
         ([str(DOCUMENT), "--layout", "pin", "--save-plan", "."], 3, "found a folder"),
     ],
 )
-def test_wrong_input_is_told_apart(arguments: list[str], code: int, expected: str) -> None:
+def test_wrong_input_is_distinguished(arguments: list[str], code: int, expected: str) -> None:
     done = homenode("plan", *arguments)
     assert done.returncode == code, done.stderr
     assert expected in done.stderr

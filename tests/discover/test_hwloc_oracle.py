@@ -136,7 +136,7 @@ def test_discovery_sees_the_machine_that_hwloc_sees(unpacked: Path, name: str) -
     ]
 
 
-def test_gpu_memory_is_told_from_other_memory(unpacked: Path) -> None:
+def test_gpu_memory_is_distinguished_from_other_memory(unpacked: Path) -> None:
     host, _ = _both(unpacked, "ppc64-2p8n-gpu-memory")
     gpus = {node.index: str(node.gpu) for node in host.nodes if node.memory_kind == "gpu"}
     assert sorted(gpus) == [250, 251, 252, 253, 254, 255]

@@ -245,7 +245,7 @@ def test_a_node_that_is_not_online_is_no_node() -> None:
     assert any("7, a node that is not online" in gap.reason for gap in host.gaps)
 
 
-def test_where_only_local_pus_are_told_they_give_the_node() -> None:
+def test_where_only_local_pus_are_known_they_give_the_node() -> None:
     files = {**SWITCHED, f"{PCI}/{GPU}/local_cpulist": "2-3,6-7\n"}
     del files[f"{PCI}/{GPU}/numa_node"]
     gpu = _host(files).device(Bdf.parse("03:00.0"))

@@ -191,7 +191,7 @@ def test_zeros_at_the_end_of_any_file_change_nothing() -> None:
     assert discover(snapshot(only_masks)).nodes == expected.nodes
 
 
-def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_taken_for_absent() -> None:
+def test_an_unreadable_folder_of_nodes_or_cpus_is_refused_and_not_mistaken_for_absent() -> None:
     for folder in (NODE, CPU):
         files = {path: text for path, text in cpu_files().items() if not path.startswith(folder)}
         hidden = MemorySnapshot("a tree", {**files, folder: ""})  # there, and gives no names

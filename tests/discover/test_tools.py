@@ -178,7 +178,7 @@ def test_domains_are_read_one_by_one_and_a_broken_one_is_a_gap() -> None:
     assert "domain broken" in _reasons(host)
 
 
-def test_domains_that_nobody_reads_are_a_gap() -> None:
+def test_domains_that_no_one_reads_are_a_gap() -> None:
     assert "running domains" in _reasons(_host({}, virsh_domains=DOMAINS))
     assert "running domains" in _reasons(_host({}))
     assert "running domains" not in _reasons(_host({}, virsh_domains=""))

@@ -185,7 +185,7 @@ def test_a_wrong_expectation_is_refused_by_its_key(tmp_path: Path, text: str, wo
     assert error.value.exit_code == 2
 
 
-def test_a_link_that_is_lost_since_is_not_taken_for_the_slot_above_it() -> None:
+def test_a_link_that_is_lost_since_is_not_mistaken_for_the_slot_above_it() -> None:
     """The GPU of an HGX host has no lanes any more; its switch's uplink is as fast as ever."""
     gpu = gpus("hgx-h100", 1)[0]
     lost = changed(host("hgx-h100"), lambda d: d.bdf == gpu, link=PciLink(None, None, 32.0, 16))

@@ -48,7 +48,7 @@ _LIBVIRT = {
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_finds_no_circle_in_the_unit_beside_libvirts(tmp_path: Path) -> None:
+def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) -> None:
     """A circle through sockets.target would be broken at boot, by leaving some unit out."""
     unit = systemd_unit([GPU], "/bin/true")
     for name, text in (*_LIBVIRT.items(), (UNIT_NAME, unit)):

@@ -155,7 +155,7 @@ def test_a_link_as_slow_as_its_target_is_a_warning_whatever_the_load(at_port: bo
     assert "LnkCtl2" not in free.observed and "retrain" not in (free.fix or "")
 
 
-def test_a_slow_link_that_lacks_lanes_is_told_of_both() -> None:
+def test_a_slow_link_that_lacks_lanes_names_both() -> None:
     host = with_link(load_host("rtx4080-i9-14900k"), "0000:01:00.0", current_gt_per_s=5.0)
     assert "lanes" not in (found(host)[0].fix or "")
     (finding,) = found(with_link(host, "0000:01:00.0", current_width=8))
@@ -342,7 +342,7 @@ def test_redirects_cost_a_device_nothing_that_has_no_peer_below_its_switch() -> 
     assert set(found[0]) == {"p2p-redirected"} and found[1] == []
 
 
-def test_the_whole_path_is_told_with_its_isolation() -> None:
+def test_the_whole_path_is_described_with_its_isolation() -> None:
     host = load_host("h200-xeon8558")
     stated = replace(
         host,
@@ -364,7 +364,7 @@ def test_the_whole_path_is_told_with_its_isolation() -> None:
         ("LnkCap:\tPort #0, Speed 32GT/s", "LnkCap:\tPort #0, Speed unknown"),
     ],
 )
-def test_a_gpu_that_says_nothing_of_its_link_is_not_taken_for_sound(old: str, new: str) -> None:
+def test_a_gpu_that_says_nothing_of_its_link_is_not_mistaken_for_sound(old: str, new: str) -> None:
     host = edited("5d:00.0", old, new)
     assert found(host) == []
     (unknown,) = diagnose(host).findings
@@ -408,7 +408,7 @@ def test_a_gpu_that_no_longer_answers_is_critical() -> None:
 
 @needs_shared
 @pytest.mark.parametrize("old", ["Speed 32GT/s (ok)", "Speed 2.5GT/s (downgraded)"])
-def test_a_gpu_that_is_listed_alone_is_not_taken_for_sound(old: str) -> None:
+def test_a_gpu_that_is_listed_alone_is_not_mistaken_for_sound(old: str) -> None:
     """As `lspci -vvv -s 5d:00.0` shows it: nothing shows the port above."""
     text = listing()
     start = text.index("\n5d:00.0 ") + 1

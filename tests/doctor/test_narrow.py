@@ -30,7 +30,7 @@ def test_a_narrow_gpu_without_peers_is_a_warning_unless_the_slot_is_known() -> N
     assert list(link_findings(narrow_4080(), known_widths={Bdf.parse("01:00.0"): 16}))
 
 
-def test_a_known_slot_is_what_its_link_and_copies_are_held_against() -> None:
+def test_a_known_slot_is_what_its_link_and_copies_are_compared_with() -> None:
     gpu = Bdf.parse("01:00.0")
     slow = with_link(narrow_4080(), str(gpu), current_gt_per_s=5.0)
     (finding,) = link_findings(slow, known_widths={gpu: 8})
@@ -42,7 +42,7 @@ def test_a_known_slot_is_what_its_link_and_copies_are_held_against() -> None:
 
 
 @pytest.mark.parametrize("rate", [411.6e9, 1e9])
-def test_copies_over_c2c_are_not_held_against_the_pcie_link_beside_it(rate: float) -> None:
+def test_copies_over_c2c_are_not_compared_with_the_pcie_link_next_to_it(rate: float) -> None:
     """A GH200 copies at 400 GB/s; its one PCIe lane is for management."""
     host = load_host("gh200x4")
     assert list(copy_findings(host, {}, rate)) == []
@@ -65,7 +65,7 @@ def idle_gpus(*widths: int) -> Host:
     return host
 
 
-def test_an_idle_gpu_that_lacks_lanes_beside_idle_ones_with_all_is_found() -> None:
+def test_an_idle_gpu_that_lacks_lanes_next_to_idle_ones_with_all_is_found() -> None:
     findings = found(idle_gpus(16, 8, 16, 16))
     assert sorted(str(f.severity) for f in findings) == ["inconclusive"] * 3 + ["warning"]
     (narrow,) = (f for f in findings if f.id == "pcie-link-narrow")

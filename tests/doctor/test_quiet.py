@@ -67,7 +67,7 @@ def test_an_unknown_command_line_is_not_judged() -> None:
     assert "isolated-with-tick" not in ids(diagnosed(domain(2, pins=[4, 5]), there))
 
 
-def test_a_tick_without_rcu_callbacks_is_told_apart() -> None:
+def test_a_tick_without_rcu_callbacks_is_distinguished() -> None:
     there = settings(
         set_apart(host(ISOLATED), [*range(4, 8), *range(20, 24)], nohz=False),
         kernel_command_line="isolcpus=4-7,20-23 rcu_nocbs=4-7,20-23",
@@ -103,7 +103,7 @@ def test_interrupts_of_ports_and_on_other_pus_are_nothing() -> None:
     assert "irq-on-isolated" not in ids(quiet(interrupting(apart, NIC, ["0-55"])))
 
 
-def test_mappings_are_held_against_the_limit_that_the_host_has() -> None:
+def test_mappings_are_compared_with_the_limit_that_the_host_has() -> None:
     assert "dma-map-limit" in ids(snp(256))
     assert "dma-map-limit" not in ids(snp(256, settings(host(H200), dma_entry_limit=1 << 20)))
     assert "dma-map-limit" not in ids(snp(256, iommufd=True))

@@ -205,7 +205,7 @@ def test_a_link_that_is_lost_is_brought_back_at_the_old_target() -> None:
 
 @pytest.mark.parametrize("cut_at", [1, 2])
 @pytest.mark.parametrize("cut_after_write", [False, True])
-def test_an_interruption_is_explained_and_taken_up(cut_at: int, cut_after_write: bool) -> None:
+def test_an_interruption_is_explained_and_resumed(cut_at: int, cut_after_write: bool) -> None:
     space = SimulatedConfig(sick(), cut_at=cut_at, cut_after_write=cut_after_write)
     journal = MemoryJournal()
     with pytest.raises(PowerCutError):

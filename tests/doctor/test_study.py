@@ -164,7 +164,7 @@ def test_memory_that_numad_binds_counts_as_bound() -> None:
         ([*range(4), *range(24, 28)], (0,), None),  # flat over nodes, which is said instead
     ],
 )
-def test_memory_is_held_against_the_nodes_of_the_vcpus(
+def test_memory_is_compared_with_the_nodes_of_the_vcpus(
     pins: list[int], nodes: tuple[int, ...], stated: str | None
 ) -> None:
     xml = domain(8, gib=64, pins=list(pins), cpu=topology(1, 8), more=binding(nodes))
@@ -173,7 +173,7 @@ def test_memory_is_held_against_the_nodes_of_the_vcpus(
 
 
 @pytest.mark.parametrize("name", STUDY)
-def test_the_default_layout_is_told_what_it_lacks(name: str) -> None:
+def test_what_the_default_layout_lacks_is_reported(name: str) -> None:
     found = diagnosed(plain(name), name)
     unpinned = next(f for f in found if f.id == "unpinned")
     # The desktop has one node: floating vCPUs lose little there.

@@ -21,7 +21,7 @@ def _findings(xml: bytes, plan: Plan) -> tuple[PlanFinding, ...]:
     return document_findings(xml, rewrite(xml, plan), plan)
 
 
-def test_spare_ports_that_libvirt_would_fill_are_told() -> None:
+def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
     xml = sample("study").replace(b"<memballoon", DISK)
     plan = hand_plan(read_guest(xml, "x"), "pin-numa-pci")
     assert _findings(xml, plan) == ()
@@ -34,7 +34,7 @@ def test_spare_ports_that_libvirt_would_fill_are_told() -> None:
     assert _findings(sample("study"), roomy) == ()
 
 
-def test_a_command_line_of_ours_is_told_and_one_that_was_there_is_not() -> None:
+def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> None:
     space = Aperture(None, None, 262_144, 0, 0)
     xml = sample("study")
     (finding,) = _findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=space))

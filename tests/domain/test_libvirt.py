@@ -98,7 +98,7 @@ def test_libvirt_defines_what_we_write_and_we_keep_what_it_prints(
 
 @pytest.mark.parametrize("layout", ["pin", "pin-numa-smt", "pin-numa-pci"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_HERE])
-def test_what_libvirt_prints_of_a_tuned_document_is_told_from_an_edit_of_it(
+def test_what_libvirt_prints_of_a_tuned_document_is_distinguished_from_an_edit_of_it(
     libvirt: None, tmp_path: Path, name: str, layout: str
 ) -> None:
     if name == "i440fx" and PRESETS[layout].pcie is GuestPcie.MIRRORED:

@@ -148,7 +148,7 @@ def test_the_architecture_is_the_emulators_where_none_is_named() -> None:
         ("", None),
     ],
 )
-def test_launch_security_is_told(inside: str, kind: str | None) -> None:
+def test_launch_security_is_reported(inside: str, kind: str | None) -> None:
     assert read_guest(domain(inside), "d").launch_security == kind
 
 
@@ -247,7 +247,7 @@ def test_a_byte_order_mark_is_kept() -> None:
     assert document.to_bytes().startswith(codecs.BOM_UTF8)
 
 
-def test_a_running_domain_tells_what_it_has_taken() -> None:
+def test_a_running_domain_says_what_it_uses() -> None:
     in_use = read_running_domain(sample("earlier-layout"), running=True)
     assert in_use.running
     assert in_use.vcpu_pins[4] == CpuSet([32])

@@ -321,7 +321,7 @@ def test_topoext_is_required_even_where_it_was_disabled() -> None:
         tuned("no-cpu-no-arch", "pin-numa", topoext=True)
 
 
-def test_caches_are_told_as_the_plan_says() -> None:
+def test_caches_are_shown_as_the_plan_says() -> None:
     xml, plan = planned("study", "pin-numa")
     emulated = rewrite(xml, dataclasses.replace(plan, cache=GuestCache.EMULATED))
     assert b"<cache level='3' mode='emulate'/>" in emulated

@@ -51,7 +51,7 @@ def test_controllers_are_written_as_libvirt_prints_them() -> None:
     assert expected in after
 
 
-def test_chassis_numbers_that_are_taken_are_passed_over() -> None:
+def test_chassis_numbers_that_are_in_use_are_passed_over() -> None:
     xml = sample("earlier-layout").replace(b"chassis='3'", b"chassis='5'")
     after = rewrite(xml, hand_plan(read_guest(xml, "x"), "pin-numa-pci"))
     found = re.findall(rb"chassis='(\d+)'", after)

@@ -218,7 +218,7 @@ def test_an_odd_page_is_asked_of_one_node_alone(free: tuple[int, int], ids: set[
     assert set(found(odd, kubelet(), with_pages(free))) == ids
 
 
-def test_memory_that_is_no_whole_pages_or_not_told_is_named() -> None:
+def test_memory_that_is_no_whole_pages_or_not_given_is_named() -> None:
     host = with_pages((131_072, 131_072))
     assert set(found(vmi(memory={"guest": "1025Ki"}), kubelet(), host)) == {"huge-pages-not-whole"}
     assert set(found(vmi(memory={"guest": None}), kubelet(), host)) == {"memory-unknown"}

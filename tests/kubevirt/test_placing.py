@@ -198,7 +198,7 @@ def test_a_cell_that_is_bound_to_several_nodes_stands_for_each_of_them() -> None
     assert cell_of_device(placed) == {"01:00.0": 0, "02:00.0": 0}
 
 
-def test_a_flat_guest_is_left_alone_and_told_what_to_set() -> None:
+def test_a_flat_guest_is_left_alone_and_the_setting_is_named() -> None:
     xml = document(["01:00.0"], pins=())
     placed = place(xml)
     assert placed.document == xml.encode()
@@ -236,7 +236,7 @@ def test_what_graceiovirtualization_placed_stays_byte_for_byte() -> None:
     assert place(xml).document == xml.encode()
 
 
-def test_the_hosts_distances_are_told_where_the_cells_tell_none() -> None:
+def test_the_hosts_distances_are_named_where_the_cells_have_none() -> None:
     placed = place(document(["01:00.0"]))
     stated = ElementTree.fromstring(placed.document)
     values = [[s.get("value") for s in cell.iter("sibling")] for cell in stated.iter("cell")]

@@ -213,7 +213,7 @@ def test_what_is_stolen_from_pus_that_do_not_measure_marks_nothing() -> None:
     assert not changes(look(), after, CpuSet.parse("0-2"))
 
 
-def test_time_that_nobody_counts_is_inconclusive() -> None:
+def test_time_that_no_one_counts_is_inconclusive() -> None:
     blind = look(changed={"/proc/stat": "nothing\n"})
     assert blind.gaps[0].subject == "time of PUs"
     found = preflight(host(), Looks(blind, blind, CpuSet.parse("0-3")))
@@ -223,7 +223,7 @@ def test_time_that_nobody_counts_is_inconclusive() -> None:
 @pytest.mark.parametrize(
     ("state", "severity"), [("P0", Severity.WARNING), ("P8", Severity.INCONCLUSIVE)]
 )
-def test_a_slow_link_is_told_and_a_resting_one_is_not_judged(
+def test_a_slow_link_is_reported_and_a_resting_one_is_not_judged(
     state: str, severity: Severity
 ) -> None:
     made = with_link(2.5, state)
@@ -232,7 +232,7 @@ def test_a_slow_link_is_told_and_a_resting_one_is_not_judged(
     assert found["bench-link"].severity is severity
 
 
-def test_running_neighbours_are_told_where_they_are() -> None:
+def test_running_neighbours_are_named_with_their_places() -> None:
     made = replace(
         host(),
         domains=(

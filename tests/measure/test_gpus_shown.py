@@ -70,7 +70,7 @@ def test_one_gpu_of_a_job_has_no_peers() -> None:
     }
 
 
-def test_a_driver_that_gives_none_is_told_in_its_own_words() -> None:
+def test_a_driver_that_gives_none_is_reported_in_its_own_words() -> None:
     with pytest.raises(UsageError) as refused:
         suite(ShownGpus((), "cuInit says no GPU"), Group.GPU_BANDWIDTH)
     assert "cuInit says no GPU" in str(refused.value)
@@ -90,7 +90,7 @@ def test_numbers_are_the_drivers_and_not_those_of_the_bus() -> None:
     assert [one.device for one in found][:2] == [SECOND, FIRST]
 
 
-def test_figures_of_transferbench_have_addresses_where_the_driver_told() -> None:
+def test_figures_of_transferbench_have_addresses_where_the_driver_gives_them() -> None:
     test = BenchTest("x", Group.GPU_PEER, ("x",), 1, 1, reads=Reader.TRANSFER_BENCH)
     found = figures_of_step(replace(test, gpus=(SECOND, FIRST)), transferbench.OUTPUT, HOST)
     assert {(one.device, one.peer) for one in found.samples} == {(FIRST, SECOND), (SECOND, FIRST)}
@@ -99,7 +99,7 @@ def test_figures_of_transferbench_have_addresses_where_the_driver_told() -> None
     assert {one.device for one in fewer.samples} == {None}
 
 
-def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_told() -> None:
+def test_a_bus_of_rocm_bandwidth_test_gets_the_domain_that_the_driver_printed() -> None:
     far = Bdf.parse("0002:0d:00.0")
     found = amd_figures.of_rocm(rocm_bandwidth_test.parse(rocm.MATRICES), (far, FIRST))
     assert {one.device for one in found.samples} == {far}
@@ -155,7 +155,7 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
 
 
-def test_without_a_driver_nobody_is_asked() -> None:
+def test_without_a_driver_nothing_is_asked() -> None:
     ended = LocalMachine().run(
         (sys.executable, "-", "hip"), 60, program_text("gpus_shown"),
         environment={"LD_LIBRARY_PATH": ""},

@@ -27,7 +27,7 @@ def test_texts_that_a_windows_shell_redirected_are_read(encoding: str, tmp_path:
 
 
 @pytest.mark.parametrize("text", [nvbandwidth.TEXT, nccl.TEXT])
-def test_labels_of_srun_and_colours_are_taken_off(text: str, tmp_path: Path) -> None:
+def test_labels_of_srun_and_colours_are_removed(text: str, tmp_path: Path) -> None:
     """Also where an editor took the blank behind the label of an empty line."""
     labelled = "\n".join(f"0: {line}".rstrip() for line in text.rstrip("\n").split("\n")) + "\n"
     for number, said in enumerate((text, labelled, f"\x1b[32m{text}\x1b[0m")):
@@ -51,7 +51,7 @@ def test_a_file_with_zero_bytes_is_binary_under_a_mark_too(tmp_path: Path) -> No
     assert [gap.reason for gap in found.skipped] == ["binary"]
 
 
-def test_texts_of_more_than_can_be_held_are_refused(
+def test_texts_that_are_too_large_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_folder, "MAX_BYTES", 5000)
@@ -63,7 +63,7 @@ def test_texts_of_more_than_can_be_held_are_refused(
     assert "name the folders" in str(refused.value)
 
 
-def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     looking = (
         "import sys, pathlib; from homenode.measure.imported.files import find_folders; "
@@ -79,7 +79,7 @@ def test_a_folder_that_may_not_be_read_is_told(tmp_path: Path) -> None:
     assert "Permission denied" in done.stdout
 
 
-def test_a_folder_that_goes_away_meanwhile_is_told(
+def test_a_folder_that_goes_away_meanwhile_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()

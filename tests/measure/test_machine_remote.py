@@ -147,12 +147,12 @@ def test_a_program_gets_its_words_its_input_and_its_variables(machine: RemoteMac
     assert (said.returncode, said.stdout, said.stderr) == (3, "b c\n", "wrong\n")
 
 
-def test_what_a_program_says_cannot_be_taken_for_its_end(machine: RemoteMachine) -> None:
+def test_what_a_program_says_cannot_be_mistaken_for_its_end(machine: RemoteMachine) -> None:
     said = machine.run(("printf", "homenode-0000 0\\n+end\\n\\003\\004\\033[2J"), 120)
     assert said.stdout == "homenode-0000 0\n+end\n\x03\x04\x1b[2J"
 
 
-def test_a_missing_program_and_a_slow_one_are_told_apart(machine: RemoteMachine) -> None:
+def test_a_missing_program_and_a_slow_one_are_distinguished(machine: RemoteMachine) -> None:
     with pytest.raises(ToolMissingError, match="nvbandwidth"):
         machine.run(("nvbandwidth",), 120)
     with pytest.raises(ToolTimeoutError, match="no end after 1 s"):

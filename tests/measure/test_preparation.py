@@ -81,7 +81,7 @@ def test_a_guest_that_is_another_is_not_measured_unless_forced(
     assert (Path(outcome.folder) / DOMAIN).read_bytes() == orders.domain_xml
 
 
-def test_a_host_is_told_from_every_other_one() -> None:
+def test_a_host_is_distinguished_from_every_other_one() -> None:
     host = even_host()
     head = prepared(HOST_ORDERS, host, INSTALLED, "b").record.head
     assert head.host == host_fingerprint(host)

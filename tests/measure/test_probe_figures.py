@@ -71,7 +71,7 @@ def test_memory_that_is_not_on_its_node_is_refused() -> None:
         figures(json.dumps(document))
 
 
-def test_the_curve_its_levels_and_memory_are_told_apart() -> None:
+def test_the_curve_its_levels_and_memory_are_distinguished() -> None:
     found = figures(DOCUMENTS["latency"])
     assert values(found, "memory-latency", "dram") == [93.0, 94.0, 93.5, 92.0, 95.0]
     assert values(found, "memory-latency", "l1") == [1.08]
@@ -104,13 +104,13 @@ def test_what_siblings_add_and_what_load_costs() -> None:
     assert values(loaded, "loaded-bandwidth", "delay 0 cycles") == [30e9]
 
 
-def test_who_else_ran_is_told() -> None:
+def test_who_else_ran_is_reported() -> None:
     assert figures(probe_documents.throughput("0")).busy is None
     busy = figures(probe_documents.throughput("0", busy=True)).busy
     assert busy is not None and "48 %" in busy
 
 
-def test_an_emulated_machine_is_told() -> None:
+def test_an_emulated_machine_is_reported() -> None:
     assert figures(probe_documents.throughput("0", emulated=True)).emulated
     assert not figures(probe_documents.throughput("0")).emulated
 

@@ -169,7 +169,7 @@ def test_killed_again_and_again_it_still_comes_to_the_same(monkeypatch: pytest.M
         assert len(steps) == len(set(steps)), "no step was run twice"
 
 
-def test_an_unfinished_run_is_not_taken_for_whole(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_mistaken_for_whole(tmp_path: Path) -> None:
     def stop(progress: Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt

@@ -123,7 +123,7 @@ def test_half_a_file_is_never_seen(folder: RunFolder, monkeypatch: pytest.Monkey
     assert not list(folder.path.glob(".*.part"))
 
 
-def test_nobody_else_writes_there(folder: RunFolder) -> None:
+def test_no_one_else_writes_there(folder: RunFolder) -> None:
     with (
         pytest.raises(HostError, match="another homenode bench"),
         open_run(folder.path.parents[1], "cpu-only", "x", resume=True, notify=print),
@@ -147,7 +147,7 @@ def test_a_step_that_is_there_twice_is_refused(folder: RunFolder) -> None:
         folder.steps()
 
 
-def test_a_disk_that_fills_up_with_the_first_folder_is_told(
+def test_a_disk_that_fills_up_with_the_first_folder_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*words: object, **named: object) -> None:

@@ -86,7 +86,7 @@ def test_every_test_runs_once_a_round_in_a_seeded_order(tmp_path: Path) -> None:
     assert machine.calls != other.calls
 
 
-def test_raw_outputs_stand_beside_the_samples(tmp_path: Path) -> None:
+def test_raw_outputs_stand_next_to_the_samples(tmp_path: Path) -> None:
     run(tmp_path)
     raw = tmp_path / "cpu-only" / "x" / "raw"
     records = [json.loads(path.read_text()) for path in sorted(raw.glob("[0-9]*.json"))]
@@ -102,7 +102,7 @@ def argv_of(record: dict[str, Any]) -> Sequence[str]:
     return orders[record["test"]]
 
 
-def test_states_are_told_apart_over_the_whole_run(tmp_path: Path) -> None:
+def test_states_are_distinguished_over_the_whole_run(tmp_path: Path) -> None:
     """Each document alone is steady: only together do they show that the PUs were moved."""
     places = itertools.cycle([NEAR, FAR])
 
@@ -179,7 +179,7 @@ def outcome_steps(outcome: BenchOutcome) -> list[StepRecord]:
     return [record for record, _ in RunFolder(Path(outcome.folder)).steps()]
 
 
-def test_the_users_own_program_is_measured_beside_the_controls(tmp_path: Path) -> None:
+def test_the_users_own_program_is_measured_with_the_controls(tmp_path: Path) -> None:
     def app(argv: Sequence[str]) -> str:
         return "epoch 1: 90 img/s\nepoch 2: 100.5 img/s\n" if argv[0] == "./train" else answer(argv)
 

@@ -53,7 +53,7 @@ def test_what_is_left_of_a_run_that_was_cut_short() -> None:
         left_of(made, {(0, "x")})
 
 
-def test_a_round_whose_control_moved_is_told() -> None:
+def test_a_round_whose_control_moved_is_reported() -> None:
     made = schedule(["a"], ["c"], 3, seed=1)
     values = {(-1, "c"): 100.0, (0, "c"): 101.0, (1, "c"): 90.0, (2, "c"): 90.0}
     assert [(at, control) for at, control, _ in moved_rounds(made, values)] == [(1, "c")]

@@ -130,7 +130,7 @@ def test_a_dry_run_prints_the_commands_and_runs_none(tools: Path, tmp_path: Path
     assert not prefix.exists()
 
 
-def test_applied_it_installs_records_and_is_taken_back(tools: Path, tmp_path: Path) -> None:
+def test_applied_it_installs_records_and_is_undone(tools: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
     plan = plan_of(tools, prefix)
     stated: list[str] = []
@@ -192,7 +192,7 @@ def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Pa
     assert [path.name for path in (prefix / "bin").iterdir()] == ["nvbandwidth"]
 
 
-def test_a_full_disk_is_told_whatever_the_tool_says(
+def test_a_full_disk_is_reported_whatever_the_tool_says(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tools, "cmake", "echo 'The C++ compiler is not able to compile' >&2; exit 1")
@@ -247,7 +247,7 @@ def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> Non
     survives(parse_amd, text, MUTATIONS)
 
 
-def test_a_prefix_that_cannot_be_written_is_told(tools: Path, tmp_path: Path) -> None:
+def test_a_prefix_that_cannot_be_written_is_reported(tools: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HomenodeError, match="Not a directory"):
         carry_out(plan_of(tools, tmp_path / "file" / "prefix"), LocalMachine(), lambda step: None)

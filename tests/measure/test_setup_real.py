@@ -124,7 +124,7 @@ def said(program: Path) -> str:
     return subprocess.run([program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_archives_are_fetched_checked_built_installed_and_taken_back(
+def test_archives_are_fetched_checked_built_installed_and_undone(
     cuda: Path, asked: list[str], tmp_path: Path
 ) -> None:
     prefix = tmp_path / "prefix"
@@ -149,7 +149,7 @@ def test_an_archive_that_was_changed_on_the_way_is_not_unpacked(
     assert read_record(prefix).files == ()
 
 
-def test_what_a_server_does_not_have_is_told_by_its_answer(
+def test_what_a_server_does_not_have_is_known_from_its_answer(
     cuda: Path, asked: list[str], tmp_path: Path
 ) -> None:
     gone = replace(pinned("nvbandwidth"), url="https://github.com/gone.tar.gz")

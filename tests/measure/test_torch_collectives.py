@@ -98,7 +98,9 @@ def test_ranks_that_stay_in_a_driver_are_not_waited_for(
     ("words", "gpus", "says"),
     [(("--bind", "gpu"), 2, "has no node here"), ((), 3, "--gpus 3: PyTorch sees 2")],
 )
-def test_what_an_all_reduce_cannot_do_is_told(words: tuple[str, ...], gpus: int, says: str) -> None:
+def test_what_an_all_reduce_cannot_do_is_reported(
+    words: tuple[str, ...], gpus: int, says: str
+) -> None:
     ended = all_reduce(*words, gpus=gpus)
     assert ended.returncode == 1
     assert says in ended.stderr

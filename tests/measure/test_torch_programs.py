@@ -51,7 +51,7 @@ def test_a_program_is_one_text_that_old_pythons_read(name: str) -> None:
         assert f"homenode.measure.programs.{part}" in text
 
 
-def test_a_program_that_is_not_there_is_told() -> None:
+def test_a_program_that_is_not_there_is_reported() -> None:
     with pytest.raises(HostError, match="expected it in measure/programs"):
         program_text("torch_dances")
 
@@ -248,13 +248,13 @@ def test_access_that_hangs_ends_the_program_and_keeps_what_was_measured() -> Non
         read(ended.stdout)
 
 
-def test_gpus_without_an_address_are_told_by_their_number() -> None:
+def test_gpus_without_an_address_are_named_by_their_number() -> None:
     figures = read(copies("local-copy", hides_addresses=True))
     assert {(one.device, one.index) for one in figures.samples} == {(None, 0), (None, 1)}
     assert any("cannot be paired" in gap.reason for gap in figures.gaps)
 
 
-def test_a_gpu_that_the_machine_does_not_show_is_told() -> None:
+def test_a_gpu_that_the_machine_does_not_show_is_reported() -> None:
     figures = read(copies("local-copy", addresses=["0000:77:00.0"]))
     assert any("0000:77:00.0" in gap.reason for gap in figures.gaps)
 
@@ -268,7 +268,7 @@ def test_without_pytorch_the_message_names_the_package() -> None:
     assert "install the package torch" in failure
 
 
-def test_pytorch_without_a_gpu_is_told() -> None:
+def test_pytorch_without_a_gpu_is_reported() -> None:
     ended = run_program("torch_copies", "matmul", addresses=[])
     assert "expected a GPU that it can use, found none" in (ended.failure() or "")
 

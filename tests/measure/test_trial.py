@@ -175,7 +175,7 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     assert len(started) == len(LAYOUTS)
 
 
-def test_a_guest_that_is_not_as_planned_is_told_and_not_measured(
+def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     stated: list[str] = []

@@ -157,7 +157,7 @@ def original(tmp_path: Path) -> Iterator[tuple[Virsh, str, Path]]:
 
 
 @pytest.mark.libvirt
-def test_a_copy_is_made_beside_the_vm_and_removed_with_all_its_files(
+def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
     original: tuple[Virsh, str, Path],
 ) -> None:
     virsh, number, disk = original

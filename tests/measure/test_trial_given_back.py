@@ -133,7 +133,7 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
 
-def test_a_trial_of_a_name_that_is_taken_writes_over_nothing(
+def test_a_trial_of_a_name_that_is_in_use_writes_over_nothing(
     daemon: StandIn, tmp_path: Path
 ) -> None:
     root = tmp_path / "state"
@@ -216,7 +216,7 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
     assert len(load_runs(tmp_path / "results").runs) == 1
 
 
-def test_a_second_interrupt_is_told_and_only_a_third_one_heard() -> None:
+def test_a_second_interrupt_is_reported_and_only_a_third_one_ends_the_run() -> None:
     stated: list[str] = []
     with held_interrupts(stated.append):
         os.kill(os.getpid(), signal.SIGINT)

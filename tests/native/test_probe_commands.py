@@ -200,7 +200,7 @@ def test_smt_cost_is_of_one_against_all_of_a_core() -> None:
         assert len(core["together"]["threads"]) == 2
 
 
-def test_a_machine_without_siblings_is_told_how_to_measure_anyway() -> None:
+def test_on_a_machine_without_siblings_the_message_says_how_to_measure_anyway() -> None:
     answer = probe("smt", "--pus", one_pu())
     assert answer.code == 3
     assert "found none" in answer.errors and "--core" in answer.errors

@@ -57,7 +57,7 @@ def test_another_file_than_the_one_asked_for_is_named() -> None:
     assert ids(verdict) == {"nccl-log-other-file": Severity.WARNING}
 
 
-def test_what_the_parser_and_the_reader_complain_of_is_told() -> None:
+def test_what_the_parser_and_the_reader_complain_of_is_reported() -> None:
     for line in (
         "WARN XML Parse error : expecting '<', got '\t'",
         "WARN XML Parse : expected >, got '?'",

@@ -95,7 +95,7 @@ def test_the_hgx_h100_has_2_cpus_8_switch_groups_8_gpus_and_8_nics() -> None:
 
 
 @needs_shared
-def test_each_switch_group_holds_a_gpu_and_the_nic_beside_it_on_the_host() -> None:
+def test_each_switch_group_holds_a_gpu_and_the_nic_next_to_it_on_the_host() -> None:
     made = hgx_file()
     host_of = {device.bus_id: str(device.bdf) for device in made.devices}
     groups = [tuple(host_of[c.bus_id] for c in s.children) for s in switches(made.topology)]
@@ -353,7 +353,7 @@ def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
 # ---- judged against the VM
 
 
-def test_a_file_for_another_vm_is_told_apart() -> None:
+def test_a_file_for_another_vm_is_distinguished() -> None:
     host = load_host("epyc-nps4-gpu-nic")
     devices = (NPS4[0], NPS4_NICS[0], NPS4[4], NPS4_NICS[4])
     expected = assembled(host, tuned_for("epyc-nps4-gpu-nic", devices, vcpus=16)).topology

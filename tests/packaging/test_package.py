@@ -29,7 +29,7 @@ def test_a_wheel_holds_the_types_the_hosts_and_the_licence(tmp_path: Path) -> No
     assert not [name for name in names if name.startswith(("tests/", "shared/", "out/"))]
 
 
-def test_setup_installed_the_probe_beside_homenode() -> None:
+def test_setup_installed_the_probe_next_to_homenode() -> None:
     probe = Path(sys.executable).with_name("homenode-probe")
     assert probe.exists(), "make setup builds it with the machine's C++ compiler"
     done = subprocess.run([probe, "--version"], capture_output=True, text=True, check=True)

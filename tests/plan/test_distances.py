@@ -10,7 +10,7 @@ from homenode.plan.search.supply import fewest
 from tests.small_hosts import even_host
 
 
-def test_a_host_without_distances_is_taken_as_linux_takes_it() -> None:
+def test_a_host_without_distances_is_read_as_linux_reads_it() -> None:
     host = even_host(2, tells_distances=False)
     assert distance_matrix(host).between == ((10, 20), (20, 10))
 

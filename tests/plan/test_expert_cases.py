@@ -357,7 +357,7 @@ MEM4_DISTANCES = ((10, 12, 20), (12, 10, 20), (20, 20, 10))
 
 @pytest.mark.parametrize("max_nodes", (None, 2))
 @pytest.mark.parametrize("layout", ("pin", "pin-bound"))
-def test_memory_of_the_fewest_other_nodes_is_taken(layout: str, max_nodes: int | None) -> None:
+def test_memory_of_the_fewest_other_nodes_is_used(layout: str, max_nodes: int | None) -> None:
     host = host_of(MEM4, distances=MEM4_DISTANCES)
     request = replace(
         small_request(4, 20 * GIB, layout=layout),

@@ -323,7 +323,7 @@ def test_a_host_without_nodes_has_unknown_memory() -> None:
     assert "memory unknown" in host_counts(replace(even_host(1), nodes=()))
 
 
-def test_a_node_that_holds_two_cells_of_mixed_kinds_is_told_once() -> None:
+def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     host = host_of([NodeSpec(((2,) * 4 + (1,) * 4,), efficiency_cores=4)])
     plan = plan_on(host, replace(small_request(6, layout="pin-numa"), mixed_kinds=True))
     assert plan.nodes == (0, 0)
@@ -357,7 +357,7 @@ def test_sixteen_devices_without_a_node_are_one_warning_with_their_addresses_and
     )
 
 
-def test_gaps_of_one_reason_are_told_once() -> None:
+def test_gaps_of_one_reason_are_reported_once() -> None:
     gaps = (
         Gap("node of 0000:17:00.0", "the firmware gives none"),
         Gap("node of 0000:65:00.0", "the firmware gives none"),

@@ -43,7 +43,7 @@ def test_two_gpus_are_a_partition_before_neighbours_on_a_switch() -> None:
     assert buses(board(), some(2)) == ["19", "3b"]
 
 
-def test_a_partition_of_which_a_part_is_held_is_not_taken() -> None:
+def test_a_partition_of_which_a_part_is_in_use_is_not_chosen() -> None:
     busy = pinned_domain("0", name="train", devices=("19:00.0",))
     assert buses(board(domains=(busy,)), some(2)) == ["4c", "5d"]
     assert buses(board(domains=(busy,)), some(4)) == ["9b", "ab", "bb", "db"]
@@ -114,7 +114,7 @@ def test_all_gpus_of_a_board_are_a_partition_whatever_their_modules() -> None:
         assert not any("NVLink" in gap.subject for gap in place(host, request).gaps)
 
 
-def test_known_partitions_are_taken_before_gpus_of_unknown_modules() -> None:
+def test_known_partitions_are_chosen_before_gpus_of_unknown_modules() -> None:
     half = (None, None, None, None, *MODULES[4:])
     assert buses(board(half), some(2)) == ["9b", "ab"]
 
@@ -130,7 +130,7 @@ def test_four_gpus_joined_without_nvswitches_go_together_in_any_number() -> None
     assert len(buses(replace(host, pci_devices=rest), some(3))) == 3
 
 
-def test_gpus_that_the_driver_does_not_name_are_told_by_their_device_id() -> None:
+def test_gpus_that_the_driver_does_not_name_are_named_by_their_device_id() -> None:
     host = hgx()
     known = replace(host, pci_devices=tuple(replace(d, device_id=0x2330) for d in host.pci_devices))
     assert finding(known, some(3)) is not None

@@ -56,7 +56,7 @@ def test_three_gpus_are_a_whole_switch_and_one_more_of_the_node() -> None:
     assert buses(hgx(domains=(busy,)), some(3)) == ["19", "3b", "5d"]
 
 
-def test_gpus_of_running_vms_are_not_taken_and_too_few_are_refused_with_who_has_them() -> None:
+def test_gpus_of_running_vms_are_not_used_and_too_few_are_refused_with_who_has_them() -> None:
     busy = pinned_domain("0", name="train", devices=("19:00.0", "3b:00.0"))
     host = hgx(domains=(busy,))
     assert "19" not in buses(host, some(6, 16))

@@ -46,7 +46,7 @@ def test_eight_bars_of_128_gib_need_a_tebibyte() -> None:
     assert plan.aperture.firmware_mmio64_mib == TIB // MIB
 
 
-def test_small_bars_beside_a_large_one_cost_its_alignment() -> None:
+def test_small_bars_next_to_a_large_one_cost_its_alignment() -> None:
     devices = [d for d in with_bars(hgx_host(), 128 * GIB, 32 * MIB).pci_devices if d.bars]
     assert prefetchable_window_bytes(devices) == 2 * TIB
     assert prefetchable_window_bytes([]) == 0
@@ -146,7 +146,7 @@ def test_devices_that_the_document_lacks_get_their_window_in_any_layout(name: st
     assert "pci-window-small" not in [finding.id for finding in plan.findings]
 
 
-def test_a_machine_without_a_pcie_root_gets_no_window_and_is_told() -> None:
+def test_a_machine_without_a_pcie_root_gets_no_window_and_is_reported() -> None:
     i440fx: dict[str, object] = {"hostdevs": (), "machine": "pc-i440fx-7.2"}
     plan = planned(with_bars(hgx_host(), 128 * GIB), i440fx, layout=PRESETS["pin-numa"])
     assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None

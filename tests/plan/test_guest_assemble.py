@@ -51,7 +51,7 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
     assert plan.host_name == "even" and plan.domain_name == "vm"
 
 
-def test_a_moved_nic_changes_its_name_and_the_user_is_told() -> None:
+def test_a_moved_nic_changes_its_name_and_this_is_reported() -> None:
     text = sentences()
     moved = "GPU 0000:19:00.0 moves from guest address 0000:07:00.0 to 0000:19:00.0, on guest"
     assert moved in text

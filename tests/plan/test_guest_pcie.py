@@ -335,7 +335,7 @@ def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:
     assert addresses(plan) == {h.source: h.address for h in request.guest.hostdevs}
 
 
-def test_taken_slots_of_the_root_bus_are_left_alone() -> None:
+def test_used_slots_of_the_root_bus_are_left_alone() -> None:
     request = ask(HGX_GPUS)
     in_use = tuple(GuestAddress(0, 0, slot, 0) for slot in (0x10, 0x12))
     guest = replace(request.guest, addresses=tuple(sorted((*request.guest.addresses, *in_use))))

@@ -199,7 +199,7 @@ def test_gpus_of_one_node_wait_for_no_seats_of_other_cells() -> None:
         assert len(of_model(plan, PortModel.ROOT_PORT)) == 4
 
 
-def test_a_far_seat_among_many_of_its_kind_is_taken_without_the_others() -> None:
+def test_a_far_place_among_many_of_its_kind_is_used_without_the_others() -> None:
     specs = [DeviceSpec(f"{1 + i:02x}:00.0", 0, DeviceKind.NIC, root=i) for i in range(30)]
     host = even_host(1, devices=specs)
     for number, ports in ((16, 17), (17, 1)):

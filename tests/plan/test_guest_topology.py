@@ -146,7 +146,7 @@ def test_unequal_cells_of_an_intel_host_share_the_sockets_of_its_packages(
     assert found["cells-share-socket"] == "info" and "sockets-exceed-cells" not in found
 
 
-def test_cells_that_share_a_socket_and_its_cache_are_told_of_one_l3() -> None:
+def test_cells_that_share_a_socket_and_its_cache_are_shown_one_l3() -> None:
     host = even_host(1, 2, 1, 8, 1, vendor="GenuineIntel")
     both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
     host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))
@@ -237,7 +237,7 @@ def test_llcs_that_are_not_filled_equally_leave_the_cache_as_it_was() -> None:
     assert "guest-l3-not-mirrored" in [f.id for f in plan.findings]
 
 
-def test_an_llc_that_serves_two_cells_is_said_to_be_told_twice() -> None:
+def test_an_llc_that_serves_two_cells_is_reported_to_be_shown_twice() -> None:
     host = even_host(1, 2, 1, 4, 1)
     both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
     host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))

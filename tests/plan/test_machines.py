@@ -132,7 +132,7 @@ def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_mixed_kinds_told_as_single_threads_have_a_whole_core_each_while_there_are_some(
+def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_are_some(
     keep: bool,
 ) -> None:
     request = small_request(13, layout="pin-numa-smt")

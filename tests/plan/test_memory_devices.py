@@ -81,7 +81,7 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert "256 GiB and 256 GiB in memory devices" in stated.summary
 
 
-def test_memory_devices_that_no_node_holds_beside_its_cell_are_refused(hgx: Host) -> None:
+def test_memory_devices_that_fit_on_no_node_with_its_cell_are_refused(hgx: Host) -> None:
     xml = document(500, 1900, memory_device(1024, 1))
     with pytest.raises(Unplannable, match="1 TiB in memory devices") as error:
         tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx)

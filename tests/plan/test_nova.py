@@ -273,7 +273,7 @@ def test_two_equal_cells_skip_the_node_that_is_too_full() -> None:
     assert placement.nodes == (0, 2) or len(placement.nodes) == 1
 
 
-def test_the_emulator_gets_a_core_beside_the_vcpus() -> None:
+def test_the_emulator_gets_a_core_besides_those_of_the_vcpus() -> None:
     host = even_host(2, 1, 1, 2, 1)
     placement = place(host, small_request(2, GIB, layout="pin"))
     assert placement.emulator_pus is not None

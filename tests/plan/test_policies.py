@@ -39,7 +39,7 @@ def test_within_a_package_fewer_nodes_count_before_the_device_is_local() -> None
     assert len(placement.nodes) == 1
 
 
-def test_a_nic_alone_only_breaks_ties_and_one_beside_a_gpu_pulls() -> None:
+def test_a_nic_alone_only_breaks_ties_and_one_next_to_a_gpu_decides() -> None:
     nic = DeviceSpec("0000:91:00.0", node=1, root=1, kind=DeviceKind.NIC)
     busy = [pinned_domain("8-9")]
     host = even_host(2, 1, 1, 8, 1, devices=[nic], domains=busy)
@@ -71,7 +71,7 @@ def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:
     assert CpuSet(p for pin in placement.vcpu_pins for p in pin) == CpuSet.parse("2-7")
 
 
-def test_more_unpinned_vcpus_than_pus_are_told() -> None:
+def test_more_unpinned_vcpus_than_pus_are_reported() -> None:
     host = even_host(1, 1, 1, 4, 2)
     assert not place(host, small_request(8, layout="default")).findings
     (finding,) = place(host, small_request(9, layout="default")).findings

@@ -51,7 +51,7 @@ def _planned(host: Host, name: str = "vm", vcpus: int = 4, **options: tuple[str,
     return plan(host, request_for(guest, asked, host))
 
 
-def test_a_running_vm_on_its_own_redacted_capture_is_told_how_to_get_its_place_back() -> None:
+def test_a_running_vm_on_its_own_redacted_capture_gets_a_hint_how_to_get_its_place_back() -> None:
     host = _captured(("train",))
     made = _planned(host, "train")
     (gap,) = (gap for gap in made.gaps if "--replaces" in gap.reason)
@@ -75,7 +75,7 @@ def test_a_vm_that_replaces_a_domain_gets_its_pus_and_devices() -> None:
 
 
 @pytest.mark.parametrize("name", ["vm-1", "redacted/vm-1"])
-def test_no_document_is_taken_for_a_domain_by_its_pseudonym(name: str) -> None:
+def test_no_document_is_mistaken_for_a_domain_by_its_pseudonym(name: str) -> None:
     made = _planned(_captured(("train",)), name)
     assert {pu for pins in made.vcpu_pins for pu in pins} == {4, 5, 6, 7}
 

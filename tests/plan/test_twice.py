@@ -49,7 +49,7 @@ def test_tuning_a_tuned_document_changes_nothing(path: Path) -> None:
     assert not changed
 
 
-def test_a_document_is_told_no_siblings_where_the_host_has_none_to_give() -> None:
+def test_a_document_shows_no_siblings_where_the_host_has_none_to_give() -> None:
     host = load_host("x86-2p2n16c16t-smt-off")
     stated = document(4, 2, "<topology sockets='1' cores='2' threads='2'/>")
     flat = PlanOptions("pin", pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED)

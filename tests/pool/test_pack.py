@@ -159,7 +159,7 @@ def test_mixed_vms_fill_hosts_without_a_stranded_gpu() -> None:
     assert [name for name, _ in found.unplaced]
 
 
-def test_hosts_that_are_in_use_get_what_fits_beside_their_vms() -> None:
+def test_hosts_that_are_in_use_get_what_fits_in_addition_to_their_vms() -> None:
     host = shipped("hgx-h100")
     pool = pool_of([(f"h{i}", filled(host, i)) for i in range(3)])
     requests = [PackRequest(GPU2, tuple(f"p{i}" for i in range(12)))]

@@ -407,7 +407,7 @@ def test_without_arguments_it_reports_on_the_studys_own_folder_in_one_step(
     assert 'id="skipped"' not in html
 
 
-def test_logs_beside_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: Path) -> None:
+def test_logs_next_to_runs_are_read_and_raw_outputs_of_a_run_are_not(tmp_path: Path) -> None:
     file = write_run(tmp_path, full_run("pin", 1))
     study = tmp_path / "study"
     write_study_folders(study)

@@ -188,7 +188,7 @@ def test_figures_verdicts_facts_and_ratios_stand_as_they_were_printed(document: 
     assert any("~737 ns" in remark for remark in gh200.remarks)
 
 
-def test_the_articles_summary_stands_beside_our_effects(document: Document) -> None:
+def test_the_articles_summary_stands_next_to_our_effects(document: Document) -> None:
     rows = {row.metric.id: row.authors for row in document.effects}
     assert rows["memory-bandwidth"][0][2]["guest cells"] == "2\u20137\u00d7"
     assert [label for _, label, _ in rows["allreduce-busbw-peak"]] == [

@@ -91,7 +91,7 @@ def test_links_that_are_alike_are_one_line() -> None:
     assert switched.count("NVLink:") == 1 and "to GPUs 0-7, 4 links each" in switched
 
 
-def test_domains_say_what_they_have_taken() -> None:
+def test_domains_say_what_they_use() -> None:
     text = _printed(host_tree(h200_host()), 200)
     assert "build-farm: running, 6 vCPUs, pinned to PUs 90-95, 32 GiB, memory not bound" in text
 

@@ -57,7 +57,7 @@ def test_a_run_can_be_appended_to_line_by_line() -> None:
 
 
 @pytest.mark.parametrize("at", [1, 40, 400, -1, -8, -30])
-def test_a_run_that_was_cut_short_is_never_taken_for_whole(at: int) -> None:
+def test_a_run_that_was_cut_short_is_never_mistaken_for_whole(at: int) -> None:
     with pytest.raises(InputError, match="run"):
         parse_run(run_text(RUN).encode()[:at], "run")
 

@@ -82,13 +82,13 @@ def test_the_planted_misplacement_is_named(layout: str) -> None:
     assert findings.checked[0].startswith("5 places of GPU jobs on 2 nodes: 4 near")
 
 
-def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_told() -> None:
+def test_gpus_on_both_sides_of_a_job_that_fits_on_one_are_reported() -> None:
     spread = Listed(1, ["gpu01"], [0, 16], (3, 4))
     assert [f.id for f in found(spread)] == ["job-gpus-spread"]
     assert found(replace(spread, gpus=(0, 1, 2, 3, 4, 5))) == []
 
 
-def test_cpus_where_no_gpu_of_the_job_is_are_told() -> None:
+def test_cpus_where_no_gpu_of_the_job_is_are_reported() -> None:
     assert [f.id for f in found(Listed(1, ["gpu01"], [0, 16], (0,)))] == ["job-cpus-far"]
 
 
@@ -191,7 +191,7 @@ def test_one_line_a_job_is_read_as_well() -> None:
     ]
 
 
-def test_no_jobs_and_no_listing_are_told_apart() -> None:
+def test_no_jobs_and_no_listing_are_distinguished() -> None:
     assert parse_scontrol_jobs("No jobs in the system\n") == ()
     with pytest.raises(ParseError):
         parse_scontrol_jobs("scontrol: error\n")

@@ -175,7 +175,7 @@ def test_a_host_without_gpus_has_nothing_to_bind() -> None:
         bind_ranks(load_host("xeon-2p-cpus"), RankOptions(1))
 
 
-def test_a_gpu_without_a_node_is_told() -> None:
+def test_a_gpu_without_a_node_is_reported() -> None:
     binding = bind_ranks(load_host("x86-2p2n8c16t-gpu-node-unknown"), RankOptions(2))
     assert "bind-node-unknown" in [f.id for f in binding.findings]
 

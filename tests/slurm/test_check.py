@@ -211,7 +211,7 @@ def test_the_detector_fits_the_gpus(host: str, detector: str, expected: list[str
     assert ids(checked(f"AutoDetect={detector}\n", there, _shape(there))) == expected
 
 
-def test_what_is_given_beside_a_detector_must_agree_with_it() -> None:
+def test_what_is_given_in_addition_to_a_detector_must_agree_with_it() -> None:
     host = load_host("hgx-h100")
     gres = "AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-7] Cores=0-111\n"
     found = checked(gres, host, "2x56x2").findings.findings
@@ -224,7 +224,7 @@ def test_nodes_without_any_line_are_found() -> None:
     assert ids(checked("", machine(TESTBED), "2x16x2")) == ["gres-count"]
 
 
-def test_a_socket_that_spans_nodes_is_told_and_set_right() -> None:
+def test_a_socket_that_spans_nodes_is_reported_and_set_right() -> None:
     host = machine(MI250X)
     found = checked("AutoDetect=rsmi\n", host, "1x32x2")
     assert ids(found) == ["slurm-sockets-span-nodes"]
@@ -262,7 +262,7 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     assert ids(again) == [] and again.slurm == found.slurm
 
 
-def test_an_older_slurm_is_told_nothing_that_it_does_not_know() -> None:
+def test_an_older_slurm_gets_nothing_that_it_does_not_know() -> None:
     host = machine(TESTBED)
     slurm = CLUSTER.replace(",ENFORCE_BINDING_GRES", "")
     old = checked(right_gres(host), host, "2x16x2", slurm=slurm, version=SlurmVersion(22, 5, 8))
@@ -278,7 +278,7 @@ def test_an_older_slurm_is_told_nothing_that_it_does_not_know() -> None:
     assert ids(default) == []
 
 
-def test_what_is_not_there_to_read_is_told() -> None:
+def test_what_is_not_there_to_read_is_reported() -> None:
     host = machine(TESTBED)
     found = checked(
         right_gres(host), host, "2x16x2", slurm=CLUSTER + "Include x.conf\n", cgroup=None

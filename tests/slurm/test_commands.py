@@ -99,7 +99,7 @@ def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> N
     assert code == 2 and err.startswith("homenode: ") and "expected" in err
 
 
-def test_without_slurm_there_is_nobody_to_ask(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_there_is_no_one_to_ask(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("homenode.process._SYSTEM_PATH", ())
     monkeypatch.setenv("PATH", "/nowhere")
     code, _, err = run("audit", "--host", "gpu8.toml")

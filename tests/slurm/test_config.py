@@ -47,7 +47,7 @@ def test_the_last_value_of_the_cluster_holds_and_those_of_nodes_do_not() -> None
     assert found is not None and found[0] == "affinity" and found[1].first == 2
 
 
-def test_an_included_file_that_nobody_reads_is_named() -> None:
+def test_an_included_file_that_no_one_reads_is_named() -> None:
     (other,) = parse_config("A=1\ninclude /etc/slurm/nodes.conf\n", "s").not_read
     assert (other.path, other.where) == ("/etc/slurm/nodes.conf", "s:2")
 

@@ -290,7 +290,7 @@ def test_jobs_of_squeue_are_read() -> None:
     ]
 
 
-def test_reasons_that_need_somebody_are_told_from_those_that_pass() -> None:
+def test_reasons_that_need_somebody_are_distinguished_from_those_that_pass() -> None:
     assert needs_somebody("Nodes required for job are DOWN, DRAINED or reserved for jobs")
     assert needs_somebody("JobHeldAdmin")
     assert needs_somebody("Job's QOS not permitted to use this partition (parts allows a not b)")

@@ -62,7 +62,7 @@ def test_a_study_that_was_killed_at_its_first_breath_is_begun_anew(tmp_path: Pat
     assert not script.exists()
 
 
-def test_files_that_no_journal_tells_of_are_not_taken_for_results(tmp_path: Path) -> None:
+def test_files_that_no_journal_lists_are_not_mistaken_for_results(tmp_path: Path) -> None:
     (tmp_path / "raw/exclusive-gh01-numa0/task-0/7.0").mkdir(parents=True)
     with pytest.raises(HostError, match="expected an empty folder, found files that no study"):
         StudyFolder(tmp_path).create(study())
@@ -110,7 +110,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
         read_journal(tmp_path)
 
 
-def test_files_of_any_name_beside_attempts_are_passed_over(tmp_path: Path) -> None:
+def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> None:
     root = tmp_path / "raw/e/task-0"
     for name in ("10.0", "9.1", "12", "12.", "\u00b2.0", "\u0663.0", "x"):
         (root / name).mkdir(parents=True)

@@ -237,7 +237,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
         assert f"ArrayTaskId={done.parents[1].name.removeprefix('task-')} " in record
 
 
-def test_nodes_that_nobody_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
+def test_nodes_that_no_one_described_are_looked_at_first(slurm: Testbed, tmp_path: Path) -> None:
     folder = tmp_path / "ada's study $(id) 1"  # as people call folders
     options = (
         "--partition-exclusive",

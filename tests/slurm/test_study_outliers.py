@@ -34,7 +34,7 @@ def test_the_slow_node_and_the_slow_link_are_named() -> None:
     assert slow_nodes_and_links(on_nodes({"n1": [50] * 4, "n2": [10] * 4})) == ()
 
 
-def test_of_two_nodes_that_have_a_gpu_nobody_tells_which_is_slow() -> None:
+def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
     three = on_nodes({"n1": [50.0] * 4, "n2": [50.0] * 4, "n3": [50.0] * 4})
     fewer = replace(three[0], node="n3", columns=("a",), cells=((50.0,),), homes=(0,))
     slow = replace(three[1], cells=((50.0, 30.0, 50.0, 50.0),))

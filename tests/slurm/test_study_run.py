@@ -129,7 +129,7 @@ def test_what_sbatch_takes_no_more_of_goes_in_later(queue: StandIn) -> None:
     assert len(queue.submissions()) == EXPERIMENTS
 
 
-def test_a_limit_that_leaves_no_room_at_all_is_told_by_its_name(queue: StandIn) -> None:
+def test_a_limit_that_leaves_nothing_at_all_is_named(queue: StandIn) -> None:
     (queue.base / "most").write_text("0")
     code, said = queue.run(*NEW)
     assert code == 1

@@ -154,7 +154,7 @@ def test_equal_hosts_give_equal_bytes(tmp_path: Path) -> None:
         assert b"gpu7" not in stream.read()
 
 
-def test_an_existing_file_is_kept_unless_told(tmp_path: Path) -> None:
+def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     out = tmp_path / "host.tar.gz"
     out.write_text("mine")
     with pytest.raises(UsageError, match="exists"):

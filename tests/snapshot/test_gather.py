@@ -124,7 +124,7 @@ def test_no_form_takes_long_to_say_no(form: Form) -> None:
         form.matches(text)
 
 
-def test_the_better_of_two_spellings_is_taken() -> None:
+def test_the_better_of_two_spellings_is_used() -> None:
     files = {
         "/sys/devices/system/node/node0/cpulist": "0-3\n",
         "/sys/devices/system/node/node0/cpumap": "f\n",

@@ -409,7 +409,7 @@ def test_a_published_lspci_keeps_every_device() -> None:
 
 
 @pytest.mark.parametrize("host", ["vm", "v1", "gpu", "x"])
-def test_a_name_too_short_to_look_for_goes_where_it_is_known_to_stand_and_is_told(
+def test_a_name_too_short_to_look_for_goes_where_it_is_known_to_stand_and_is_reported(
     host: str,
 ) -> None:
     text = (

@@ -132,7 +132,7 @@ def test_no_place_of_libvirts_schema_lets_a_word_through() -> None:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_what_a_domain_has_taken_is_read_from_its_redacted_form_too(path: Path) -> None:
+def test_what_a_domain_uses_is_read_from_its_redacted_form_too(path: Path) -> None:
     domain = _domain(path)
     redacted = etree.tostring(_redacted(domain)[0])
     try:

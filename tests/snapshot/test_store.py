@@ -86,7 +86,7 @@ def _check(source: Path) -> None:
 @pytest.mark.parametrize(
     "pack", [bytes, gzip.compress, bz2.compress, lzma.compress], ids=["tar", "gz", "bz2", "xz"]
 )
-def test_an_archive_is_told_by_content_and_its_top_found(
+def test_an_archive_is_recognised_by_content_and_its_top_found(
     tmp_path: Path, prefix: str, pack: Callable[[bytes], bytes]
 ) -> None:
     files = {f"{prefix}/{name}".lstrip("/"): text for name, text in FILES.items()}

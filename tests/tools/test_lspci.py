@@ -177,7 +177,7 @@ def test_a_listing_is_read_as_people_copied_it(text: str, tmp_path: Path) -> Non
     assert load_host(str(path)).pci_devices == host_from_lspci(SMALL, "x").pci_devices
 
 
-def test_a_listing_is_told_from_other_texts() -> None:
+def test_a_listing_is_distinguished_from_other_texts() -> None:
     assert looks_like_lspci("lspci: Unable to load libkmod\n" + SMALL)
     assert not looks_like_lspci("# a host\nname = 'x' # 00:01.0 is a bridge\n")
     assert not looks_like_lspci("[host]\nname = 'x'\n")
@@ -331,7 +331,7 @@ def test_a_bridge_that_passes_memory_to_nothing_is_a_gap(window: str, stated: bo
 
 
 @needs_hgx
-def test_half_of_a_large_listing_is_not_taken_for_all_of_it() -> None:
+def test_half_of_a_large_listing_is_not_mistaken_for_all_of_it() -> None:
     text = HGX.read_text(errors="replace")
     assert _cut_gaps(text) == []
     for size in range(100_000, len(text), 100_000):

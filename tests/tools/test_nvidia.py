@@ -60,7 +60,7 @@ def test_the_matrix_with_terminal_codes_and_legend_is_read() -> None:
     assert {device.memory_node for device in matrix.devices} == {None}
 
 
-def test_nics_and_gpus_without_cpus_are_told_apart() -> None:
+def test_nics_and_gpus_without_cpus_are_distinguished() -> None:
     matrix = nvidia_smi_topo.parse(NICS)
     gpu0, gpu1, nic = matrix.devices
     assert (gpu0.cpus, gpu0.nodes) == (CpuSet.parse("0-35"), (0,))

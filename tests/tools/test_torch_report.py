@@ -70,7 +70,7 @@ def test_figures_have_addresses_and_the_bound_node() -> None:
     assert [(gap.subject, gap.reason) for gap in figures.gaps] == [("x", "y")]
 
 
-def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_told() -> None:
+def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_reported() -> None:
     document = {**COPIES, "figures": [{**FIGURE, "steady": False, "memory_node": 1}]}
     figures = of_torch(parse(text_of(document)))
     reasons = [gap.reason for gap in figures.gaps]
@@ -79,7 +79,7 @@ def test_memory_that_went_elsewhere_and_figures_that_were_not_steady_are_told() 
     assert "did not become steady before it was sampled" in reasons
 
 
-def test_the_process_of_a_node_that_failed_is_a_gap_beside_the_others() -> None:
+def test_the_process_of_a_node_that_failed_is_a_gap_next_to_the_others() -> None:
     failed = {"format": "homenode.torch/1", "failed": "node 1: status 256"}
     figures = of_torch(parse(text_of(COPIES, failed)))
     assert len(figures.samples) == 2
@@ -110,13 +110,15 @@ def test_an_all_reduce_is_counted_as_nccl_tests_count_it() -> None:
         ({"rows": REDUCE["rows"], "gpus": 9}, "of its devices"),
     ],
 )
-def test_what_is_no_such_document_is_told_with_its_line(change: dict[str, Any], says: str) -> None:
+def test_what_is_no_such_document_is_reported_with_its_line(
+    change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ParseError, match=says) as refused:
         parse("warning\n" + text_of({**COPIES, **change}))
     assert ":2: expected" in str(refused.value)
 
 
-def test_an_output_without_a_document_is_told() -> None:
+def test_an_output_without_a_document_is_reported() -> None:
     with pytest.raises(ParseError, match=r"homenode\.torch/1"):
         parse("Segmentation fault\n")
 
@@ -130,7 +132,7 @@ def test_choices_have_names_whatever_the_version_prints() -> None:
     )
 
 
-def test_a_log_without_choices_is_told() -> None:
+def test_a_log_without_choices_is_reported() -> None:
     with pytest.raises(ParseError, match="8 Bytes -> Algo"):
         nccl_tuning_log.parse("NCCL INFO Bootstrap\n")
 

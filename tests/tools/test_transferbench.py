@@ -117,7 +117,7 @@ def test_its_output_is_known_by_its_words() -> None:
         ("copy peak bandwidth", "copy bandwidth", "a matrix"),
     ],
 )
-def test_what_is_no_such_run_is_told(old: str, new: str, says: str) -> None:
+def test_what_is_no_such_run_is_reported(old: str, new: str, says: str) -> None:
     with pytest.raises(ParseError, match=says):
         parse(OUTPUT.replace(old, new))
 

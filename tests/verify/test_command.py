@@ -86,7 +86,7 @@ def test_json_is_the_documented_format(files: Files) -> None:
     ]  # fmt: skip
 
 
-def test_a_guests_own_view_stands_beside_its_plan(files: Files) -> None:
+def test_a_guests_own_view_stands_next_to_its_plan(files: Files) -> None:
     svg = files.folder / "guest.svg"
     words = ("--plan", files.plan, "--guest", files.guest, "--host", SMALL)
     code, said = ends(*words, "--svg", str(svg))
@@ -103,7 +103,7 @@ def test_a_plan_for_another_host_is_refused_where_the_host_is_named(files: Files
     assert code == 2 and "a plan for host small-2n8c-2gpu" in said
 
 
-def test_without_a_host_a_plan_for_another_machine_is_held_against_none(files: Files) -> None:
+def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: Files) -> None:
     code, said = ends(files.document, "--plan", files.plan)
     assert code == 0, said
     assert "host-not-checked" in said and "--host SOURCE" in said

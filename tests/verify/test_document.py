@@ -169,7 +169,7 @@ def test_huge_pages_are_counted_per_node() -> None:
     assert "add 24 to /sys/devices/system/node/node1/" in (short[0].fix or "")
 
 
-def test_a_running_vm_is_not_held_against_the_pages_that_it_has_itself() -> None:
+def test_a_running_vm_is_not_compared_with_the_pages_that_it_has_itself() -> None:
     xml = with_pages(tuned("pin-numa-pci").document, 2 * MIB)
     host = with_pools(small_host(), (0, 0))
     running = RunningDomain("vm", True, (), None, (), 4 * GIB, True, (), 2 * MIB, ())
@@ -200,7 +200,7 @@ def test_a_page_size_that_the_host_lacks_is_named() -> None:
     assert [f.observed for f in found if f.id == "huge-page-size"] == ["16 MiB"]
 
 
-def test_memory_is_held_against_what_each_node_has_free() -> None:
+def test_memory_is_compared_with_what_each_node_has_free() -> None:
     host = small_host()
     nodes = (host.nodes[0], replace(host.nodes[1], memory_free_bytes=GIB))
     found = findings_of(tuned("pin-numa-pci").document, host=replace(host, nodes=nodes))
@@ -234,7 +234,7 @@ def test_a_pin_that_the_cgroup_does_not_allow_is_named() -> None:
     assert ("pin-of-disallowed-pu", "vCPU 3") in {(f.id, f.subject) for f in found}
 
 
-def test_siblings_of_one_core_are_shared_unless_the_guest_is_told_of_siblings() -> None:
+def test_siblings_of_one_core_are_shared_unless_the_guest_sees_siblings() -> None:
     host = load_host("x86-2p2n16c32t-isolated-pus")
     options = PlanOptions(layout="pin-numa-smt", keep_vcpus=True)
     hostdevs = PLAIN[PLAIN.index(b"    <hostdev") : PLAIN.index(b"  </devices>")]
@@ -292,7 +292,7 @@ def test_a_driver_of_the_host_in_the_devices_iommu_group_is_named(
     assert stated == ([(near, f"{far} ({driver})")] if stays else [])
 
 
-def test_a_group_whose_functions_are_all_passed_is_nobody_elses() -> None:
+def test_a_group_whose_functions_are_all_passed_is_no_one_elses() -> None:
     host = one_group(*((bdf, "nvidia") for bdf in DEVICES))
     assert "iommu-group-shared" not in ids(findings_of(PLAIN, host=host))
 
@@ -344,7 +344,7 @@ def test_memory_devices_take_memory_of_their_cells_node() -> None:
     assert short == [("memory-short", "node 1", "3 GiB free for the VM")]
 
 
-def test_memory_devices_with_nodes_and_pages_of_their_own_are_held_against_these() -> None:
+def test_memory_devices_with_nodes_and_pages_of_their_own_are_compared_with_these() -> None:
     own = "<source><pagesize unit='KiB'>2048</pagesize><nodemask>{}</nodemask></source>"
     host = with_pools(small_host(), (1024, 100))
     xml = with_dimm(tuned("pin-numa-pci").document, source=own.format("1"))
@@ -450,7 +450,7 @@ NEEDS = (
 
 
 @pytest.mark.parametrize(("need", "element"), NEEDS, ids=[need.element for need, _ in NEEDS])
-def test_each_element_is_taken_from_its_first_version_on(need: Requirement, element: str) -> None:
+def test_each_element_is_used_from_its_first_version_on(need: Requirement, element: str) -> None:
     xml = f"""<domain type='kvm'><name>vm</name><memory unit='GiB'>1</memory><vcpu>2</vcpu>
       <iothreads>1</iothreads><os><type arch='x86_64' machine='q35'>hvm</type></os>{element}
       </domain>""".encode()
@@ -488,7 +488,7 @@ SATA = (
 )
 
 
-def test_functions_beside_the_chipsets_own_are_nothing_wrong() -> None:
+def test_functions_next_to_the_chipsets_own_are_nothing_wrong() -> None:
     xml = changed(tuned("pin").document, ("<controller type='pci' index='0'", SATA))
     assert not are_bad(findings_of(xml))
     alone = changed(xml, ("slot='0x1f' function='0x2'", "slot='0x07' function='0x2'"))

@@ -49,7 +49,7 @@ def test_a_guest_is_read_over_ssh_with_nothing_installed_there(
     assert "what the guest reports" in done.output and "NUMA nodes" in done.output
 
 
-def test_a_guest_over_ssh_that_is_not_as_planned_is_told(port: int, tmp_path: Path) -> None:
+def test_a_guest_over_ssh_that_is_not_as_planned_is_reported(port: int, tmp_path: Path) -> None:
     done = verified(tmp_path, f"ssh://root@127.0.0.1:{port}", more_vcpus=1)
     assert done.exit_code == 1
     assert "guest-vcpus" in done.output

@@ -101,7 +101,7 @@ def test_a_thread_with_fewer_pus_than_planned_is_where_it_should_be(tree: ProcTr
     assert judged(tree, wide).findings == ()
 
 
-def test_threads_that_cannot_be_told_apart_are_inconclusive_not_wrong(tree: ProcTree) -> None:
+def test_threads_that_cannot_be_distinguished_are_inconclusive_not_wrong(tree: ProcTree) -> None:
     tree.qemu({"ALL CPUs/TCG": "0-15", "IO iothread1": "3"}, CELLS)
     assert [f.severity for f in judged(tree).findings] == [Severity.INCONCLUSIVE]
     tree = ProcTree(tree.root / "b")
@@ -130,7 +130,7 @@ def test_pages_on_another_node_are_counted(tree: ProcTree) -> None:
     assert "25 %" in (finding.cost or "")
 
 
-def test_swapped_cells_are_told_by_what_qemu_was_asked_for(tree: ProcTree) -> None:
+def test_swapped_cells_are_found_by_what_qemu_was_asked_for(tree: ProcTree) -> None:
     tree.qemu(THREADS, ((256, "1"), (256, "0")))
     found = ids(judged(tree))
     assert ("live-binding", "memory of cell 0") in found
@@ -188,7 +188,9 @@ def test_swapped_out_memory_and_unreadable_mappings_are_said(tree: ProcTree) -> 
     assert [f.fix for f in inconclusive] == ["run as root on the VM's host"]
 
 
-def test_interrupts_on_another_node_than_the_device_are_told_once_a_device(tree: ProcTree) -> None:
+def test_interrupts_on_another_node_than_the_device_are_reported_once_a_device(
+    tree: ProcTree,
+) -> None:
     tree.put(
         "proc/interrupts",
         "           CPU0       CPU1\n"
@@ -266,7 +268,7 @@ def test_what_may_run_everywhere_is_not_pinned_to_a_vm_that_has_every_core(tree:
     assert finding.id == "live-pinned-there"
 
 
-def test_an_unpinned_vm_has_nothing_to_be_held_against(tree: ProcTree) -> None:
+def test_an_unpinned_vm_has_nothing_to_be_compared_with(tree: ProcTree) -> None:
     free = LiveExpectation(
         "vm", (None,) * 4, None, (), (LiveCell(0, MIB, pus(""), None, None),), ()
     )

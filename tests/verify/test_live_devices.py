@@ -33,7 +33,7 @@ def with_dimm(tree: ProcTree, pages: str) -> Findings:
     return judged(tree, replace(EXPECTED, cells=(*EXPECTED.cells, DIMM)))
 
 
-def test_memory_devices_are_held_against_the_node_of_their_cell(tree: ProcTree) -> None:
+def test_memory_devices_are_compared_with_the_node_of_their_cell(tree: ProcTree) -> None:
     good = with_dimm(tree, "bind:1 anon=9 N1=32768 kernelpagesize_kB=4")
     assert good.findings == ()
     assert "memory device dimm0 (cell 1) (node 1): 128 MiB on node 1" in good.checked
@@ -42,7 +42,7 @@ def test_memory_devices_are_held_against_the_node_of_their_cell(tree: ProcTree) 
     assert finding.observed == "128 MiB on node 0"
 
 
-def test_memory_devices_bound_elsewhere_or_not_there_are_told(tree: ProcTree) -> None:
+def test_memory_devices_bound_elsewhere_or_not_there_are_reported(tree: ProcTree) -> None:
     tree.qemu(THREADS, CELLS, more={"memdimm0": (128, "0")})
     tree.memory((*PAGES, (128, "bind:0 kernelpagesize_kB=4")))
     found = judged(tree, replace(EXPECTED, cells=(*EXPECTED.cells, DIMM)))

@@ -216,7 +216,7 @@ def refused(said: str) -> tuple[Finding, ...]:
     return (refusal("libvirt", said, "vm.xml"),)
 
 
-def test_only_what_libvirt_says_of_the_document_is_held_against_it() -> None:
+def test_only_what_libvirt_says_of_the_document_is_compared_with_it() -> None:
     for said in ("XML error: Attempted double use", "unsupported configuration: no such thing"):
         assert not daemons_own_trouble(refused(said), "qemu:///system")
     excuse = daemons_own_trouble(refused("internal error: cannot make a namespace"), "test:///x")
@@ -379,7 +379,7 @@ def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
     assert not validate(through.encode())[0]
 
 
-def test_many_vcpus_without_kvm_are_a_guest_beside_that_of_the_pcie_tree() -> None:
+def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -> None:
     opened = document(users_vm("8 GPUs").document)
     facts, host = domain_facts(opened), load_host("hgx-h100")
     made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)

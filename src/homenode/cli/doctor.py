@@ -231,7 +231,7 @@ def expect(
     pool: FleetOption = None,
     force: ForceOption = False,
 ) -> None:
-    """Record a good host's topology, links and bandwidth floors, to compare with later.
+    """Certify a host: its topology, links and bandwidth floors, to compare with later.
 
     `homenode doctor --expect SITE.toml` then finds any drift.
 

@@ -53,7 +53,7 @@ def watch(
     ] = "qemu:///system",
     json: JsonOption = False,
 ) -> None:
-    """Compare the host once with its recorded state, and report what is new.
+    """Compare the host once with what was certified, and report what is new.
 
     Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
     slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.

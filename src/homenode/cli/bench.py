@@ -17,7 +17,14 @@ from homenode.cli.bench_options import (
 )
 from homenode.cli.help import CommandWithActions, HelpCommand
 from homenode.cli.options import JsonOption, with_records
-from homenode.cli.terminal import console, error_console, interruptible, note, print_json
+from homenode.cli.terminal import (
+    console,
+    error_console,
+    exit_if_bad,
+    interruptible,
+    note,
+    print_findings,
+)
 from homenode.errors import HostError, ToolError, UsageError
 
 if TYPE_CHECKING:
@@ -54,8 +61,6 @@ def bench(
       homenode bench pin-1 --layout pin --quick
       homenode bench numa-1 --plan plan.json --tests stream,nccl
     """
-    from homenode.findings import are_bad
-
     options = bench_options(name, suite, own, run)
     if dry_run and json:
         raise UsageError(
@@ -72,8 +77,7 @@ def bench(
             f"{outcome.folder}: expected figures, found none: every test failed",
             hint="the raw outputs in that folder say why",
         )
-    if are_bad(outcome.findings):
-        raise SystemExit(1)
+    exit_if_bad(outcome.findings)
 
 
 @app.command("setup", cls=HelpCommand)
@@ -190,16 +194,13 @@ def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:
 
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
     findings = Findings(steps, outcome.findings)
-    if as_json:
-        from homenode.formats import encode
 
-        print_json(encode("findings", findings))
-    else:
+    def run() -> None:
         from homenode.report.bench_text import bench_text
-        from homenode.report.findings_text import findings_text
 
         console().print(bench_text(outcome))
-        console().print(findings_text(findings))
+
+    print_findings(findings, as_json=as_json, before=run)
     if outcome.folder is None:
         note("nothing was measured: this guest is not the plan's (--force measures it anyway)")
     else:

@@ -12,12 +12,11 @@ from homenode.cli.terminal import (
     LARGEST_FILE_BYTES,
     STANDARD_OUTPUT,
     check_can_write,
-    console,
     note,
     note_written,
     permissions_of,
     print_file,
-    print_json,
+    print_findings,
     read_file,
     refuse_to_overwrite,
     write_text,
@@ -392,21 +391,15 @@ def _gigabytes(text: str, option: str) -> float:
 def _print(
     found: "Findings", host: "Host", *, json: bool, prometheus: bool, everything: bool
 ) -> None:
-    if json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", found))
-    elif prometheus:
+    if prometheus:
         from homenode.doctor.metrics import prometheus as metrics
 
         print_file(metrics(found, host.name))
     else:
         from dataclasses import replace
 
-        from homenode.report.findings_text import findings_text
-
-        shown = found if everything else replace(found, checked=found.checked[:1])
-        console().print(findings_text(shown, with_sources=True))
+        shown = found if everything or json else replace(found, checked=found.checked[:1])
+        print_findings(shown, as_json=json, with_sources=True)
 
 
 def _fix(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.cli.terminal import console, note, print_json, write_text
+from homenode.cli.terminal import console, note, print_findings, write_text
 from homenode.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
     from homenode.doctor.fleet import LEAST, compare_fleet
     from homenode.findings import Findings
-    from homenode.formats import encode
     from homenode.report.terminal_text import TableOrList
     from homenode.wording import plural, printable
 
@@ -25,7 +24,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
     if as_json:
         findings = Findings(checked, tuple(one.as_finding() for one in fleet.differences))
-        print_json(encode("findings", findings))
+        print_findings(findings, as_json=True)
     else:
         rows = [
             (

@@ -10,7 +10,7 @@ import typer
 
 from homenode.cli.bench import step_progress
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import console, note, print_json, working, write_text
+from homenode.cli.terminal import exit_if_bad, note, print_findings, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def visit_gpus(
     with 1 where a part was not possible or a figure is not as it should be.
     """
     from homenode.discover.host import discover
-    from homenode.findings import Findings, are_bad, in_order
+    from homenode.findings import Findings, in_order
     from homenode.formats import encode
     from homenode.gap import Gap
     from homenode.measure.gpu.suite import measured_gpus
@@ -120,18 +120,13 @@ def visit_gpus(
     visit = Visit(folder, python, groups, limit_s, time.monotonic(), as_json)
     passed = _all_parts(visit, machine, alone)
     found = Findings(tuple(visit.checked), in_order(visit.findings))
-    text = encode("findings", found)
-    write_text(folder / "gpu-check.json", text + "\n")
-    if as_json:
-        print_json(text)
-    else:
-        from homenode.report.findings_text import findings_text
+    write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
+    print_findings(found, as_json=as_json)
+    if not as_json:
         from homenode.wording import command_line
 
-        console().print(findings_text(found))
         note(f"wrote {folder}; next: {command_line('homenode', 'report', folder / 'results')}")
-    if not passed or are_bad(found.findings):
-        raise SystemExit(1)
+    exit_if_bad(found.findings, otherwise=not passed)
 
 
 def _all_parts(visit: Visit, machine: "Machine", alone: "Machine") -> bool:

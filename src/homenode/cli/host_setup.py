@@ -8,7 +8,7 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import HostOption, JsonOption
-from homenode.cli.terminal import console, note, print_json, read_file, say
+from homenode.cli.terminal import exit_if_bad, note, print_findings, read_file, say
 
 if TYPE_CHECKING:
     from homenode.host_setup.files import Isolation, SetupFile
@@ -112,11 +112,9 @@ def check(
       homenode host-setup check plan.json
       homenode host-setup check a.json b.json --isolate boot --json
     """
-    from homenode.findings import Findings, are_bad
-    from homenode.formats import encode
+    from homenode.findings import Findings
     from homenode.host_setup.files import Isolation
     from homenode.host_setup.needs import unmet
-    from homenode.report.findings_text import findings_text
 
     needs, machine = _needs(plans, host)
     found = tuple(unmet(needs, machine, isolated=_isolation(isolate) is Isolation.BOOT))
@@ -125,12 +123,8 @@ def check(
         f"{machine.name}: PUs {needs.vm_pus or 'none'} of {len(needs.domains)} VMs",
     )
     findings = Findings(checked, found)
-    if json:
-        print_json(encode("findings", findings))
-    else:
-        console().print(findings_text(findings))
-    if are_bad(found):
-        raise SystemExit(1)
+    print_findings(findings, as_json=json)
+    exit_if_bad(found)
 
 
 def _files(plans: Sequence[Path], host: str | None, isolate: str) -> "tuple[SetupFile, ...]":

@@ -15,7 +15,14 @@ from homenode.cli.pod import (
     StateOption,
     answer_fit,
 )
-from homenode.cli.terminal import check_can_write, console, note, print_json, read_file, write_text
+from homenode.cli.terminal import (
+    check_can_write,
+    exit_if_bad,
+    note,
+    print_findings,
+    read_file,
+    write_text,
+)
 from homenode.errors import HostError, UsageError
 from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions, OnError
 from homenode.plan.request import PciGranularity
@@ -130,7 +137,6 @@ def check(
       homenode kubevirt check vmi.json --host node.tar.gz
       homenode kubevirt check vmi.json --kubelet configz.json --kubevirt kubevirt.json
     """
-    from homenode.findings import are_bad
     from homenode.kubevirt.cluster import read_cluster
     from homenode.kubevirt.fit import check_fit
     from homenode.kubevirt.vmi import vmi_of
@@ -151,16 +157,8 @@ def check(
         else read_cluster(read_file(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
     )
     findings = check_fit(read, config, None if host is None else load_host(host), cluster)
-    if json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", findings))
-    else:
-        from homenode.report.findings_text import findings_text
-
-        console().print(findings_text(findings))
-    if are_bad(findings.findings):
-        raise SystemExit(1)
+    print_findings(findings, as_json=json)
+    exit_if_bad(findings.findings)
 
 
 @app.command("fit", cls=HelpCommand)

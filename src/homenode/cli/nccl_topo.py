@@ -10,8 +10,10 @@ from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOptio
 from homenode.cli.terminal import (
     check_can_write,
     console,
+    exit_if_bad,
     note,
     note_written,
+    print_findings,
     print_json,
     read_file,
     write_text,
@@ -206,7 +208,7 @@ def _explain(
     wanted: _Wanted, check: Path | None, log: Path | None, stream: str | None, *, as_json: bool
 ) -> None:
     from homenode.evidence.documents import publications
-    from homenode.findings import Findings, are_bad, in_order
+    from homenode.findings import Findings, in_order
     from homenode.nccl.checks import check_topology
     from homenode.nccl.explanation import explain
     from homenode.nccl.memory import memory_of_words, published_memory
@@ -245,8 +247,7 @@ def _explain(
         console().print(explanation_text(made))
         if findings or checked:
             console().print(findings_text(Findings(checked, findings)))
-    if are_bad(findings):
-        raise SystemExit(1)
+    exit_if_bad(findings)
 
 
 def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
@@ -341,13 +342,11 @@ def _write(made: "Assembled", output: Path | None, cloud_init: Path | None) -> N
 
 def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> None:
     """The table where the file is not on standard output itself; doubts to standard error."""
-    from homenode.findings import Findings, are_bad, in_order
+    from homenode.findings import Findings, in_order
 
     findings = in_order(made.findings)
     if as_json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", Findings((_stated(made),), findings)))
+        print_findings(Findings((_stated(made),), findings), as_json=True)
     else:
         if output is not None:
             from homenode.report.nccl_text import topology_text
@@ -357,8 +356,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
 
         for finding in findings:
             note(printable(str(finding)))
-    if are_bad(findings):
-        raise SystemExit(1)
+    exit_if_bad(findings)
 
 
 def _stated(made: "Assembled") -> str:
@@ -378,7 +376,7 @@ def _judge(
     *,
     as_json: bool,
 ) -> None:
-    from homenode.findings import Findings, are_bad, in_order
+    from homenode.findings import Findings, in_order
 
     checked: list[str] = []
     found: list[Finding] = []
@@ -404,13 +402,5 @@ def _judge(
         found += verdict.findings
         checked += verdict.checked
     findings = Findings(tuple(checked), in_order(found))
-    if as_json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", findings))
-    else:
-        from homenode.report.findings_text import findings_text
-
-        console().print(findings_text(findings))
-    if are_bad(findings.findings):
-        raise SystemExit(1)
+    print_findings(findings, as_json=as_json)
+    exit_if_bad(findings.findings)

@@ -8,7 +8,7 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import console, note, print_json, read_file
+from homenode.cli.terminal import console, exit_if_bad, note, print_findings, read_file
 from homenode.errors import HomenodeError, UsageError
 
 if TYPE_CHECKING:
@@ -214,19 +214,8 @@ def _fit_on(
 
 
 def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> None:
-    from homenode.findings import are_bad
-
-    if json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", findings))
-    else:
-        from homenode.report.findings_text import findings_text
-
-        show_table()
-        console().print(findings_text(findings))
-    if are_bad(findings.findings):
-        raise SystemExit(1)
+    print_findings(findings, as_json=json, before=show_table)
+    exit_if_bad(findings.findings)
 
 
 def _named_devices(texts: list[str] | None) -> "dict[str, tuple[Bdf, ...]]":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from homenode.cli.terminal import LARGEST_FILE_BYTES, console, note, print_file, print_json, say
+from homenode.cli.terminal import LARGEST_FILE_BYTES, note, print_file, print_findings, say
 from homenode.errors import HomenodeError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -158,14 +158,8 @@ def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bo
     from homenode.findings import Findings
 
     found = Findings(tuple(f"link of {bdf}" for bdf in devices), tuple(findings))
-    if as_json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", found))
-    elif findings:
-        from homenode.report.findings_text import findings_text
-
-        console().print(findings_text(found, with_sources=True))
+    if as_json or findings:
+        print_findings(found, as_json=as_json, with_sources=True)
 
 
 def _this_machine() -> "Host":

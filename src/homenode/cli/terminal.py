@@ -7,7 +7,7 @@ names of files and VMs, documents, and what guests and tools say may hold escape
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from homenode.findings import Finding, Findings
 
 
 @cache
@@ -103,6 +105,34 @@ def _escaped(letter: str) -> str:
     """As JSON writes a letter: those above U+FFFF as two of UTF-16."""
     units = letter.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+def print_findings(
+    findings: "Findings",
+    *,
+    as_json: bool,
+    before: "Callable[[], None] | None" = None,
+    with_sources: bool = False,
+) -> None:
+    """Findings as JSON, or as text after what `before` prints."""
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("findings", findings))
+        return
+    from homenode.report.findings_text import findings_text
+
+    if before is not None:
+        before()
+    console().print(findings_text(findings, with_sources=with_sources))
+
+
+def exit_if_bad(findings: "Iterable[Finding]", *, otherwise: bool = False) -> None:
+    """End the program with status 1 where a finding is bad, or `otherwise` says that it failed."""
+    from homenode.findings import are_bad
+
+    if otherwise or are_bad(findings):
+        raise SystemExit(1)
 
 
 def print_file(text: str) -> None:

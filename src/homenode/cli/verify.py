@@ -10,9 +10,10 @@ from homenode.cli.options import HostOption, JsonOption, LspciOption
 from homenode.cli.terminal import (
     check_can_write,
     console,
+    exit_if_bad,
     interruptible,
     note,
-    print_json,
+    print_findings,
     read_file,
     working,
     write_text,
@@ -113,7 +114,6 @@ def verify(
 
         verify_live(live, connect or DEFAULT, plan, as_json=json)
         return
-    from homenode.findings import are_bad
     from homenode.verify.boot.stand_in_boot import BootOptions
     from homenode.verify.verification import VerifyRequest
     from homenode.verify.verification import verify as verify_wanted
@@ -129,8 +129,7 @@ def verify(
     _print(verified, as_json=json)
     if svg is not None:
         _draw(verified, svg)
-    if are_bad(verified.findings.findings):
-        raise SystemExit(1)
+    exit_if_bad(verified.findings.findings)
 
 
 def _with_nccl(verified: "Verified") -> "Verified":
@@ -175,16 +174,13 @@ def _refuse_idle(
 
 
 def _print(verified: "Verified", *, as_json: bool) -> None:
-    if as_json:
-        from homenode.formats import encode
+    def views() -> None:
+        from homenode.report.findings_text import checks_text
 
-        print_json(encode("findings", verified.findings))
-        return
-    from homenode.report.findings_text import checks_text, findings_text
+        for view in verified.views:
+            console().print(checks_text(view.title, view.checks))
 
-    for view in verified.views:
-        console().print(checks_text(view.title, view.checks))
-    console().print(findings_text(verified.findings))
+    print_findings(verified.findings, as_json=as_json, before=views)
 
 
 def _draw(verified: "Verified", svg: Path) -> None:
@@ -208,7 +204,6 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     plan: a saved plan for this host; None = the domain's own document. Raises as
     verify_running_domain, and InputError for a plan that was made for another host.
     """
-    from homenode.findings import are_bad
     from homenode.verify.live.domain import verify_running_domain
 
     made = None
@@ -219,13 +214,5 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
         content = read_file(plan, "a saved plan", hint="homenode plan --save-plan P.json")
         made = read_plan_for(load_host(None), content, str(plan))
     findings = verify_running_domain(name, connect, made)
-    if as_json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", findings))
-    else:
-        from homenode.report.findings_text import findings_text
-
-        console().print(findings_text(findings))
-    if are_bad(findings.findings):
-        raise SystemExit(1)
+    print_findings(findings, as_json=as_json)
+    exit_if_bad(findings.findings)

@@ -9,9 +9,9 @@ import typer
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import (
     check_can_write,
-    console,
+    exit_if_bad,
     note,
-    print_json,
+    print_findings,
     read_file,
     working,
     write_text,
@@ -88,7 +88,6 @@ def audit(
       homenode slurm audit
       homenode slurm audit 4711 --host node.tar.gz
     """
-    from homenode.findings import are_bad
     from homenode.slurm.audit import audit as judge
 
     if hooks is not None:
@@ -108,22 +107,18 @@ def audit(
         )
         found = judge(owned)
     if json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", found))
+        print_findings(found, as_json=True)
     else:
         _show(found, show_all)
-    if are_bad(found.findings):
-        raise SystemExit(1)
+    exit_if_bad(found.findings)
 
 
 def _show(found: "Findings", show_all: bool) -> None:
     from homenode.findings import Findings, Severity
-    from homenode.report.findings_text import findings_text
 
     shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
     left_out = len(found.findings) - len(shown)
-    console().print(findings_text(Findings(found.checked, shown)))
+    print_findings(Findings(found.checked, shown), as_json=False)
     if left_out:
         note(f"{left_out} more that are only worth knowing: --all")
 

@@ -10,11 +10,11 @@ from homenode.cli.options import HostOption, JsonOption
 from homenode.cli.slurm.topo import TopoOption, with_topo
 from homenode.cli.terminal import (
     check_can_write,
-    console,
+    exit_if_bad,
     note,
     print_diff,
     print_file,
-    print_json,
+    print_findings,
     say,
     write_text,
 )
@@ -68,7 +68,6 @@ def check(
       homenode slurm check gres.conf slurm.conf --host node.tar.gz
       homenode slurm check gres.conf slurm.conf -o corrected
     """
-    from homenode.findings import are_bad
     from homenode.slurm.check import check as judge
     from homenode.slurm.config_files import read_config
     from homenode.sources import load_host
@@ -88,25 +87,18 @@ def check(
         (slurm, of_slurm.text, checked.slurm),
         *((Path(name), before, after) for name, before, after in checked.included),
     )
-    if json:
-        from homenode.formats import encode
-
-        print_json(encode("findings", checked.findings))
-    elif show:
+    if show and not json:
         for path, _, after in files:
             print_file(f"# {path.name}\n{after}" + ("" if after.endswith("\n") else "\n"))
     else:
-        from homenode.report.findings_text import findings_text
-
-        console().print(findings_text(checked.findings))
-        for path, before, after in files if diff else ():
+        print_findings(checked.findings, as_json=json)
+        for path, before, after in files if diff and not json else ():
             if before != after:
                 say("")
                 print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
     if output is not None:
         _write(output, files, (gres.parent, slurm.parent))
-    if are_bad(checked.findings.findings):
-        raise SystemExit(1)
+    exit_if_bad(checked.findings.findings)
 
 
 def _version(text: str) -> "SlurmVersion":

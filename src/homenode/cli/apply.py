@@ -11,6 +11,7 @@ from homenode.cli.options import (
     DomainArgument,
     ForceOption,
     HostOption,
+    is_file_target,
     with_records,
 )
 from homenode.cli.placing_options import (
@@ -144,16 +145,6 @@ def apply(
         note_written(save_plan)
     if critical:
         raise SystemExit(1)
-
-
-def is_file_target(name: str) -> bool:
-    """Whether a TARGET is a file rather than a domain's name."""
-    if "/" in name or name.endswith(".xml"):
-        return True
-    try:
-        return Path(f"{name}.orig").exists()
-    except OSError:  # longer than the name of a file may be
-        return False
 
 
 def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:

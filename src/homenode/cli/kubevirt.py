@@ -6,15 +6,8 @@ from typing import Annotated
 import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
-from homenode.cli.options import JsonOption
-from homenode.cli.pod import (
-    DeviceOption,
-    KubeletOption,
-    NodeHostOption,
-    NodePoolOption,
-    StateOption,
-    answer_fit,
-)
+from homenode.cli.options import JsonOption, with_records
+from homenode.cli.pod import NodeOptions, answer_fit
 from homenode.cli.terminal import (
     check_can_write,
     exit_if_bad,
@@ -162,16 +155,13 @@ def check(
 
 
 @app.command("fit", cls=HelpCommand)
+@with_records
 def fit(
     vmi: Annotated[
         Path,
         typer.Argument(metavar="VMI.yaml", help="A VirtualMachineInstance or a VirtualMachine."),
     ],
-    host: NodeHostOption = None,
-    pool: NodePoolOption = None,
-    kubelet: KubeletOption = None,
-    state: StateOption = None,
-    device: DeviceOption = None,
+    node: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Say whether a node's kubelet admits a VM's pod, why not, and the smallest change that helps.
@@ -187,7 +177,7 @@ def fit(
     what = "a VirtualMachineInstance"
     document = read_manifest(read_file(vmi, what), str(vmi), what)
     pod = launcher_pod(vmi_of(document, str(vmi), needs_domain=True))
-    answer_fit(pod, host, pool, kubelet, state, device, json)
+    answer_fit(pod, node, json)
 
 
 @app.command("manifest", cls=HelpCommand)

@@ -55,6 +55,16 @@ ForceOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the documented JSON format.")]
 
 
+def is_file_target(name: str) -> bool:
+    """Whether a TARGET is a file rather than a domain's name."""
+    if "/" in name or name.endswith(".xml"):
+        return True
+    try:
+        return Path(f"{name}.orig").exists()
+    except OSError:  # longer than the name of a file may be
+        return False
+
+
 def with_records(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each parameter that is a record of options replaced by the record's fields.
 

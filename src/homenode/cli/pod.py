@@ -1,13 +1,14 @@
 """homenode pod: whether a node's kubelet admits a pod. [I/O]"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
-from homenode.cli.options import JsonOption
+from homenode.cli.options import JsonOption, with_records
 from homenode.cli.terminal import console, exit_if_bad, note, print_findings, read_file
 from homenode.errors import HomenodeError, UsageError
 
@@ -29,62 +30,66 @@ app = typer.Typer(
     """,
 )
 
-NodeHostOption = Annotated[
-    str | None,
-    typer.Option(
-        "--host",
-        metavar="SOURCE",
-        help="The node: a capture made there, or any other source of a host.",
-    ),
-]
-NodePoolOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pool",
-        metavar="POOL",
-        help="Nodes as in `pool show`: which of them admit the pod. May be given several times.",
-    ),
-]
-KubeletOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also a "
-        "folder of NODE.json. Default: static CPU and memory managers, whole cores, "
-        "single-numa-node, one core reserved.",
-    ),
-]
-StateOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="What runs: a folder with the node's cpu_manager_state, memory_manager_state and "
-        "kubelet_internal_checkpoint (of /var/lib/kubelet); with --pool a folder of such folders, "
-        "by node. Default: nothing runs.",
-    ),
-]
-DeviceOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--device",
-        metavar="RESOURCE=BDF,...",
-        help="Devices of the host that a resource stands for, such as rdma/vf=3b:00.2,3b:00.3. "
-        "nvidia.com/..., amd.com/... and gpu.intel.com/... stand for that vendor's GPUs.",
-    ),
-]
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """The node or nodes that a pod is for, and what runs there."""
+
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="SOURCE",
+            help="The node: a capture made there, or any other source of a host.",
+        ),
+    ] = None
+    pool: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--pool",
+            metavar="POOL",
+            help="Nodes as in `pool show`: which of them admit the pod.",
+        ),
+    ] = ()
+    kubelet: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubelet",
+            metavar="FILE",
+            help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also "
+            "a folder of NODE.json. Default: static CPU and memory managers, whole cores, "
+            "single-numa-node, one core reserved.",
+        ),
+    ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="What runs: a folder with the node's cpu_manager_state, memory_manager_state and "
+            "kubelet_internal_checkpoint (of /var/lib/kubelet); with --pool a folder of such "
+            "folders, by node. Default: nothing runs.",
+        ),
+    ] = None
+    device: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--device",
+            metavar="RESOURCE=BDF,...",
+            help="Devices of the host that a resource stands for, such as rdma/vf=3b:00.2,3b:00.3. "
+            "nvidia.com/..., amd.com/... and gpu.intel.com/... stand for that vendor's GPUs.",
+        ),
+    ] = ()
 
 
 @app.command("fit", cls=HelpCommand)
+@with_records
 def pod_fit(
     pod: Annotated[
         Path,
         typer.Argument(metavar="POD.yaml", help="A Pod, Deployment, Job or their like."),
     ],
-    host: NodeHostOption = None,
-    pool: NodePoolOption = None,
-    kubelet: KubeletOption = None,
-    state: StateOption = None,
-    device: DeviceOption = None,
+    node: NodeOptions,
     json: JsonOption = False,
 ) -> None:
     """Say whether a node's kubelet admits a pod, why not, and the smallest change that helps.
@@ -97,43 +102,30 @@ def pod_fit(
     from homenode.pods.pod import read_pod
 
     document = read_manifest(read_file(pod, "a Pod"), str(pod), "a Pod")
-    answer_fit(read_pod(document, str(pod)), host, pool, kubelet, state, device, json)
+    answer_fit(read_pod(document, str(pod)), node, json)
 
 
-def answer_fit(
-    pod: "Pod",
-    host: str | None,
-    pool: list[str] | None,
-    kubelet: Path | None,
-    state: Path | None,
-    device: list[str] | None,
-    json: bool,
-) -> None:
+def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
     """Print the answer; exit with 1 where the pod is refused or not aligned."""
-    if (host is None) == (not pool):
+    if (node.host is None) == (not node.pool):
         raise UsageError(
-            "expected one of --host and --pool, found " + ("none" if host is None else "both")
+            "expected one of --host and --pool, found " + ("none" if node.host is None else "both")
         )
-    named = _named_devices(device)
-    if pool:
-        _answer_pool(pod, pool, kubelet, state, named, json)
+    named = _named_devices(node.device)
+    if node.pool:
+        _answer_pool(pod, node, named, json)
         return
     from homenode.pods.fit import fit_findings
     from homenode.report.fit_text import fit_text
     from homenode.sources import load_host
 
-    machine = load_host(host)
-    found = _fit_on(pod, machine, kubelet, state, named)
+    machine = load_host(node.host)
+    found = _fit_on(pod, machine, node.kubelet, node.state, named)
     _print(fit_findings(found, machine.name), lambda: console().print(fit_text(found)), json)
 
 
 def _answer_pool(
-    pod: "Pod",
-    sources: list[str],
-    kubelet: Path | None,
-    state: Path | None,
-    named: "dict[str, tuple[Bdf, ...]]",
-    json: bool,
+    pod: "Pod", node: NodeOptions, named: "dict[str, tuple[Bdf, ...]]", json: bool
 ) -> None:
     from dataclasses import replace
 
@@ -141,14 +133,15 @@ def _answer_pool(
     from homenode.pods.pool_fit import pool_fit, pool_fit_findings
     from homenode.report.fit_text import pool_fit_text
 
-    pool = read_the_pool(sources)
+    pool = read_the_pool(node.pool)
     note_failures(pool)
     fits: list[tuple[str, Fit]] = []
     answered: dict[tuple[object, ...], Fit] = {}
     for one in pool.hosts:
         memory = tuple((n.memory_bytes, tuple(map(_pages, n.page_pools))) for n in one.nodes)
         try:
-            config, running = _of_node(kubelet, f"{one.name}.json"), _of_node(state, one.name)
+            config = _of_node(node.kubelet, f"{one.name}.json")
+            running = _of_node(node.state, one.name)
             key = one.shape, memory, config, running
             if key not in answered:
                 answered[key] = _fit_on(pod, pool.host(one), config, running, named)
@@ -218,11 +211,11 @@ def _print(findings: "Findings", show_table: Callable[[], None], json: bool) -> 
     exit_if_bad(findings.findings)
 
 
-def _named_devices(texts: list[str] | None) -> "dict[str, tuple[Bdf, ...]]":
+def _named_devices(texts: tuple[str, ...]) -> "dict[str, tuple[Bdf, ...]]":
     from homenode.bdf import Bdf
 
     found: dict[str, tuple[Bdf, ...]] = {}
-    for text in texts or ():
+    for text in texts:
         resource, is_one, listed = text.partition("=")
         if not is_one or not resource:
             raise UsageError(f"--device: expected RESOURCE=BDF,BDF, found {text[:60]!r}")

@@ -1,11 +1,11 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from homenode.cli.completion import domain_names
+from homenode.cli.options import is_file_target
 from homenode.cli.terminal import note
 from homenode.errors import UsageError
 
@@ -54,7 +54,7 @@ def restore(
       homenode restore tuned.xml
       homenode restore gpu-vm --dry-run
     """
-    if _is_file(what):
+    if is_file_target(what):
         if connect is not None or forget or keep_edits or dry_run:
             raise UsageError(
                 f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
@@ -71,12 +71,3 @@ def restore(
     from homenode.hypervisor.connection import DEFAULT
 
     restore_domain(what, connect or DEFAULT, forget=forget, keep_edits=keep_edits, dry_run=dry_run)
-
-
-def _is_file(what: str) -> bool:
-    if "/" in what or what.endswith(".xml"):
-        return True
-    try:
-        return Path(f"{what}.orig").exists()
-    except OSError:  # longer than the name of a file may be
-        return False

@@ -263,7 +263,7 @@ def test_a_saved_plan_is_refused_on_another_host(tmp_path: Path) -> None:
     assert drawn.returncode == 0, drawn.stderr
     other = homenode("show", "--host", "gh200x4", "--plan", plan, "--svg", tmp_path / "b.svg")
     assert other.returncode == 2
-    assert "a plan for host hgx-h100" in other.stderr
+    assert "hgx-h100" in other.stderr
     assert not (tmp_path / "b.svg").exists()
 
 
@@ -318,7 +318,7 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     other = homenode(
         "plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--after", first
     )
-    assert other.returncode == 2 and "a plan for host hgx-h100" in other.stderr
+    assert other.returncode == 2 and "hgx-h100" in other.stderr
 
 
 def test_explicit_cells_lie_where_they_are_asked_for() -> None:

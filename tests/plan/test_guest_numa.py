@@ -16,6 +16,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
 from homenode.topology import MemoryKind, PagePool
 from homenode.units import GIB, KIB, MIB
+from tests.figures import numbers
 from tests.guest_shapes import bdfs, placed
 from tests.small_hosts import (
     DeviceSpec,
@@ -95,7 +96,7 @@ def test_too_few_pages_for_the_cells_are_refused_with_the_least_that_works(
 ) -> None:
     with pytest.raises(InputError) as error:
         split_memory(pages * GIB, GIB, counts)
-    assert str(error.value.hint).endswith(f"at least {least} GiB of memory")
+    assert numbers(error.value.hint)[-1] == least
     assert 0 not in split_memory(least * GIB, GIB, counts)
     with pytest.raises(InputError):
         split_memory((least - 1) * GIB, GIB, counts)
@@ -103,9 +104,10 @@ def test_too_few_pages_for_the_cells_are_refused_with_the_least_that_works(
 
 def test_memory_that_is_no_whole_page_is_refused_with_the_nearest_sizes() -> None:
     request = replace(small_request(4, 4 * GIB + 512 * MIB), page_bytes=GIB)
-    with pytest.raises(InputError, match=r"whole pages of 1 GiB, found 4\.500 pages") as error:
+    with pytest.raises(InputError) as error:
         cells_of(request, (2, 2))
-    assert error.value.hint == ("set the memory to 4194304 KiB (4 GiB) or 5242880 KiB (5 GiB)")
+    assert numbers(error.value.message)[1:4] == [1, 4, 500]
+    assert numbers(error.value.hint) == [4194304, 4, 5242880, 5]
 
 
 def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
@@ -118,7 +120,7 @@ def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
 
 def test_a_page_for_every_cell_is_the_least() -> None:
     request = replace(small_request(4, GIB), page_bytes=GIB)
-    with pytest.raises(InputError, match="a page of 1 GiB in each of 2 guest cells, found 1 pages"):
+    with pytest.raises(InputError, match=r"1 GiB .* 2 .* 1 "):
         cells_of(request, (2, 2))
 
 
@@ -144,7 +146,7 @@ def test_no_cell_is_as_near_to_another_as_to_itself() -> None:
     host = even_host(2, distances=((10, 10), (5, 10)))
     plan = assemble(host, small_request(4), placed((2, 2)))
     assert [cell.distances for cell in plan.cells] == [(10, 11), (11, 10)]
-    assert any("0->1 is 10, 1->0 is 5" in gap.reason for gap in plan.gaps)
+    assert any({10, 5} <= set(numbers(gap.reason)) for gap in plan.gaps)
 
 
 def test_a_host_without_a_slit_tells_the_guest_nothing() -> None:
@@ -164,9 +166,7 @@ def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -
     plan = assemble(host, request, placed((3, 1)))
     assert [tuple(r) for r in plan.page_reservations] == [(0, GIB, 6, 3), (1, GIB, 2, 3)]
     (finding,) = (f for f in plan.findings if f.id == "huge-pages-short")
-    assert finding.subject == "node 0" and "expected 6 free pages of 1 GiB, found 3" in (
-        finding.detail
-    )
+    assert finding.subject == "node 0" and numbers(finding.detail)[:3] == [6, 1, 3]
     assert finding.fix == (
         "echo 11 > /sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages"
     )
@@ -241,7 +241,7 @@ def test_cells_without_pins_are_even() -> None:
     placement = replace(placed((3, 3)), vcpu_pins=(), vcpu_nodes=())
     plan = assemble(even_host(2), request, placement)
     assert [str(cell.vcpus) for cell in plan.cells] == ["0-2", "3-5"]
-    with pytest.raises(InputError, match="5 vCPUs on 2 guest cells"):
+    with pytest.raises(InputError, match=r"5 .* 2"):
         assemble(even_host(2), replace(request, vcpus=5), placement)
 
 
@@ -249,5 +249,5 @@ def test_vcpus_that_are_not_node_by_node_are_refused() -> None:
     placement = replace(placed((2, 2)), vcpu_nodes=(0, 1, 0, 1))
     with pytest.raises(InputError, match="neighbours"):
         assemble(even_host(2), small_request(4), placement)
-    with pytest.raises(InputError, match="host node 1: expected vCPUs"):
+    with pytest.raises(InputError, match="node 1"):
         assemble(even_host(2), small_request(4), replace(placement, vcpu_nodes=(0,) * 4))

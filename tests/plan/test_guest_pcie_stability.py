@@ -313,7 +313,7 @@ def test_new_controllers_follow_the_highest_index_of_the_document() -> None:
     assert [controller.index for controller in plan.controllers] == [8, 9]
     assert plan.devices[0].address == GuestAddress(0, 9, 0, 0)
     full = replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
-    with pytest.raises(Unplannable, match="indices up to 255, found a need for 256"):
+    with pytest.raises(Unplannable, match=r"255.* 256"):
         assemble(hgx_host(), replace(request, guest=full), placed((2,), devices=HGX_GPUS[:1]))
 
 

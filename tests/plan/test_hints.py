@@ -15,6 +15,7 @@ from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB, MIB
+from tests.figures import numbers
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
@@ -35,22 +36,22 @@ def smt(vcpus: int, *, keep: bool = False) -> GuestRequest:
 def test_kept_vcpus_beyond_the_host_are_lowered_to_all_its_pus(vcpus: int, offer: str) -> None:
     hint = refusal(XEON, smt(vcpus, keep=True)).hint
     assert hint is not None
-    assert re.findall(r"\d+", hint) == [offer]
+    assert numbers(hint) == [int(offer)]
 
 
 def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
     request = replace(smt(16, keep=True), memory_bytes=900 * GIB)
     error = refusal(even_host(2, 1, 1, 4, 2), request)
-    assert "all 2 nodes together: need 900 GiB" in error.message
+    assert 900 in numbers(error.message)
 
 
 def test_a_limit_of_nodes_names_how_many_would_do() -> None:
     host = even_host(4, 1, 1, 4, 1)
     error = refusal(host, replace(small_request(12), max_nodes=2))
-    assert error.hint == "allow 3 nodes with --max-nodes 3"
+    assert "--max-nodes 3" in (error.hint or "")
     uneven = host_of([NodeSpec(((1,) * 5,)), NodeSpec(((1,) * 3,), package=1)])
     error = refusal(uneven, replace(small_request(8), max_nodes=1))
-    assert error.hint == "allow 2 nodes with --max-nodes 2"
+    assert "--max-nodes 2" in (error.hint or "")
 
 
 def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:

@@ -10,9 +10,11 @@ from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind
 from homenode.units import GIB
+from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
@@ -103,7 +105,7 @@ def test_24_vcpus_on_a_host_of_20_pus_are_refused_with_that_number(
     layout: str, mixed: bool
 ) -> None:
     request = replace(small_request(24, layout=layout), keep_vcpus=True, mixed_kinds=mixed)
-    with pytest.raises(Unplannable, match="20 PUs on 14 cores"):
+    with pytest.raises(Unplannable, match="20"):
         place(I7_1370P, request)
 
 
@@ -113,7 +115,7 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
     unasked = place(I7_1370P, small_request(8))
     assert [f.severity for f in unasked.findings if f.id == "mixed-kinds"] == ["warning"]
     placement = place(I7_1370P, replace(small_request(8), mixed_kinds=True))
-    assert placement.fallback == "one LLC, mixed core kinds"
+    assert placement.concessions == (Concession.MIXED_KINDS,)
     assert placement.nodes == (0, 0)
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 2
     assert all(pin <= P_PUS for pin in placement.vcpu_pins[:6])
@@ -126,8 +128,12 @@ def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
     placement = place(I7_1370P, request)
     assert len(placement.vcpu_pins) == 20
     assert placement.threads_per_core == 1
-    assert placement.concessions == ("mixed core kinds", "siblings exposed", "any free PUs",
-                                     "host's last core")  # fmt: skip
+    assert placement.concessions == (
+        Concession.MIXED_KINDS,
+        Concession.SIBLINGS_EXPOSED,
+        Concession.ANY_PUS,
+        Concession.HOST_CORE,
+    )
     assert any("two of its vCPUs share one" in f.detail for f in placement.findings)
 
 
@@ -141,12 +147,12 @@ def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_
     assert len({core_of[pu] for pin in placement.vcpu_pins for pu in pin}) == 13
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 7
     assert placement.threads_per_core == 1
-    assert placement.fallback == "one LLC, mixed core kinds, siblings not exposed"
+    assert placement.concessions == (Concession.MIXED_KINDS, Concession.SIBLINGS_NOT_EXPOSED)
 
 
 def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
     request = replace(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
-    assert "any free PUs" in place(I7_1370P, request).concessions
+    assert Concession.ANY_PUS in place(I7_1370P, request).concessions
 
 
 def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:
@@ -192,7 +198,7 @@ def test_gpu_memory_is_never_given_to_a_guest_even_if_asked() -> None:
     asked = replace(small_request(8), memory_nodes_allowed=(NodeIndex(4),))
     with pytest.raises(UsageError, match="GPU"):
         place(host, asked)
-    with pytest.raises(InputError, match="memory node 99"):
+    with pytest.raises(InputError, match="99"):
         place(host, replace(small_request(8), memory_nodes_allowed=(NodeIndex(99),)))
 
 
@@ -220,7 +226,7 @@ def test_with_smt_in_one_package_only_siblings_come_from_there_and_cores_from_bo
     assert len(cores.vcpu_pins) == 16
     both = place(host, small_request(16, layout="pin-numa-smt"))
     assert both.threads_per_core == 1
-    assert "siblings not exposed" in both.fallback
+    assert Concession.SIBLINGS_NOT_EXPOSED in both.concessions
 
 
 def test_smt4_counts_cores_and_exposes_all_four_siblings() -> None:
@@ -259,10 +265,10 @@ def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:
     rejections = {r.nodes: r for r in _rejections(host, reserved) if len(r.nodes) == 1}
     first = rejections[(NodeIndex(0),)]
     assert first.constraint == "cores"
-    assert "node 0 (PUs 0-63): needs 60 free whole cores, 56 free" in first.detail
-    assert "8 PUs reserved for the host (0-7)" in first.detail
-    assert any(r.hint == "allow 2 nodes with --max-nodes 2" for r in _rejections(host, reserved))
-    assert "8 PUs in use by 'db' (64-71)" in rejections[(NodeIndex(1),)].detail
+    assert {60, 56, 8} <= set(numbers(first.detail)) and "0-7" in first.detail
+    assert any("--max-nodes 2" in (r.hint or "") for r in _rejections(host, reserved))
+    second = rejections[(NodeIndex(1),)].detail
+    assert 8 in numbers(second) and "64-71" in second and "db" in second
 
 
 def test_94_vcpus_on_four_nodes_get_unequal_cells_without_a_flag() -> None:

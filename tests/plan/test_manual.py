@@ -46,7 +46,7 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
     ranges = ManualRanges(lists("0-23", "32-51"))
     flat = manual_placement(small_request(44, layout="pin"), ranges)
     assert len(flat.vcpu_pins) == 44
-    with pytest.raises(UsageError, match="found 24 and 20") as error:
+    with pytest.raises(UsageError, match=r"24 .* 20") as error:
         manual_placement(small_request(44, layout="pin-numa"), ranges)
     assert error.value.hint is not None
     assert "--unequal-cells" in error.value.hint

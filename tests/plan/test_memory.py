@@ -9,9 +9,11 @@ from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import Balance, CellRequest, GuestRequest
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
+from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain, small_request
 
 
@@ -50,7 +52,7 @@ def test_a_node_without_memory_takes_vcpus_only_where_memory_may_lie_elsewhere()
     flat = place(host, small_request(8, layout="pin-bound"))
     assert flat.nodes == (0, 1)
     assert flat.memory_nodes == (0, 1)
-    assert "memory from other nodes" in flat.fallback
+    assert Concession.MEMORY_ELSEWHERE in flat.concessions
 
 
 def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_finding() -> None:
@@ -65,7 +67,7 @@ def test_memory_beyond_the_vms_nodes_is_bound_to_the_nearest_others_with_a_findi
     placement = place(host, small_request(8, 20 * GIB, layout="pin-bound"))
     assert placement.nodes == (0,)
     assert placement.memory_nodes == (0, 1)
-    assert placement.fallback == "one LLC, memory from other nodes"
+    assert placement.concessions == (Concession.MEMORY_ELSEWHERE,)
     assert "memory-from-other-nodes" in {f.id for f in placement.findings}
 
 
@@ -113,7 +115,7 @@ def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported() -> None:
     elsewhere = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([1])))
     (finding,) = place(host, elsewhere).findings
     assert finding.id == "memory-bound-elsewhere"
-    assert "binds all memory to node 1" in finding.detail
+    assert 1 in numbers(finding.detail)
     near = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([0, 1])))
     assert not place(host, near).findings
 
@@ -145,7 +147,7 @@ def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
     host = even_host(1, 1, 1, 8, 1, memory_bytes=64 * GIB)
     assert place(host, small_request(4, 60 * GIB)).concessions == ()
     last = place(host, small_request(4, 63 * GIB))
-    assert "host's reserved memory" in last.fallback
+    assert Concession.HOST_MEMORY in last.concessions
     assert [f.severity for f in last.findings if f.id == "host-memory-taken"] == ["critical"]
     with pytest.raises(Unplannable):
         place(host, small_request(4, 65 * GIB))

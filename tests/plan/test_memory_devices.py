@@ -78,12 +78,12 @@ def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> 
     assert plan.aperture.dma_map_entries == bare.dma_map_entries
     assert [d.local_memory_ratio for d in plan.devices] == [0.25, 0.75]
     stated = explain(plan, hgx)
-    assert "256 GiB and 256 GiB in memory devices" in stated.summary
+    assert stated.summary.count("256 GiB") == 2
 
 
 def test_memory_devices_that_fit_on_no_node_with_its_cell_are_refused(hgx: Host) -> None:
     xml = document(500, 1900, memory_device(1024, 1))
-    with pytest.raises(Unplannable, match="1 TiB in memory devices") as error:
+    with pytest.raises(Unplannable, match="1 TiB") as error:
         tune(xml, "vm.xml", PlanOptions("pin-numa-pci"), hgx)
     assert any("memory devices" in r.detail for r in error.value.rejections)
     fits = document(500, 1400, memory_device(400, 1))

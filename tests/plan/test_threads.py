@@ -5,6 +5,7 @@ from dataclasses import replace
 from homenode.cpuset import CpuSet
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, Policy
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import MIB
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
@@ -104,7 +105,7 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
     served = replace(host, domains=(pinned_domain("0-3", emulator="4"),))
     assert place(served, small_request(3)).concessions == ()
     last = place(served, small_request(4))
-    assert "host's last core" in last.fallback
+    assert Concession.HOST_CORE in last.concessions
     assert CpuSet([4]) <= vcpus(last)
     assert any("other" in f.detail for f in last.findings if f.id == "host-core-taken")
 

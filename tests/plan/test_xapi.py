@@ -14,6 +14,7 @@ from homenode.host_reserve import HostReserve
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest, Policy
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes
 from homenode.plan.search.place import place
 from homenode.topology import Host, RunningDomain
@@ -90,7 +91,7 @@ def test_5_vcpus_need_two_nodes_of_4_cores_but_one_of_8_threads() -> None:
     placement = place(host, by_memory)
     assert placement.nodes == (0,)
     assert len(placement.vcpu_pins) == 5
-    assert "siblings not exposed" in placement.fallback
+    assert Concession.SIBLINGS_NOT_EXPOSED in placement.concessions
 
 
 def test_four_vms_after_a_large_one_do_not_pile_on_one_node() -> None:

@@ -28,7 +28,7 @@ class Entry:
     """What is known of a finding before it is found.
 
     ids: with those that mean the same. severities: each that it may have. meaning: one or two
-    sentences. parts: by their names: Cause, Cost, Fix, Source, Seen in; Fix is always there.
+    sentences. parts: by their names: Cause, Cost, Fix, Source, Tested with; Fix is always there.
     """
 
     ids: tuple[str, ...]

@@ -145,7 +145,7 @@ def _tuned(
     new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
     if new:
         raise HomenodeError(
-            f"{source}: the tuned document would not hold together: {new[0]}",
+            f"{source}: the tuned document would contradict itself: {new[0]}",
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
     known = document_findings(before, after, made, source)

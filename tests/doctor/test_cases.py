@@ -41,6 +41,6 @@ def test_a_machine_that_nearly_has_it_is_not(id: str) -> None:
 
 @pytest.mark.parametrize("id", CASES)
 def test_its_entry_in_the_catalogue_names_both_machines(id: str) -> None:
-    seen = catalogue()[id].parts["Seen in"]
-    assert f"* has it: {CASES[id].has.words}" in seen
-    assert f"* nearly has it: {CASES[id].nearly.words}" in seen
+    seen = catalogue()[id].parts["Tested with"]
+    assert f"* reported for: {CASES[id].has.words}" in seen
+    assert f"* not reported for: {CASES[id].nearly.words}" in seen

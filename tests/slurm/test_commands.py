@@ -134,7 +134,7 @@ def test_records_of_a_folder_are_audited(run: Run) -> None:
     )
     code, out, err = run("audit", "--records", "collected")
     assert code == 1 and "job 8 (train) on gh01  (job-memory-on-gpu)" in out
-    assert "1 more that are only worth knowing: --all" in err
+    assert "1 more of severity info: --all" in err
     assert run("audit", "7", "--records", "collected")[0] == 0
     assert "job-memory-open" in run("audit", "--records", "collected", "--all")[1]
     (folder / "9.gh01.rec").write_text("homenode-slurm-record 9\n")

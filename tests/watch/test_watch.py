@@ -264,7 +264,7 @@ def test_cards_that_were_moved_are_one_alert() -> None:
 def test_without_a_certificate_only_what_is_wrong_on_any_host_is_an_alert() -> None:
     state = seen(snapshot(files=link_files(GPU, "8.0 GT/s")), None).state
     assert "pcie-link-slow" in {alert.id for alert in state.alerts}
-    assert any(gap.subject == "what was certified" for gap in state.not_read)
+    assert any(gap.subject == "recorded state" for gap in state.not_read)
 
 
 def test_what_was_wrong_when_certified_is_accepted_and_kept_in_the_file() -> None:
@@ -316,7 +316,7 @@ def test_a_run_without_privileges_and_tools_says_what_it_could_not_read(tmp_path
     assert done.returncode in (0, 1), done.stderr
     unread = [line for line in done.stdout.splitlines() if line.startswith("not read: ")]
     assert any(line.startswith("not read: running VMs: ") for line in unread)
-    assert any(line.startswith("not read: what was certified: ") for line in unread)
+    assert any(line.startswith("not read: recorded state: ") for line in unread)
     textfile = metrics_folder / "homenode.prom"
     again = subprocess.run(
         [*argv, "--textfile", str(textfile)],

@@ -58,7 +58,7 @@ def ground_of(verdict: Verdict) -> str:
         case EvidenceLevel.PUBLISHED:
             return "published, one figure each"
         case EvidenceLevel.REASONED:
-            return "reasoned from topology and others' figures"
+            return "reasoned from topology and figures of other machines"
 
 
 def source_sentence(source: SourceVerdict, ours: Verdict) -> str:
@@ -72,7 +72,11 @@ def source_sentence(source: SourceVerdict, ours: Verdict) -> str:
 
 def _difference(source: SourceVerdict, ours: Verdict) -> str:
     metric = "" if source.metric is None else METRICS[source.metric].title
-    ratio = "" if source.ratio is None else multiple_text(source.ratio)
+    ratio = ""
+    if source.metric is not None and source.ratio is not None:
+        less = METRICS[source.metric].lower_is_better
+        ratio = multiple_text(1 / source.ratio if less else source.ratio)
+
     theirs = " or ".join(source.choices)
     match source.difference:
         case Difference.FIGURES:
@@ -80,15 +84,15 @@ def _difference(source: SourceVerdict, ours: Verdict) -> str:
         case Difference.NOT_SHOWN:
             return (
                 f"its figures of {metric} ({ratio} {theirs}) do not distinguish the two, and "
-                f"{ours.choice} risks less"
+                f"{ours.choice} has less risk"
             )
         case Difference.STRONGER:
-            return "stronger evidence is there"
+            return "there is stronger evidence"
         case Difference.HEALTH:
-            return "the machine is to be repaired first"
+            return "the machine must be repaired first"
     return (
         f"it has no figures of {titles_of(ours.objective)} for {theirs} on this machine; its "
-        "recommendation rests on others"
+        "recommendation is based on others"
     )
 
 
@@ -160,11 +164,11 @@ def _times(one: RankedResult, own: RankedResult, best: RankedResult) -> str:
 def _more(reason: Reason, verdict: Verdict) -> str | None:
     match reason.id:
         case ReasonId.CONSERVATIVE:
-            return f"of these {reason.alternative} risks least"
+            return f"of these, {reason.alternative} has the least risk"
         case ReasonId.LEAST_CHANGE:
             return f"{reason.alternative} changes least"
         case ReasonId.DENSITY:
-            return "siblings cost nothing, and hold more small VMs"
+            return "exposed siblings cost nothing, and leave cores for more VMs"
         case ReasonId.ONE_NODE:
             return "the machine has one node: guest cells and expander buses have nothing to show"
         case ReasonId.NO_EXPANDER_BUS:
@@ -174,7 +178,7 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             own = f"stronger figures of {metrics} cannot tell"
             if not verdict.passed:
                 own = f"this machine has no figures of {metrics} by layout"
-            return f"as published of {reason.detail}; {own}"
+            return f"by published figures of {reason.detail}; {own}"
         case ReasonId.NO_LAYOUT:
             return f"that is no layout of a VM; {reason.alternative} is what topology suggests"
         case ReasonId.SIBLINGS:

@@ -46,7 +46,7 @@ def doctor(
     document: Annotated[
         str | None,
         typer.Argument(
-            metavar="[VM.xml]", help="Also a domain of this host; - for standard input."
+            metavar="[VM.xml]", help="Also check this domain document; - for standard input."
         ),
     ] = None,
     host: HostOption = None,
@@ -56,7 +56,7 @@ def doctor(
         typer.Option(
             "--live",
             metavar="NAME",
-            help="Also this domain of the libvirt on this machine.",
+            help="Also check this domain of this machine's libvirt.",
             autocompletion=domain_names,
         ),
     ] = None,
@@ -91,7 +91,7 @@ def doctor(
     expect: Annotated[
         Path | None,
         typer.Option(
-            "--expect", metavar="SITE.toml", help="Compare the host with what was certified."
+            "--expect", metavar="SITE.toml", help="Compare the host with its recorded state."
         ),
     ] = None,
     fix: Annotated[
@@ -100,9 +100,7 @@ def doctor(
             "--fix", metavar="FILE", help="Plan the same VM again and write its document here."
         ),
     ] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also what was checked and is in order.")
-    ] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also print what is in order.")] = False,
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
     ] = False,

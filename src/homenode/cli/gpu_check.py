@@ -65,15 +65,15 @@ def gpu_check(
         str, typer.Option(metavar="FILE", help="The Python that has PyTorch.")
     ] = "python3",
     limit: Annotated[
-        int, typer.Option(metavar="S", min=60, max=36000, help="Begin no part after S seconds.")
+        int, typer.Option(metavar="S", min=60, max=36000, help="Start no part after S seconds.")
     ] = int(LIMIT_S),
     json: JsonOption = False,
 ) -> None:
     """Check on this machine, in ten minutes, what homenode measures on GPUs.
 
-    Captures the host, reads the GPUs' links while they copy, measures copies and products, and
-    compares homenode's own copies with nvbandwidth's where that is installed. All of it goes into
-    one folder, for `homenode import`, `homenode report` and a bug report.
+    Captures the host, reads the GPUs' links while they copy, measures copies and matrix products,
+    and compares homenode's own copies with nvbandwidth's where that is installed. All of it goes
+    into one folder, for `homenode import`, `homenode report` and a bug report.
 
     Examples:
       homenode gpu-check

@@ -42,7 +42,7 @@ Isolate = Annotated[
 
 @app.command("show", cls=HelpCommand)
 def show(plans: Plans, isolate: Isolate = "start", host: HostOption = None) -> None:
-    """Print the files and what makes them count; change nothing.
+    """Print the files and the commands that activate them; change nothing.
 
     Examples:
       homenode host-setup show plan.json
@@ -61,7 +61,7 @@ def install(
         bool, typer.Option("--dry-run", "-n", help="Say which files would change.")
     ] = False,
 ) -> None:
-    """Put the files in place on this host, and say what makes them count.
+    """Install the files on this host, and print the commands that activate them.
 
     Nothing is started or restarted: the printed commands do that. Files of an earlier installation
     that are not needed any more are removed.

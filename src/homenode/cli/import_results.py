@@ -28,7 +28,7 @@ def import_results(
         list[str] | None,
         typer.Option(
             metavar="NAME=PRESET",
-            help="The layout that runs were taken under; NAME may hold * and ?. Repeatable.",
+            help="The layout of these runs; NAME may contain * and ?. Repeatable.",
         ),
     ] = None,
     system: Annotated[
@@ -46,12 +46,12 @@ def import_results(
         bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
     ] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Everything that was left out or open.")
+        bool, typer.Option("--all", help="List everything that was left out or is not known.")
     ] = False,
 ) -> None:
     """Read outputs of other tools, and of the published study's scripts, as runs.
 
-    Files are known by what they hold: nvbandwidth, nccl-tests, Intel MLC, STREAM,
+    Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
     sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
 
     Examples:

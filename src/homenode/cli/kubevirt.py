@@ -46,7 +46,7 @@ def on_define_domain(
     on_error: Annotated[
         OnError | None,
         typer.Option(
-            help="What becomes of the VM where its devices cannot be placed. Default: the VM's "
+            help="What happens to the VM if its devices cannot be placed. Default: the VM's "
             "annotation homenode/on-error, else fail."
         ),
     ] = None,
@@ -58,7 +58,7 @@ def on_define_domain(
         ),
     ] = None,
     root: Annotated[
-        str, typer.Option(metavar="DIR", help="Where the host's /sys lies: /, or /host, say.")
+        str, typer.Option(metavar="DIR", help="Folder with the host's /sys, such as /host.")
     ] = "/",
 ) -> None:
     """Place a VM's devices on its cells, and print the new document.
@@ -119,7 +119,7 @@ def check(
         typer.Option(
             metavar="SOURCE",
             help="The node: a capture made there, or any other source of a host. Without it the "
-            "node is not judged, since this is seldom the machine where you type.",
+            "node is not checked.",
         ),
     ] = None,
     json: JsonOption = False,

@@ -387,7 +387,7 @@ def _judge(
 
         data = read_file(check, "a topology file")
         found += check_topology(data, str(check), flavour)
-        checked.append(f"{check}: NCCL's parser, and what it takes in silence")
+        checked.append(f"{check}: what NCCL's parser refuses or silently ignores")
         readable = not any(finding.id == "nccl-unreadable" for finding in found)
         if wanted.domain is not None and readable:
             read = read_topology(data, str(check))

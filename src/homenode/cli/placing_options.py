@@ -171,7 +171,7 @@ class PlacementOptions:
         bool, _placement("--without-nvlink", help="Allow GPU sets that have no NVLink.")
     ] = False
     unequal_cells: Annotated[
-        bool, _placement("--unequal-cells", help="Unequal guest cells are as good as equal ones.")
+        bool, _placement("--unequal-cells", help="Do not prefer equal guest cells.")
     ] = False
     mixed_kinds: Annotated[
         bool, _placement("--mixed-kinds", help="Allow P and E cores in one VM without a warning.")

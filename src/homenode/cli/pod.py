@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     cls=HelpGroup,
     no_args_is_help=True,
-    help="""Say what the kubelet answers to pods with CPUs, memory and devices of NUMA nodes.
+    help="""Say whether the kubelet admits pods that need CPUs, memory and devices of a NUMA node.
 
     Examples:
       homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json

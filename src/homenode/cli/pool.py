@@ -38,9 +38,7 @@ SourceArgument = Annotated[
 ]
 PoolOption = Annotated[
     list[str],
-    typer.Option(
-        "--pool", metavar="POOL", help="The hosts, as in pool show. May be given several times."
-    ),
+    typer.Option("--pool", metavar="POOL", help="The hosts, as in pool show."),
 ]
 FlavoursOption = Annotated[
     Path | None,
@@ -69,7 +67,7 @@ def show(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """What is free on each host and in sum, which VMs still fit, and which GPUs are stranded.
+    """Show what is free on each host and in sum, which VMs still fit, which GPUs are stranded.
 
     Examples:
       homenode pool show 'hgx-h100*40'
@@ -134,7 +132,7 @@ def place(
     ] = None,
     flavours: FlavoursOption = None,
     count: Annotated[
-        int, typer.Option(metavar="N", min=1, max=10_000, help="So many VMs alike: VM-1 to VM-N.")
+        int, typer.Option(metavar="N", min=1, max=10_000, help="Place N such VMs: VM-1 to VM-N.")
     ] = 1,
     output: Annotated[
         Path | None,
@@ -148,7 +146,7 @@ def place(
     record: Annotated[
         bool,
         typer.Option(
-            "--record", help="Count the VM from now on: kept in the pool's folder until removed."
+            "--record", help="Record the VM in the pool's folder: later commands count it."
         ),
     ] = False,
     hook: Annotated[
@@ -193,7 +191,7 @@ def remove(
     vm: Annotated[str, typer.Argument(metavar="VM", help="Its name.")],
     pool: Annotated[Path, typer.Option("--pool", metavar="POOL/", help="The pool's folder.")],
 ) -> None:
-    """Forget a VM that `pool place --record` has placed.
+    """Remove the record of a VM that `pool place --record` has placed.
 
     Examples:
       homenode pool remove gpu-vm --pool pool/
@@ -233,11 +231,16 @@ def simulate(
         ),
     ] = None,
     orders: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1000, help="So many drawn orders.")
+        int, typer.Option(metavar="N", min=1, max=1000, help="Number of random orders.")
     ] = 5,
     load: Annotated[
         float,
-        typer.Option(metavar="SHARE", min=0.01, max=10, help="With random: GPUs asked for."),
+        typer.Option(
+            metavar="SHARE",
+            min=0.01,
+            max=10,
+            help="With random: GPUs requested, as a share of all.",
+        ),
     ] = 0.9,
     vms: Annotated[
         int, typer.Option(metavar="N", min=1, max=1_000_000, help="With random: how many arrive.")
@@ -245,7 +248,8 @@ def simulate(
     mix: Annotated[
         str | None,
         typer.Option(
-            metavar="FLAVOUR=WEIGHT,...", help="With random: how often each comes. Default: alike."
+            metavar="FLAVOUR=WEIGHT,...",
+            help="With random: how often each arrives. Default: equally.",
         ),
     ] = None,
     page: Annotated[
@@ -255,7 +259,7 @@ def simulate(
 ) -> None:
     """Replay arrivals under several policies: shares allocated, refusals, stranded GPUs.
 
-    Loads and results are simulated and say so. Needs the extra: pip install 'homenode[pool]'.
+    Arrivals and results are simulated. Needs the extra: pip install 'homenode[pool]'.
 
     Examples:
       homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
@@ -312,7 +316,7 @@ def drain(
     flavours: FlavoursOption = None,
     json: JsonOption = False,
 ) -> None:
-    """The moves that empty a host, with the way each VM moves. Nothing is moved.
+    """List the moves that empty a host, and how each VM moves. Nothing is moved.
 
     Examples:
       homenode pool drain gpu-7 --pool pool/
@@ -329,14 +333,16 @@ def defragment(
     flavours: FlavoursOption = None,
     flavour: Annotated[
         str | None,
-        typer.Option("--for", metavar="FLAVOUR", help="What is to fit. Default: the largest."),
+        typer.Option(
+            "--for", metavar="FLAVOUR", help="The flavour that should fit. Default: the largest."
+        ),
     ] = None,
     most: Annotated[
         int, typer.Option(metavar="N", min=1, max=1000, help="Stop after N additional VMs.")
     ] = 8,
     json: JsonOption = False,
 ) -> None:
-    """The moves after which more large VMs fit, fewest first. Nothing is moved.
+    """List the moves after which more large VMs fit, fewest first. Nothing is moved.
 
     Examples:
       homenode pool defragment pool/
@@ -351,11 +357,11 @@ def defragment(
 def export(
     pool: SourceArgument,
     scheduler: Annotated[
-        Scheduler, typer.Option("--for", help="Who takes it. JSON for anything else: pool show.")
+        Scheduler, typer.Option("--for", help="The scheduler. For others: pool show --json.")
     ],
     flavours: FlavoursOption = None,
 ) -> None:
-    """What still fits, as a scheduler takes it: labels, aggregates and traits, or features.
+    """Print what still fits for a scheduler: labels, aggregates and traits, or features.
 
     Examples:
       homenode pool export pool/ --for kubernetes

@@ -29,7 +29,7 @@ def recommend(
 ) -> None:
     """Say which layout to run for each objective, on what evidence, and what to measure next.
 
-    With --host, for that host: from its own results, its kind's, published ones, or its topology.
+    With --host, for that host: by results of it, of its kind, published ones, or its topology.
 
     Examples:
       homenode recommend

@@ -52,7 +52,9 @@ def report(
         list[str] | None,
         typer.Option(metavar="SOURCE", help="A host of these results, to draw. Repeatable."),
     ] = None,
-    title: Annotated[str, typer.Option(metavar="TEXT", help="Above the page.")] = "homenode report",
+    title: Annotated[
+        str, typer.Option(metavar="TEXT", help="Title of the page.")
+    ] = "homenode report",
     csv: Annotated[bool, typer.Option("--csv", help="Print every figure as a row of CSV.")] = False,
     force: ForceOption = False,
     json: JsonOption = False,

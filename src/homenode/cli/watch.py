@@ -25,21 +25,21 @@ _READABLE = 0o644
 def watch(
     host: Annotated[
         str | None,
-        typer.Option(metavar="CAPTURE", help="Look at a capture instead of this machine."),
+        typer.Option(metavar="CAPTURE", help="Check a capture instead of this machine."),
     ] = None,
     expect: Annotated[
         Path | None,
         typer.Option(
             metavar="SITE.toml",
-            help=f"What was certified (homenode expect -o). Default: {EXPECTATION} if it is there.",
+            help=f"The recorded state (homenode expect -o). Default: {EXPECTATION} if it exists.",
         ),
     ] = None,
     state: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Keeps the last look, to say what is new. Default: /var/lib/homenode/watch; for "
-            "a capture none.",
+            help="Keeps the previous result, to find what is new. Default: "
+            "/var/lib/homenode/watch; for a capture none.",
         ),
     ] = None,
     textfile: Annotated[

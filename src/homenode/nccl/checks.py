@@ -466,8 +466,8 @@ def _link(read: ReadTopology, pci: XmlNode, where: str) -> Found:
             where,
             "one of NCCL's own texts, such as 16 GT/s or 32.0 GT/s PCIe",
             repr(speed),
-            "NCCL counts it as Gen3, in silence",
-            "32.0 GT/s without PCIe, say, is none of them",
+            "NCCL counts it as Gen3, without a warning",
+            "32.0 GT/s without PCIe, for example, is none of them",
         )
     lanes = read_number(width)
     if width is not None and (lanes is None or not 0 < lanes <= 32):

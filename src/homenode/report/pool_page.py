@@ -145,7 +145,7 @@ def pool_page(pool: Pool, outlook: PoolOutlook) -> str:
         f"<li><b>{_text(one.source)}</b>: {_text(one.reason)}</li>" for one in outlook.failures
     )
     left_out = f"<h2>Left out</h2><ul>{failures}</ul>" if failures else ""
-    stranded = ", ".join(f"{one.gpus} for want of {_text(one.missing)}" for one in outlook.stranded)
+    stranded = ", ".join(f"{one.gpus} for lack of {_text(one.missing)}" for one in outlook.stranded)
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>homenode pool</title>'
         '<meta name="viewport" content="width=device-width">'

@@ -37,7 +37,7 @@ def pool_text(outlook: PoolOutlook, *, everything: bool = False) -> RenderableTy
     )
     parts.append(
         Text(
-            "GPUs, cores, memory: free. VMs that still fit: with full locality, + those with less",
+            "GPUs, cores, memory: free. By flavour: VMs that fit with full locality, + with less",
             style="dim",
         )
     )
@@ -113,7 +113,7 @@ def _memory(size: int | None) -> str:
 def _stranded_sentence(outlook: PoolOutlook) -> str:
     if not outlook.stranded:
         return "stranded GPUs: none"
-    listed = ", ".join(f"{one.gpus} for want of {one.missing}" for one in outlook.stranded)
+    listed = ", ".join(f"{one.gpus} for lack of {one.missing}" for one in outlook.stranded)
     return f"stranded GPUs: {outlook.stranded_gpus}: {listed}"
 
 

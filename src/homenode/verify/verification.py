@@ -189,7 +189,7 @@ def _host(
             severity=Severity.INFO,
             subject="the host",
             expected=f"{name}, which {what} is for",
-            observed="this machine, which is not it",
+            observed="another host: this machine",
             fix="name it with --host SOURCE",
             source=what,
         ),

@@ -78,7 +78,7 @@ def audit(
         str, typer.Option(metavar="DIR", help="With --hooks: where nodes keep the records.")
     ] = SPOOL,
     show_all: Annotated[
-        bool, typer.Option("--all", help="Also what is worth knowing and not wrong.")
+        bool, typer.Option("--all", help="Also findings of severity info.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -120,7 +120,7 @@ def _show(found: "Findings", show_all: bool) -> None:
     left_out = len(found.findings) - len(shown)
     print_findings(Findings(found.checked, shown), as_json=False)
     if left_out:
-        note(f"{left_out} more that are only worth knowing: --all")
+        note(f"{left_out} more of severity info: --all")
 
 
 def _running(

@@ -27,7 +27,7 @@ def report(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Maps per node, shared against whole nodes, locality of each job, and which queue to use.
+    """Report a study: maps of each node, shared and whole nodes, each job's locality, which queue.
 
     Reads folders of homenode slurm study, also while it runs; folders that homenode import
     wrote; and logs of nvbandwidth named exclusive_… and shared_….

@@ -36,7 +36,7 @@ def study(
             "-o",
             metavar="DIR",
             help="The study's folder, on a file system "
-            "that all nodes share. A study that is there goes on.",
+            "that all nodes share. An existing study is continued.",
         ),
     ],
     partition_exclusive: Annotated[

@@ -12,7 +12,7 @@ from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
 _MANY_SOCKETS = 2
-_REPLAN = "homenode plan writes a topology that is true"
+_REPLAN = "homenode plan writes a topology that matches the placement"
 
 
 def topology_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:

@@ -53,9 +53,9 @@ def topology_section(plan: Plan) -> Section:
         product = " x ".join(count_text(count, noun) for count, noun in levels)
         lines.append(f"The guest sees {product} = {count_text(shape.vcpus, 'vCPU')}.")
     caches = {
-        GuestCache.PASSTHROUGH: "Its caches are the host's, which is true: threads and LLCs agree.",
+        GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
-        GuestCache.AS_IT_WAS: "What it is given of caches stays as it was.",
+        GuestCache.AS_IT_WAS: "Its caches stay as the document has them.",
     }
     lines.append(caches[plan.cache])
     if plan.topoext:
@@ -67,7 +67,7 @@ def topology_section(plan: Plan) -> Section:
         )
     if plan.iommu_needed:
         lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
-    return Section("What the guest is shown of its CPUs", tuple(lines))
+    return Section("CPU topology and caches of the guest", tuple(lines))
 
 
 def devices_section(plan: Plan, host: Host | None) -> Section:

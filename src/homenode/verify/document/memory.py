@@ -239,8 +239,8 @@ def _huge(
             id="huge-pages-unknown",
             severity=Severity.INCONCLUSIVE,
             subject="huge pages",
-            expected="the host's page pools",
-            observed="the host's source gives none",
+            expected="the host's pools of huge pages",
+            observed="none in the capture or description of the host",
             fix="capture the host: homenode capture",
             source=facts.source,
         )

@@ -31,7 +31,7 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
             severity=Severity.INFO,
             subject=vcpus_text(floating),
             expected="pins",
-            observed="none: all vCPUs float",
+            observed="none: each vCPU may run on any PU",
             fix="homenode plan --layout pin, or another layout with pins",
             source=facts.source,
         )

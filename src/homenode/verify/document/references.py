@@ -10,16 +10,16 @@ from homenode.hypervisor.parser import Parsed
 
 # What libvirt makes of each, as seen with libvirt 9.0 and QEMU 7.2. An id that is not here is
 # refused when the domain is defined.
-_SILENT = "libvirt takes it in silence"
+_SILENT = "libvirt accepts it without an error"
 _AT_START = "libvirt defines it, and the start fails"
 _FATE_OF = {
     "pin-of-no-vcpu": _SILENT,
     "pin-of-no-iothread": _SILENT,
-    "pin-twice": "libvirt takes one of them",
-    "bus-window": "libvirt takes it in silence, and the guest's PCI enumeration breaks",
+    "pin-twice": "libvirt uses one of them",
+    "bus-window": "libvirt accepts it without an error, and the guest's PCI enumeration breaks",
     "busnr-twice": _AT_START,
     "chassis-twice": _AT_START,
-    "memory-sum": "libvirt takes the sum of the cells and forgets <memory>",
+    "memory-sum": "libvirt uses the sum of the cells and ignores <memory>",
     "multifunction-off": _AT_START,
     "fw-cfg-broken": _AT_START,
     "iothread-of-none": _AT_START,
@@ -82,7 +82,7 @@ def schema_findings(
             parent, _, name = path.rpartition("/")
             where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
             yield _schema(
-                where, "one that libvirt does not know there", "libvirt drops it in silence", source
+                where, "one that libvirt does not know there", "libvirt drops it silently", source
             )
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))

@@ -58,7 +58,7 @@ def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[F
                     subject=need.element,
                     expected=f"{program} {'.'.join(map(str, want))} or newer",
                     observed=f"{program} {'.'.join(map(str, have))}",
-                    cost="it is refused, or dropped in silence",
+                    cost="it is refused, or dropped silently",
                     fix=f"update {program}, or choose a layout that needs no {need.element}",
                     source=document.source,
                 )

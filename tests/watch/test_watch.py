@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,12 +26,16 @@ from homenode.hypervisor.domain_state import LivePin
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.verify.domain_facts import DomainFacts, domain_facts
-from homenode.watch.alert import Alert, alerts
+from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.verify.live.expectation import LiveCell, LiveExpectation
+from homenode.verify.live.verification import verify_live
+from homenode.watch.alert import Alert, DomainState, alerts
 from homenode.watch.domain_drift import domain_drift
 from homenode.watch.metrics import metrics
 from homenode.watch.observation import Look, look
 from homenode.watch.state import KIND, WatchState, changes
 from tests.doctor.test_cli import run
+from tests.proc_trees import MIB, UUID, ProcTree
 
 ROOT = Path(__file__).parents[2]
 HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
@@ -81,67 +85,21 @@ def tuned(text: str, layout: str = "pin-numa-pci") -> str:
     )
 
 
-def link_files(bdf: str, speed: str) -> dict[str, str]:
+def folder_of(bdf: str) -> str:
+    """Of a function, in the tree of /sys/devices."""
     (path,) = [
-        name.rpartition("/")[0]
-        for name in rendered(HGX).files
-        if name.endswith(f"/{bdf}/current_link_speed")
+        name.rpartition("/")[0] for name in rendered(HGX).files if name.endswith(f"/{bdf}/class")
     ]
-    return {f"{path}/current_link_speed": f"{speed} PCIe\n"}
+    return path
+
+
+def link_files(bdf: str, speed: str) -> dict[str, str]:
+    return {f"{folder_of(bdf)}/current_link_speed": f"{speed} PCIe\n"}
 
 
 def snc(text: str) -> str:
     """Firmware with sub-NUMA clustering on: two nodes for each package."""
     return text.replace("packages = 2", "packages = 2\nnodes_per_package = 2", 1)
-
-
-DRIFTS: Mapping[str, tuple[str, Callable[[], MemorySnapshot]]] = {
-    "a link trained down": (
-        "drift-link", lambda: snapshot(files=link_files(GPU, "8.0 GT/s")),
-    ),
-    "SNC was turned on": ("drift-topology", lambda: snapshot(snc(HGX))),
-    "a DIMM is gone": (
-        "drift-topology", lambda: snapshot(HGX.replace('"1TiB"', '"960GiB"', 1)),
-    ),
-    "all GPUs were swapped for another model": (
-        "drift-device", lambda: snapshot(HGX.replace("device = 0x2330", "device = 0x2331", 1)),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DRIFTS)
-def test_a_drift_is_one_alert_for_each_part_that_drifted_and_is_cleared(name: str) -> None:
-    expected_id, machine = DRIFTS[name]
-    healthy = seen(snapshot(), certified()).state
-    assert healthy.alerts == ()
-    drifted = seen(machine(), certified()).state
-    parts = 8 if "all GPUs" in name else 1
-    assert [alert.id for alert in drifted.alerts] == [expected_id] * parts, drifted.alerts
-    again = seen(snapshot(), certified()).state
-    assert changes(healthy, drifted).raised == drifted.alerts
-    assert changes(drifted, drifted).raised == changes(drifted, drifted).cleared == ()
-    assert changes(drifted, again).cleared == drifted.alerts
-    assert again.alerts == ()
-
-
-def test_huge_pages_that_are_gone_after_a_reboot_are_one_alert() -> None:
-    expected = certified(PAGES)
-    assert expected.huge_pages
-    (alert,) = seen(snapshot(HGX), expected).state.alerts
-    assert (alert.id, len(alert.findings)) == ("drift-huge-pages", 2)
-
-
-def test_a_vm_that_keeps_pins_of_another_host_is_one_alert() -> None:
-    other = (ROOT / "src/homenode/hosts/h200-xeon8558.toml").read_text()
-    (alert,) = seen(snapshot(domain=tuned(other)), certified()).state.alerts
-    assert (alert.id, alert.subject) == ("plan-of-other-host", "gpu-vm")
-
-
-def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned() -> None:
-    found = seen(snapshot(domain=tuned(HGX)), certified())
-    assert found.state.alerts == ()
-    assert found.state.domains == ("gpu-vm",)
-    assert 'homenode_domain_as_planned{domain="gpu-vm"} 1' in metrics(found.state, found.host, 0.1)
 
 
 def without(machine: MemorySnapshot, *folders: str) -> MemorySnapshot:
@@ -157,6 +115,98 @@ def without(machine: MemorySnapshot, *folders: str) -> MemorySnapshot:
         machine.commands,
         tuple(path for path in machine.folders if is_seen(path)),
     )
+
+
+def dimm_gone() -> MemorySnapshot:
+    """One of 64 GiB, of node 1."""
+    path = "/sys/devices/system/node/node1/meminfo"
+    text = rendered(HGX).files[path]
+    total = re.search(r"MemTotal: +(\d+)", text)
+    assert total is not None
+    return snapshot(files={path: text.replace(total[1], str(int(total[1]) - (64 << 20)))})
+
+
+def of_another_host() -> str:
+    return tuned((ROOT / "src/homenode/hosts/h200-xeon8558.toml").read_text())
+
+
+def moved_pin() -> str:
+    moved = re.sub(r"(<vcpupin vcpu=.0. cpuset=.)\d+", r"\g<1>111", tuned(HGX), count=1)
+    assert moved != tuned(HGX)
+    return moved
+
+
+@dataclass(frozen=True)
+class Drift:
+    """id: of each alert that it makes, alerts of them. healthy: before and after."""
+
+    id: str
+    drifted: Callable[[], MemorySnapshot]
+    healthy: Callable[[], MemorySnapshot] = snapshot
+    certified_as: str = HGX
+    alerts: int = 1
+
+
+DRIFTS: Mapping[str, Drift] = {
+    "a link trained down": Drift("drift-link", lambda: snapshot(files=link_files(GPU, "8.0 GT/s"))),
+    "a link lost half of its lanes": Drift(
+        "drift-link", lambda: snapshot(files={f"{folder_of(GPU)}/current_link_width": "8\n"}),
+    ),
+    "SNC was turned on": Drift("drift-topology", lambda: snapshot(snc(HGX))),
+    "SNC was turned on below a tuned VM": Drift(
+        "drift-topology",
+        lambda: snapshot(snc(HGX), domain=tuned(HGX)),
+        lambda: snapshot(domain=tuned(HGX)),
+    ),
+    "a DIMM is gone": Drift("drift-topology", dimm_gone),
+    "a GPU was swapped for another model": Drift(
+        "drift-device", lambda: snapshot(files={f"{folder_of(GPU)}/device": "0x2331\n"}),
+    ),
+    "all GPUs were swapped for another model": Drift(
+        "drift-device",
+        lambda: snapshot(HGX.replace("device = 0x2330", "device = 0x2331", 1)),
+        alerts=8,
+    ),
+    "a GPU is gone": Drift(
+        "drift-device",
+        lambda: without(snapshot(), folder_of(GPU), f"/sys/bus/pci/devices/{GPU}"),
+    ),
+    "huge pages are gone": Drift(
+        "drift-huge-pages", snapshot, lambda: snapshot(PAGES), certified_as=PAGES,
+    ),
+    "a VM has the plan of another host": Drift(
+        "plan-of-other-host",
+        lambda: snapshot(domain=of_another_host()),
+        lambda: snapshot(domain=tuned(HGX)),
+    ),
+    "a pin was moved": Drift(
+        "pin-off-node",
+        lambda: snapshot(domain=moved_pin()),
+        lambda: snapshot(domain=tuned(HGX)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DRIFTS)
+def test_a_drift_is_one_alert_for_each_part_that_drifted_and_is_cleared(name: str) -> None:
+    drift = DRIFTS[name]
+    expected = certified(drift.certified_as)
+    healthy = seen(drift.healthy(), expected).state
+    assert healthy.alerts == ()
+    drifted = seen(drift.drifted(), expected).state
+    assert [alert.id for alert in drifted.alerts] == [drift.id] * drift.alerts, drifted.alerts
+    again = seen(drift.healthy(), expected).state
+    assert changes(healthy, drifted).raised == drifted.alerts
+    assert changes(drifted, drifted).raised == changes(drifted, drifted).cleared == ()
+    assert changes(drifted, again).cleared == drifted.alerts
+    assert again.alerts == ()
+
+
+def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned() -> None:
+    found = seen(snapshot(domain=tuned(HGX)), certified())
+    assert found.state.alerts == ()
+    assert found.state.domains == ("gpu-vm",)
+    assert 'homenode_domain_as_planned{domain="gpu-vm"} 1' in metrics(found.state, found.host, 0.1)
 
 
 @pytest.mark.parametrize("folder", ["/sys/devices/system/node", "/sys/bus/pci"])
@@ -176,14 +226,6 @@ def test_vms_that_suffer_from_a_changed_topology_are_in_its_alert() -> None:
     assert (alert.id, alert.domains) == ("drift-topology", ("gpu-vm",))
 
 
-def test_a_pin_that_was_moved_by_hand_is_one_alert_of_its_vm() -> None:
-    document = tuned(HGX)
-    moved = re.sub(r"(<vcpupin vcpu=.0. cpuset=.)\d+", r"\g<1>111", document, count=1)
-    assert moved != document
-    (alert,) = seen(snapshot(domain=moved), certified()).state.alerts
-    assert alert.domains == ("gpu-vm",)
-
-
 def facts(text: str) -> DomainFacts:
     document = text.removeprefix("<domains>").removesuffix("</domains>")
     return domain_facts(open_domain(document.encode(), "vm"))
@@ -196,6 +238,9 @@ def facts(text: str) -> DomainFacts:
         (r"<emulatorpin [^>]*/>", "", "emulator pin"),
         (r"(<memnode cellid=.0. mode=.)strict", r"\g<1>preferred", "memory"),
         (r"(<memnode cellid=.0. [^>]*nodeset=.)\d", r"\g<1>0-1", "memory"),
+        (r"(<memory mode=.)strict", r"\g<1>preferred", "memory of the whole VM"),
+        (r"(<memory mode=.strict. nodeset=.)[\d-]+", r"\g<1>1", "memory of the whole VM"),
+        (r"<memory mode=[^>]*/>", "", "memory of the whole VM"),
         (r"(?s)<hostdev.*?</hostdev>", "", "devices"),
     ],
 )
@@ -217,6 +262,36 @@ def test_threads_that_homenode_moved_itself_are_no_drift_until_someone_else_move
     ours = (LivePin("vcpu", 3, CpuSet([5])), LivePin("emulator", 0, CpuSet([7])))
     assert list(domain_drift(facts(planned), facts(moved), ours)) == []
     assert len(list(domain_drift(facts(planned), facts(planned), ours))) == 2
+
+
+def test_memory_that_lies_elsewhere_than_planned_is_one_alert_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    """By numa_maps of the VM's process: as after migratepages, or with a node that was full."""
+    host = seen(snapshot(), None).host
+    tree = ProcTree(tmp_path)
+    tree.qemu({}, ((256, "0"), (256, "1")))
+    cells = tuple(
+        LiveCell(cell, 256 * MIB, CpuSet((cell,)), "strict", None) for cell in (0, 1)
+    )  # fmt: skip
+    expected = LiveExpectation("the plan", (), None, (), cells, ())
+
+    def found(policy: str, pages: str) -> list[tuple[str, tuple[str, ...]]]:
+        near = (256, "bind:0 anon=65536 N0=65536 kernelpagesize_kB=4")
+        tree.memory((near, (256, f"{policy} anon=65536 {pages} kernelpagesize_kB=4")))
+        what = Watch(CpuSet(), (), (256 * MIB, 256 * MIB), 0)
+        running = capture_running_vm(UUID, what, ProcFiles(str(tree.root)))
+        state = DomainState("gpu-vm", (), False, verify_live(expected, running).findings)
+        return [(alert.id, alert.domains) for alert in alerts(certified(), host, [state])]
+
+    assert found("bind:1", "N1=65536") == []
+    for policy, pages in (
+        ("bind:1", "N0=16384 N1=49152"),
+        ("bind:0", "N0=65536"),
+        ("default", "N0=65536"),
+    ):
+        assert found(policy, pages) == [("live-memory", ("gpu-vm",))]
+        assert found("bind:1", "N1=65536") == []
 
 
 def noise(rng: random.Random) -> dict[str, str]:

@@ -22,7 +22,13 @@ def domain_drift(
     """
     before = _with_moved(live_expectation_of_document(planned), moved)
     now = live_expectation_of_document(running)
-    for what, expected, observed in _differences(before, now):
+    differences = [*_differences(before, now)]
+    # Cells have their own; the rest of QEMU's memory has this one.
+    if planned.binding != running.binding and all(what != "memory" for what, *_ in differences):
+        differences.append(
+            ("memory of the whole VM", _binding(planned.binding), _binding(running.binding))
+        )
+    for what, expected, observed in differences:
         yield Finding(
             id="drift-domain",
             severity=Severity.CRITICAL,
@@ -86,8 +92,12 @@ def _cells(expected: LiveExpectation) -> list[str]:
     return [_cell(one) for one in expected.cells if one.device is None]
 
 
+def _binding(binding: tuple[str, CpuSet] | None) -> str:
+    return "not bound" if binding is None else f"{binding[0]} on nodes {binding[1]}"
+
+
 def _cell(cell: LiveCell) -> str:
-    bound = f"{cell.mode or 'bound'} on nodes {cell.nodes}" if cell.nodes else "not bound"
+    bound = _binding((cell.mode or "bound", cell.nodes) if cell.nodes else None)
     size = format_bytes(cell.page_bytes) if cell.page_bytes else "the default size"
     pages = "" if cell.page_bytes is None else f", pages of {size}"
     return f"cell {cell.id}: {format_bytes(cell.memory_bytes)} {bound}{pages}"

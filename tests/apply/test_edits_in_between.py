@@ -245,8 +245,22 @@ def test_a_domain_that_was_renamed_keeps_its_name(daemon: StandIn, tmp_path: Pat
         daemon.definition().replace(NAME.encode() + b"</name>", b"renamed</name>")
     )
     virsh = Virsh(URI)
-    with pytest.raises(InputError, match="edited since"):
+    with pytest.raises(InputError) as refused:
         restore_definition(virsh, "renamed", tmp_path)
+    assert refused.value.message == (
+        f"renamed: expected the name {NAME}, which it had when homenode applied a layout, found it "
+        "renamed"
+    )
+    assert refused.value.hint is not None
+    assert "homenode restore renamed --keep-edits" in refused.value.hint
+    assert f"domrename --domain {UUID} --new-name '{NAME}'" in refused.value.hint
+    now = daemon.definition()
+    with pytest.raises(InputError, match=r"expected the name .* it renamed\n"):
+        apply_definition(virsh, "renamed", now.replace(b"4</vcpu>", b"3</vcpu>"), now, tmp_path)
+    daemon.put_definition(now.replace(b"</name>", b"</name><title>mine</title>"))
+    with pytest.raises(InputError, match="found it renamed, and edited since"):
+        restore_definition(virsh, "renamed", tmp_path)
+    daemon.put_definition(now)
     restore_definition(virsh, "renamed", tmp_path, keep_edits=True)
     wanted = ORIGINAL.replace(NAME.encode() + b"</name>", b"renamed</name>")
     assert same_definition(daemon.definition(), wanted)

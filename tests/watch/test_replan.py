@@ -59,6 +59,24 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     assert "had this definition already" in capsys.readouterr().err
 
 
+def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = _daemon(tmp_path, monkeypatch)
+    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
+    before = daemon.definition()
+    daemon.put("name", "renamed")
+    daemon.put_definition(before.replace(f"<name>{NAME}".encode(), b"<name>renamed"))
+    for command in (replan, restore_domain):
+        options = {"yes": True, "host": OTHER} if command is replan else {}
+        with pytest.raises(InputError, match=f"^renamed: expected the name {NAME}, .*renamed"):
+            command("renamed", **options)
+    daemon.put("name", NAME)
+    daemon.put_definition(before)
+    replan(NAME, yes=True, host=OTHER)
+    assert daemon.definition() != before
+
+
 def test_a_domain_without_a_layout_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

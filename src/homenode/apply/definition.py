@@ -56,7 +56,7 @@ def preview_definition(
     _check_identity(state, tuned, original)
     store = DomainStore(root, virsh.connect, state.uuid)
     _check_current(virsh, state, original)
-    base = _base(store, original)
+    base = _base(store, state, original)
     against = _obstacles(virsh, state, tuned)
     return Applied(
         state,
@@ -81,7 +81,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
     store = DomainStore(root, virsh.connect, state.uuid)
     with store.locked() as lock, _way_back_named(virsh, state):
         _check_current(virsh, state, original)
-        base = _base(store, original)
+        base = _base(store, state, original)
         _refuse(_obstacles(virsh, state, tuned))
         record = Record(
             virsh.connect,
@@ -212,6 +212,8 @@ def _where_else(virsh: Virsh, state: DomainState, root: Path) -> str:
 
 def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError:
     state, record = found.state, found.record
+    if state.name != record.name:
+        return _renamed(store, record, state, found.definition)
     restore = with_connection(virsh.connect, "homenode", "restore", state.argument)
     dumped = ("virsh", "-c", virsh.connect, "dumpxml", "--inactive", "--security-info", state.uuid)
     original = store.document_path(record.original)
@@ -228,6 +230,25 @@ def _edited(virsh: Virsh, store: DomainStore, found: "Restorable") -> InputError
         + command_line(*dumped)
         + " | "
         + command_line("diff", store.document_path(record.applied or record.original), "-"),
+    )
+
+
+def _renamed(
+    store: DomainStore, record: Record, state: DomainState, definition: bytes
+) -> InputError:
+    """Of a domain whose name is not that of its record, as after `virsh domrename`."""
+    last = store.document(record.applied or record.tuned)
+    is_name_alone = difference_count(last, definition) == 2  # the element in either document
+    restore = with_connection(record.connect, "homenode", "restore", state.argument, "--keep-edits")
+    back = ("virsh", "-c", record.connect, "domrename", "--domain", state.uuid)
+    return InputError(
+        f"{state.name}: expected the name {record.name}, which it had when homenode applied a "
+        f"layout, found it renamed{'' if is_name_alone else ', and edited since'}",
+        hint="to keep the name and take out the layout: "
+        + command_line(*restore)
+        + ", after which homenode apply gives it one again; to keep the layout, give the old name "
+        "back, run this again, and rename it after: "
+        + command_line(*back, "--new-name", record.name),
     )
 
 
@@ -277,10 +298,14 @@ def restore_definition(
         # Before libvirt hears of it: whatever a kill leaves is then one of the two.
         wanted = store.save(found.original)
         if not found.changed:
-            store.write_record(replace(record, step=Step.RESTORED, original=wanted))
+            store.write_record(
+                replace(record, name=state.name, step=Step.RESTORED, original=wanted)
+            )
             return Restored(state, before, True, False, before, replaced, before, ())
         applied = store.save(before)
-        record = replace(record, step=Step.RESTORING, original=wanted, applied=applied)
+        record = replace(
+            record, name=state.name, step=Step.RESTORING, original=wanted, applied=applied
+        )
         _begin(virsh, store, record, before)
         try:
             virsh.define(str(store.document_path(wanted)), (lock,))
@@ -375,11 +400,13 @@ def forget_original(virsh: Virsh, name: str, root: Path) -> Path:
         if record is None:
             raise InputError(f"{state.name}: expected a saved original, found none")
         now = store.save(virsh.definition(state.uuid))
-        store.write_record(replace(record, step=Step.RESTORED, original=now, applied=None))
+        store.write_record(
+            replace(record, name=state.name, step=Step.RESTORED, original=now, applied=None)
+        )
     return store.document_path(record.original)
 
 
-def _base(store: DomainStore, original: bytes) -> str:
+def _base(store: DomainStore, state: DomainState, original: bytes) -> str:
     """sha256 of the original to come back to: the first one, where ours lies over it."""
     record = store.record()
     if record is None or record.step is Step.RESTORED:
@@ -388,6 +415,8 @@ def _base(store: DomainStore, original: bytes) -> str:
         return record.original
     if _is_ours(store, record, original):
         return record.original  # applied again, or interrupted before it was read back
+    if state.name != record.name:
+        raise _renamed(store, record, state, original)
     raise InputError(
         f"{record.name}: expected the definition that homenode applied, found another: it was "
         "edited since",

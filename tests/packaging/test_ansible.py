@@ -1,6 +1,7 @@
 """The Ansible role, over two hosts of its own: sshd in mount and UTS namespaces."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from homenode.measure.access.ssh import SshChannel
 from tests.ssh_targets import ssh_target
 
 pytestmark = pytest.mark.ansible
@@ -19,8 +21,23 @@ _IN_NAMESPACES = """
 hostname "$1"
 mount --bind "$2/bin" /usr/local/bin
 mount --bind "$2/units" /etc/systemd/system
+mount -t tmpfs none /var/lib/dpkg/info  # a package of this machine is none of theirs
+mount -t tmpfs none /var/cache
 shift 2
 exec "$@"
+"""
+
+
+_OVERLAY = """
+folder=$1
+mount -t tmpfs none "$folder"
+mkdir "$folder/upper" "$folder/work" "$folder/root"
+mount -t overlay -o "lowerdir=/,upperdir=$folder/upper,workdir=$folder/work" none "$folder/root"
+for each in proc sys dev dev/pts tmp; do mount --bind "/$each" "$folder/root/$each"; done
+mount -t tmpfs none "$folder/root/run"
+mkdir "$folder/root/run/sshd"
+echo ready
+exec sleep infinity
 """
 
 
@@ -50,6 +67,19 @@ def test_ansible_lint_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def address(target: SshChannel, folder: Path) -> dict[str, object]:
+    """A host of an inventory."""
+    return {
+        "ansible_host": target.address,
+        "ansible_port": target.port,
+        "ansible_user": target.user,
+        "ansible_ssh_private_key_file": str(target.key),
+        "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no "
+        f"-o UserKnownHostsFile={folder}/known",
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+
+
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Path]:
     """An inventory of gpu-a and gpu-b, each with programs, units and a host name of its own."""
@@ -67,13 +97,7 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
             )  # fmt: skip
             target = daemons.enter_context(ssh_target(folder, inside))
             inventory[name] = {
-                "ansible_host": target.address,
-                "ansible_port": target.port,
-                "ansible_user": target.user,
-                "ansible_ssh_private_key_file": str(target.key),
-                "ansible_ssh_common_args": "-F none -o StrictHostKeyChecking=no "
-                f"-o UserKnownHostsFile={folder}/known",
-                "ansible_python_interpreter": "/usr/bin/python3",
+                **address(target, folder),
                 "homenode_expectation": str(folder / "etc/expect.toml"),
                 "homenode_textfile": str(folder / "metrics/homenode.prom"),
             }
@@ -127,3 +151,83 @@ def test_two_hosts_are_installed_certified_watched_captured_and_reported_on(
     assert again.returncode == 0, again.stdout + again.stderr
     recap = again.stdout.rpartition("PLAY RECAP")[2]
     assert recap.count("changed=0") == 1, again.stdout
+    metrics = tmp_path / "gpu-b/metrics/homenode.prom"
+    metrics.write_text("homenode_alerts 0\n")
+    absent = ("-e", "homenode_state=absent", "--limit", "gpu-b")
+    removed = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *absent)
+    assert removed.returncode == 0, removed.stdout + removed.stderr
+    left = {path.name for path in (tmp_path / "gpu-b").rglob("*") if path.is_file()}
+    assert not {name for name in left if name.startswith("homenode") or name == "role.conf"}
+    assert not list((tmp_path / "gpu-b/units").rglob("*.timer"))
+    assert (tmp_path / "gpu-b/etc/expect.toml").is_file()
+    twice = run(tmp_path, playbook, "-i", str(hosts), "site.yml", *absent)
+    assert twice.stdout.rpartition("PLAY RECAP")[2].count("changed=0") == 1, twice.stdout
+    wrong = run(tmp_path, playbook, "-i", str(hosts), "site.yml", "-e", "homenode_state=gone")
+    assert wrong.returncode != 0
+    assert "expected present or absent, found gone" in wrong.stdout
+
+
+def package(folder: Path) -> Path:
+    """A Debian package named homenode, with this checkout's program and units."""
+    tree = folder / "package"
+    launcher = tree / "usr/bin/homenode"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(f'#!/bin/sh\nexec {Path(sys.executable).parent}/homenode "$@"\n')
+    launcher.chmod(0o755)
+    shutil.copytree(PROJECT / "packaging/systemd", tree / "lib/systemd/system")
+    control = tree / "DEBIAN/control"
+    control.parent.mkdir()
+    control.write_text(
+        "Package: homenode\nVersion: 0.1\nArchitecture: all\nDescription: a test\n"
+        "Maintainer: the homenode authors <maintainers@homenode.invalid>\n"
+    )
+    path = folder / "homenode.deb"
+    subprocess.run(["dpkg-deb", "--build", str(tree), str(path)], check=True, capture_output=True)
+    return path
+
+
+@pytest.fixture
+def overlay(tmp_path: Path) -> Iterator[tuple[str, ...]]:
+    """Words that start a command in a root of its own: this machine's, on which what is written
+    stays in memory."""
+    upper = tmp_path / "overlay"
+    upper.mkdir()
+    argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _OVERLAY, "sh"]
+    with subprocess.Popen([*argv, str(upper)], stdout=subprocess.PIPE) as root:
+        try:
+            assert root.stdout is not None and root.stdout.readline() == b"ready\n"
+            where = f"--root=/proc/{root.pid}/root{upper}/root"
+            yield "nsenter", f"--mount=/proc/{root.pid}/ns/mnt", where, f"--wd={where[7:]}"
+        finally:
+            root.kill()
+
+
+@pytest.mark.lab
+@pytest.mark.root
+def test_a_debian_package_is_installed_watched_and_removed(
+    overlay: tuple[str, ...], tmp_path: Path
+) -> None:
+    deb = package(tmp_path)
+    with ssh_target(tmp_path, overlay) as target:
+        inventory = tmp_path / "inventory.yml"
+        host = {**address(target, tmp_path), "ansible_become": False, "homenode_deb": str(deb)}
+        inventory.write_text(yaml.safe_dump({"all": {"hosts": {"gpu-a": host}}}))
+        playbook = (program("ansible-playbook"), "-i", str(inventory), "site.yml")
+        tags = ("--tags", "install,certify,watch")
+        done = run(tmp_path, *playbook, *tags)
+        assert done.returncode == 0, done.stdout + done.stderr
+        script = (
+            "test -x /usr/bin/homenode && test -s /etc/homenode/expect.toml && "
+            "test -L /etc/systemd/system/timers.target.wants/homenode-watch.timer"
+        )
+        subprocess.run([*overlay, "sh", "-c", script], check=True)
+        again = run(tmp_path, *playbook, *tags)
+        assert again.stdout.rpartition("PLAY RECAP")[2].count("changed=0") == 1, again.stdout
+        done = run(tmp_path, *playbook, "-e", "homenode_state=absent")
+        assert done.returncode == 0, done.stdout + done.stderr
+        subprocess.run([*overlay, "sh", "-c", f"! ({script})"], check=True)
+        gone = (
+            "! dpkg -s homenode && test -s /etc/homenode/expect.toml && ! test -e "
+            "/etc/systemd/system/timers.target.wants/homenode-watch.timer"
+        )
+        subprocess.run([*overlay, "sh", "-c", gone], check=True, capture_output=True)

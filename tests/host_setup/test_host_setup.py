@@ -9,7 +9,9 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
+from homenode.host_setup.check import unmet
 from homenode.host_setup.files import (
+    HOOK,
     Isolation,
     SetupFile,
     after_removal,
@@ -17,7 +19,8 @@ from homenode.host_setup.files import (
     setup_files,
 )
 from homenode.host_setup.installation import Installation
-from homenode.host_setup.needs import HostNeeds, NodePages, needs_of, unmet
+from homenode.host_setup.needs import HostNeeds, NodePages, needs_of
+from homenode.host_setup.running import read_running
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan
 from homenode.sources import load_host
@@ -63,17 +66,80 @@ def _with_pages(host: Host, pages: int, isolated: CpuSet) -> Host:
     nodes = tuple(
         replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes
     )  # fmt: skip
-    pus = tuple(replace(pu, isolated=int(pu.index) in isolated) for pu in host.pus)
+    pus = tuple(
+        replace(pu, isolated=int(pu.index) in isolated, nohz_full=int(pu.index) in isolated)
+        for pu in host.pus
+    )
     return replace(host, nodes=nodes, pus=pus)
 
 
 def test_a_host_without_the_pages_or_the_isolation_has_findings(plans: tuple[Plan, Plan]) -> None:
     host = load_host(HOST)
     needs = needs_of([("a", plans[0])], host)
-    bare = {one.id for one in unmet(needs, host, isolated=True)}
-    assert bare == {"setup-pages-short", "setup-not-isolated"}
+    bare = [one.id for one in unmet(needs, host, Isolation.BOOT)]
+    assert bare == ["setup-pages-short", "setup-not-isolated", "setup-not-isolated"]
     ready = _with_pages(host, 64, needs.vm_pus)
-    assert list(unmet(needs, ready, isolated=True)) == []
+    assert list(unmet(needs, ready, Isolation.BOOT)) == []
+    ticking = replace(ready, pus=tuple(replace(pu, nohz_full=False) for pu in ready.pus))
+    (finding,) = unmet(needs, ticking, Isolation.BOOT)
+    assert (finding.id, finding.observed) == ("setup-not-isolated", "no nohz_full")
+
+
+def test_what_runs_on_the_host_is_compared_with_what_the_plans_need(
+    plans: tuple[Plan, Plan], tmp_path: Path
+) -> None:
+    needs = needs_of([("a", plans[0])], load_host(HOST))
+    host = _with_pages(load_host(HOST), 64, CpuSet())
+    hook = next(one for one in setup_files(needs, Isolation.START) if one.path == HOOK)
+    installed = tmp_path / HOOK[1:]
+    environment = tmp_path / "proc/17/environ"
+    for path in (installed, environment):
+        path.parent.mkdir(parents=True)
+
+    def lacking(isolation: Isolation = Isolation.START) -> list[tuple[str, str]]:
+        wanted = hook if isolation is Isolation.START else None
+        found = unmet(needs, host, isolation, wanted, read_running(tmp_path))
+        assert not read_running(tmp_path).gaps
+        return [(one.subject, one.observed) for one in found if one.id == "setup-not-isolated"]
+
+    assert lacking() == [(HOOK, "none")]
+    installed.write_text(hook.text)
+    assert lacking() == [(HOOK, "no permission to execute it")]
+    installed.chmod(0o755)
+    assert lacking() == []
+    installed.write_text(hook.text + "exit 1\n")
+    assert lacking() == [(HOOK, "one of other plans, or edited since")]
+    installed.write_text(hook.text)
+    # An irqbalance that runs, first as it was before the file was installed.
+    service = tmp_path / "sys/fs/cgroup/system.slice/irqbalance.service/cgroup.procs"
+    service.parent.mkdir(parents=True)
+    service.write_text("17\n")
+    for said, missing in {
+        "LANG=C\0": needs.vm_pus,
+        "IRQBALANCE_BANNED_CPULIST=0\0": needs.vm_pus - CpuSet((0,)),
+        f"LANG=C\0IRQBALANCE_BANNED_CPULIST={needs.vm_pus},900\0": None,
+        "IRQBALANCE_BANNED_CPUS=" + ",".join(["ffffffff"] * 32) + "\0": None,
+    }.items():
+        environment.write_text(said)
+        expected = [] if missing is None else [("irqbalance", f"it may move them to PUs {missing}")]
+        assert lacking() == expected
+        assert lacking(Isolation.NONE) == []
+        assert [one for one in lacking(Isolation.BOOT) if one[0] == "irqbalance"] == expected
+
+
+def test_what_cannot_be_read_of_the_running_host_is_a_gap_and_no_finding(tmp_path: Path) -> None:
+    environment = tmp_path / "proc/17/environ"
+    service = tmp_path / "sys/fs/cgroup/system.slice/irqbalance.service/cgroup.procs"
+    for path in (environment, service):
+        path.parent.mkdir(parents=True)
+    service.write_text("17\n")
+    environment.write_text("IRQBALANCE_BANNED_CPULIST=all of them\0")
+    (tmp_path / HOOK[1:]).mkdir(parents=True)
+    running = read_running(tmp_path)
+    assert (running.hook, running.irqbalance_bans, len(running.gaps)) == (None, None, 2)
+    hook = next(one for one in setup_files(NEEDS, Isolation.START) if one.path == HOOK)
+    found = unmet(replace(NEEDS, pages=()), load_host(HOST), Isolation.START, hook, running)
+    assert list(found) == []
 
 
 def test_files_follow_the_isolation() -> None:

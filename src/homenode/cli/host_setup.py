@@ -113,16 +113,34 @@ def check(
       homenode host-setup check a.json b.json --isolate boot --json
     """
     from homenode.findings import Findings
-    from homenode.host_setup.files import Isolation
-    from homenode.host_setup.needs import unmet
+    from homenode.host_setup.check import unmet
+    from homenode.host_setup.files import HOOK, Isolation, setup_files
+    from homenode.host_setup.running import read_running
 
     needs, machine = _needs(plans, host)
-    found = tuple(unmet(needs, machine, isolated=_isolation(isolate) is Isolation.BOOT))
-    checked = (
+    isolation = _isolation(isolate)
+    running = read_running() if host is None else None
+    hook = next((one for one in setup_files(needs, isolation) if one.path == HOOK), None)
+    found = tuple(unmet(needs, machine, isolation, hook, running))
+    checked = [
         f"{machine.name}: huge pages of {len(needs.pages)} pools",
         f"{machine.name}: PUs {needs.vm_pus or 'none'} of {len(needs.domains)} VMs",
-    )
-    findings = Findings(checked, found)
+    ]
+    not_checked: list[str] = []
+    if isolation is Isolation.BOOT:
+        checked.append(f"{machine.name}: isolcpus and nohz_full of the kernel")
+    if isolation is not Isolation.NONE and running is None:
+        not_checked.append("the libvirt hook and irqbalance of another host: run it there")
+    elif isolation is not Isolation.NONE and running is not None:
+        not_checked += [str(gap) for gap in running.gaps]
+        if hook is not None:
+            checked.append(f"{HOOK}: text and permission")
+        if running.irqbalance_bans is not None:
+            bans = running.irqbalance_bans
+            checked.append(f"irqbalance, which runs: leaves PUs {bans or 'none'} alone")
+        elif not running.gaps:
+            checked.append("irqbalance: does not run as a service")
+    findings = Findings(tuple(checked), found, tuple(not_checked))
     print_findings(findings, as_json=json)
     exit_if_bad(found)
 

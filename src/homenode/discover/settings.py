@@ -15,7 +15,7 @@ from homenode.topology import CpuModel, HostSettings
 
 _Value = TypeVar("_Value", int, str)
 
-_IRQBALANCE = (
+IRQBALANCE = (
     "/sys/fs/cgroup/system.slice/irqbalance.service",
     "/sys/fs/cgroup/systemd/system.slice/irqbalance.service",  # cgroup version 1
 )
@@ -137,7 +137,7 @@ def read_settings(
             online, lambda pu: read_word(snapshot, f"{CPU}/cpu{pu}/cpufreq/scaling_governor")
         ),
         pus_of_idle_latency_us=_pus_of(online, lambda pu: _idle_exit_latency_us(snapshot, pu)),
-        irqbalance=True if any(snapshot.list(path) is not None for path in _IRQBALANCE) else None,
+        irqbalance=True if any(snapshot.list(path) is not None for path in IRQBALANCE) else None,
         dma_entry_limit=read_number(
             snapshot, "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit"
         ),

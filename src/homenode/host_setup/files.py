@@ -20,6 +20,7 @@ _KIB = 1024
 _UNITS = "/etc/systemd/system"
 _IRQBALANCE = f"{_UNITS}/irqbalance.service.d/50-homenode.conf"
 _GRUB = "/etc/default/grub.d/50-homenode.cfg"
+HOOK = "/etc/libvirt/hooks/qemu.d/50-homenode"
 
 
 class Isolation(StrEnum):
@@ -67,7 +68,7 @@ def _files(needs: HostNeeds, isolation: Isolation) -> Iterator[SetupFile]:
         )
     else:
         yield SetupFile(
-            "/etc/libvirt/hooks/qemu.d/50-homenode",
+            HOOK,
             _hook(needs),
             0o755,
             "systemctl try-restart libvirtd virtqemud",

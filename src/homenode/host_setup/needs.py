@@ -1,17 +1,12 @@
-"""HostNeeds: huge pages and PUs that a set of plans needs of one host, and whether it has them."""
+"""HostNeeds: huge pages and PUs that a set of plans needs of one host."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.findings import Finding, Severity
 from homenode.plan.model import Plan
 from homenode.topology import Host
-from homenode.units import format_bytes
-from homenode.wording import printable
-
-SOURCE = "homenode host-setup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +60,3 @@ def needs_of(plans: Sequence[tuple[str, Plan]], host: Host) -> HostNeeds:
         vm_pus,
         host_pus,
     )
-
-
-def unmet(needs: HostNeeds, host: Host, *, isolated: bool) -> Iterator[Finding]:
-    """What the running host lacks. isolated: its PUs are to be kept from the scheduler at boot."""
-    pools = {
-        (int(node.index), pool.page_bytes): pool.total_pages
-        for node in host.nodes
-        for pool in node.page_pools
-    }
-    for one in needs.pages:
-        found = pools.get((one.node, one.page_bytes), 0)
-        if found < one.pages:
-            yield Finding(
-                id="setup-pages-short",
-                severity=Severity.CRITICAL,
-                subject=f"node {one.node}",
-                expected=f"{one.pages} pages of {format_bytes(one.page_bytes)}",
-                observed=str(found),
-                cost=f"of {printable(', '.join(needs.domains))} not all can start",
-                fix="homenode host-setup install, then reboot or start the units",
-                source=SOURCE,
-            )
-    if isolated:
-        there = CpuSet(int(pu.index) for pu in host.pus if pu.isolated)
-        missing = needs.vm_pus - there
-        if missing:
-            yield Finding(
-                id="setup-not-isolated",
-                severity=Severity.WARNING,
-                subject=f"PUs {missing}",
-                expected="isolated at boot",
-                observed="not isolated",
-                cost="the scheduler may put the host's own work there",
-                fix="homenode host-setup install --isolate boot, then reboot",
-                source=SOURCE,
-            )

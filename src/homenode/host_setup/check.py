@@ -1,0 +1,119 @@
+"""SetupCheck: whether a running host has the pages and the isolation that plans need."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Finding, Severity
+from homenode.gap import Gap
+from homenode.host_setup.files import Isolation, SetupFile
+from homenode.host_setup.needs import HostNeeds
+from homenode.topology import Host
+from homenode.units import format_bytes
+from homenode.wording import printable
+
+_SOURCE = "homenode host-setup"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSetup:
+    """What of a setup only the host itself shows.
+
+    hook: text of the installed libvirt hook; "" = none is there. hook_runs: it may be executed.
+    irqbalance_bans: the PUs that the running irqbalance leaves alone; None = none runs.
+    gaps: what could not be read; its field says nothing then, and nothing follows from it.
+    """
+
+    hook: str | None
+    hook_runs: bool
+    irqbalance_bans: CpuSet | None
+    gaps: tuple[Gap, ...] = ()
+
+
+def unmet(
+    needs: HostNeeds,
+    host: Host,
+    isolation: Isolation,
+    hook: SetupFile | None = None,
+    running: RunningSetup | None = None,
+) -> Iterator[Finding]:
+    """What the running host lacks. hook: of libvirt, where one is needed. running: None = another
+    host than this machine."""
+    pools = {
+        (int(node.index), pool.page_bytes): pool.total_pages
+        for node in host.nodes
+        for pool in node.page_pools
+    }
+    for one in needs.pages:
+        found = pools.get((one.node, one.page_bytes), 0)
+        if found < one.pages:
+            yield Finding(
+                id="setup-pages-short",
+                severity=Severity.CRITICAL,
+                subject=f"node {one.node}",
+                expected=f"{one.pages} pages of {format_bytes(one.page_bytes)}",
+                observed=str(found),
+                cost=f"of {printable(', '.join(needs.domains))} not all can start",
+                fix="homenode host-setup install, then reboot or start the units",
+                source=_SOURCE,
+            )
+    if isolation is Isolation.BOOT:
+        yield from _kernel(needs, host)
+    if running is None or isolation is Isolation.NONE:
+        return
+    if running.irqbalance_bans is not None and needs.vm_pus - running.irqbalance_bans:
+        yield _not_isolated(
+            "irqbalance",
+            f"no interrupts on PUs {needs.vm_pus}",
+            f"it may move them to PUs {needs.vm_pus - running.irqbalance_bans}",
+            "interrupts of the host's own devices stop vCPUs",
+            "homenode host-setup install, then systemctl daemon-reload && systemctl try-restart "
+            "irqbalance",
+        )
+    if hook is not None and (lack := _lack(hook, running)) is not None:
+        yield _not_isolated(
+            hook.path,
+            "the hook for these VMs",
+            lack,
+            "the host's own work stays on the VMs' PUs while they run",
+            f"homenode host-setup install, then {hook.activate}",
+        )
+
+
+def _kernel(needs: HostNeeds, host: Host) -> Iterator[Finding]:
+    isolated = CpuSet(int(pu.index) for pu in host.pus if pu.isolated)
+    without_tick = CpuSet(int(pu.index) for pu in host.pus if pu.nohz_full)
+    for parameter, there, cost in (
+        ("isolcpus", isolated, "the scheduler may put the host's own work there"),
+        ("nohz_full", without_tick, "the scheduler's tick stops vCPUs"),
+    ):
+        missing = needs.vm_pus - there
+        if missing:
+            yield _not_isolated(
+                f"PUs {missing}",
+                f"in the kernel's {parameter}",
+                f"{parameter} is {there}" if there else f"no {parameter}",
+                cost,
+                "homenode host-setup install --isolate boot, then its commands and a reboot",
+            )
+
+
+def _lack(hook: SetupFile, running: RunningSetup) -> str | None:
+    if running.hook is None:  # could not be read
+        return None
+    if running.hook != hook.text:
+        return "one of other plans, or edited since" if running.hook else "none"
+    return None if running.hook_runs else "no permission to execute it"
+
+
+def _not_isolated(subject: str, expected: str, observed: str, cost: str, fix: str) -> Finding:
+    return Finding(
+        id="setup-not-isolated",
+        severity=Severity.WARNING,
+        subject=subject,
+        expected=expected,
+        observed=observed,
+        cost=cost,
+        fix=fix,
+        source=_SOURCE,
+    )

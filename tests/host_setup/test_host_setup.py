@@ -125,6 +125,10 @@ def test_what_runs_on_the_host_is_compared_with_what_the_plans_need(
         assert lacking() == expected
         assert lacking(Isolation.NONE) == []
         assert [one for one in lacking(Isolation.BOOT) if one[0] == "irqbalance"] == expected
+    # Given no list, it leaves alone what the kernel isolates.
+    environment.write_text("LANG=C\0")
+    host = _with_pages(host, 64, needs.vm_pus)
+    assert lacking() == lacking(Isolation.BOOT) == []
 
 
 def test_what_cannot_be_read_of_the_running_host_is_a_gap_and_no_finding(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from homenode.watch.observation import Look, look
 from homenode.watch.state import KIND, WatchState, changes
 from tests.doctor.test_cli import run
 from tests.proc_trees import MIB, UUID, ProcTree
+from tests.sysfs_trees import cpu_files
+from tests.tree_writer import write_tree
 
 ROOT = Path(__file__).parents[2]
 HGX = (ROOT / "src/homenode/hosts/hgx-h100.toml").read_text()
@@ -219,6 +221,17 @@ def test_what_a_container_does_not_see_is_not_read_and_no_alert(folder: str) -> 
     assert "VM gpu-vm: whether it was planned for this host" in subjects
     if folder.endswith("node"):
         assert "numa nodes, distances, huge pages" in subjects
+
+
+def test_a_host_whose_nodes_are_hidden_is_certified_as_one_node_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {path: text for path, text in cpu_files().items() if "/node/" not in path}
+    write_tree(MemorySnapshot("tree", files), tmp_path / "tree")
+    site = tmp_path / "site.toml"
+    assert run("expect", "--host", str(tmp_path / "tree"), "-o", str(site)) == 0
+    assert "its NUMA nodes cannot be read" in capsys.readouterr().err
+    assert "numa_nodes = 1" in site.read_text()
 
 
 def test_vms_that_suffer_from_a_changed_topology_are_in_its_alert() -> None:

@@ -264,6 +264,11 @@ def _note_faults(host: "Host") -> tuple[str, ...]:
     from homenode.doctor.diagnosis import diagnose
     from homenode.findings import Severity
 
+    if host.nodes_assumed:
+        note(
+            f"{host.name}: its NUMA nodes cannot be read, and it is certified as one node; "
+            "hint: in a container, run it on the host itself"
+        )
     found = diagnose(host).findings
     for severity in (Severity.CRITICAL, Severity.WARNING, Severity.INCONCLUSIVE):
         ids = sorted({finding.id for finding in found if finding.severity is severity})

@@ -20,7 +20,7 @@ class RunningSetup:
     """What of a setup only the host itself shows.
 
     hook: text of the installed libvirt hook; "" = none is there. hook_runs: it may be executed.
-    irqbalance_bans: the PUs that the running irqbalance leaves alone; None = none runs.
+    irqbalance_bans: the PUs that the running irqbalance is given to leave alone; None = none runs.
     gaps: what could not be read; its field says nothing then, and nothing follows from it.
     """
 
@@ -61,11 +61,13 @@ def unmet(
         yield from _kernel(needs, host)
     if running is None or isolation is Isolation.NONE:
         return
-    if running.irqbalance_bans is not None and needs.vm_pus - running.irqbalance_bans:
+    # Given none, it leaves alone what the kernel isolates. Source: irqbalance(1) of 1.1 and later.
+    bans = running.irqbalance_bans or _isolated(host) | _without_tick(host)
+    if running.irqbalance_bans is not None and needs.vm_pus - bans:
         yield _not_isolated(
             "irqbalance",
             f"no interrupts on PUs {needs.vm_pus}",
-            f"it may move them to PUs {needs.vm_pus - running.irqbalance_bans}",
+            f"it may move them to PUs {needs.vm_pus - bans}",
             "interrupts of the host's own devices stop vCPUs",
             "homenode host-setup install, then systemctl daemon-reload && systemctl try-restart "
             "irqbalance",
@@ -80,12 +82,18 @@ def unmet(
         )
 
 
+def _isolated(host: Host) -> CpuSet:
+    return CpuSet(int(pu.index) for pu in host.pus if pu.isolated)
+
+
+def _without_tick(host: Host) -> CpuSet:
+    return CpuSet(int(pu.index) for pu in host.pus if pu.nohz_full)
+
+
 def _kernel(needs: HostNeeds, host: Host) -> Iterator[Finding]:
-    isolated = CpuSet(int(pu.index) for pu in host.pus if pu.isolated)
-    without_tick = CpuSet(int(pu.index) for pu in host.pus if pu.nohz_full)
     for parameter, there, cost in (
-        ("isolcpus", isolated, "the scheduler may put the host's own work there"),
-        ("nohz_full", without_tick, "the scheduler's tick stops vCPUs"),
+        ("isolcpus", _isolated(host), "the scheduler may put the host's own work there"),
+        ("nohz_full", _without_tick(host), "the scheduler's tick stops vCPUs"),
     ):
         missing = needs.vm_pus - there
         if missing:

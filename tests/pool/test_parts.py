@@ -33,6 +33,13 @@ def _flavour(profile: str) -> Flavour:
     return found
 
 
+def test_parts_that_no_flavour_takes_are_stranded_for_want_of_one_and_not_of_memory() -> None:
+    text = TEXT.replace('gpu_profile = "%s"', 'layout = "default"')
+    pool = pool_of([("a", shipped(DIVIDED))])
+    (line,) = outlook(pool, parse_flavours(text, "flavours.toml")).hosts
+    assert [(one.missing, len(one.gpus)) for one in line.stranded] == [("flavour", 6)]
+
+
 def _one_at_a_time(host: Host, flavour: Flavour) -> int:
     for number in range(20):
         try:

@@ -213,6 +213,8 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
     """What a VM of the flavour with this GPU lacks on the GPU's node."""
     if flavour.gpus > left:
         return "gpus"
+    if gpu in planner.unfit(state.shape, flavour):
+        return "flavour"
     device = planner.host(state).device(gpu)
     home = None if device is None else device.node
     if home is None:

@@ -38,12 +38,20 @@ def main() -> None:
             "homenode --help": [*homenode, "--help"],
             "plan, 2x EPYC 9654, to written XML": [*homenode, *plan, "--host", host, *out],
             "plan, 8 nodes x 256 PUs, 64 GPUs": [
-                *homenode, *plan, "--host", "x86-2p8n128c256t-64gpu", *out,
+                *homenode,
+                *plan,
+                "--host",
+                "x86-2p8n128c256t-64gpu",
+                *out,
             ],
             f"doctor, capture of 256 PUs, {devices} functions": [
-                *homenode, "doctor", str(DOCUMENT), "--host", capture,
+                *homenode,
+                "doctor",
+                str(DOCUMENT),
+                "--host",
+                capture,
             ],
-        }  # fmt: skip
+        }
         in_use: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(ROUNDS):
             for name, argv in commands.items():

@@ -73,19 +73,27 @@ def cases() -> list[Case]:
     eight = even_host(2, 4, 4, 4, 2, memory_bytes=256 * GIB, devices=gpus(16, 8))
     eight_gpus = [str(d.bdf) for d in eight.pci_devices if d.kind is DeviceKind.GPU]
     wide = even_host(
-        16, 4, 2, 4, 2, memory_bytes=256 * GIB, devices=gpus(64, 64),
+        16,
+        4,
+        2,
+        4,
+        2,
+        memory_bytes=256 * GIB,
+        devices=gpus(64, 64),
         domains=[pinned_domain(scattered(512, 5))],
-    )  # fmt: skip
+    )
     wide_gpus = [str(d.bdf) for d in wide.pci_devices if d.kind in (DeviceKind.GPU, DeviceKind.NIC)]
     found = [
         Case("8 nodes, 256 PUs, 16 vCPUs", eight, small_request(16, 64 * GIB), 3),
         Case(
-            "8 nodes, 256 PUs, 64 vCPUs, 8 GPUs, pin-numa-pci", eight,
-            small_request(64, 256 * GIB, layout="pin-numa-pci", devices=eight_gpus), 3,
+            "8 nodes, 256 PUs, 64 vCPUs, 8 GPUs, pin-numa-pci",
+            eight,
+            small_request(64, 256 * GIB, layout="pin-numa-pci", devices=eight_gpus),
+            3,
         ),
         Case("8 nodes, 256 PUs, all of it", eight, small_request(128, 64 * GIB), 3),
         Case("8 nodes, 256 PUs, no fit", eight, small_request(264), 3, False),
-    ]  # fmt: skip
+    ]
     for nodes in (16, 32):
         for shape, host in (
             ("row", even_host(nodes, 1, 1, 8, 2, distances=line(nodes))),
@@ -102,25 +110,33 @@ def cases() -> list[Case]:
             ]
     found += [
         Case(
-            "64 nodes, 1024 PUs, 64 devices", wide,
-            small_request(128, 512 * GIB, layout="pin-numa", devices=wide_gpus), 100,
+            "64 nodes, 1024 PUs, 64 devices",
+            wide,
+            small_request(128, 512 * GIB, layout="pin-numa", devices=wide_gpus),
+            100,
         ),
         Case("64 nodes, 1024 PUs, flat", wide, small_request(150, 512 * GIB, layout="pin"), 100),
         Case(
-            "64 nodes, 1024 PUs, 8 GPUs of 32 to choose", wide,
-            replace(small_request(32, 64 * GIB), gpu_count=8), 100,
+            "64 nodes, 1024 PUs, 8 GPUs of 32 to choose",
+            wide,
+            replace(small_request(32, 64 * GIB), gpu_count=8),
+            100,
         ),
         Case(
             "64 nodes apart in threes, 20 of them",
-            even_host(64, 1, 1, 8, 2, distances=apart_in_threes(64)), small_request(160), 100,
+            even_host(64, 1, 1, 8, 2, distances=apart_in_threes(64)),
+            small_request(160),
+            100,
         ),
         Case(
             "64 nodes apart in threes, no fit",
-            even_host(64, 1, 1, 8, 1, distances=apart_in_threes(64)), small_request(200), 100,
+            even_host(64, 1, 1, 8, 1, distances=apart_in_threes(64)),
+            small_request(200),
+            100,
             False,
         ),
         Case("64 nodes, 1024 PUs, no fit", wide, small_request(1100), 100, False),
-    ]  # fmt: skip
+    ]
     return found
 
 

@@ -28,9 +28,14 @@ SPAN = 1.6  # of latencies in one placement state, as in the probe
 KIB, MIB = 1 << 10, 1 << 20
 CHASES = ((16 * KIB, "huge"), (256 * KIB, "huge"), (256 * MIB, "huge"), (256 * MIB, "base"))
 LIKWID = {
-    "read": "load", "write": "store", "copy": "copy", "triad": "stream",
-    "write_nt": "store_mem", "copy_nt": "copy_mem", "triad_nt": "stream_mem",
-}  # fmt: skip
+    "read": "load",
+    "write": "store",
+    "copy": "copy",
+    "triad": "stream",
+    "write_nt": "store_mem",
+    "copy_nt": "copy_mem",
+    "triad_nt": "stream_mem",
+}
 WIDTHS = {"sse2": ("_sse",), "avx2": ("_avx", "_avx_fma"), "avx512": ("_avx512", "_avx512_fma")}
 STREAM = ("copy", "scale", "add", "triad")
 MULTICHASE = re.compile(r"[0-9]+(?:\.[0-9]+)?")
@@ -64,9 +69,18 @@ def _text(pus: list[int]) -> str:
 def _ours(pus: list[int], kernels: str, stores: str, pages: str) -> dict[str, float]:
     """Per kernel: median, GB/s of reported bytes, in the state with most of the samples."""
     document = _probe(
-        "bandwidth", "--pus", _text(pus), "--kernels", kernels, "--stores", stores,
-        "--pages", pages, "--seconds", "0.3",
-    )  # fmt: skip
+        "bandwidth",
+        "--pus",
+        _text(pus),
+        "--kernels",
+        kernels,
+        "--stores",
+        stores,
+        "--pages",
+        pages,
+        "--seconds",
+        "0.3",
+    )
     found = {}
     for kernel in document["runs"][0]["kernels"]:
         if kernel["by_state"]:
@@ -153,9 +167,17 @@ def _bandwidth(pus: list[int], rounds: int, pages: str) -> None:
 def _curve(pu: str, pages: str) -> dict[int, float]:
     """Per size, ns of a load in random order."""
     document = _probe(
-        "latency", "--pus", pu, "--pages", pages, "--orders", "random", "--quick",
-        "--seconds", "3",
-    )  # fmt: skip
+        "latency",
+        "--pus",
+        pu,
+        "--pages",
+        pages,
+        "--orders",
+        "random",
+        "--quick",
+        "--seconds",
+        "3",
+    )
     return {point["bytes"]: point["median_ns"] for point in document["curves"][0]["points"]}
 
 

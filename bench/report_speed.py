@@ -35,10 +35,16 @@ def made_up(number: int, rng: random.Random) -> Run:
     layout = LAYOUTS[number // MACHINES % len(LAYOUTS)]
     machine = number % MACHINES
     head = RunHead(
-        f"{layout}-{number}", f"GPU {machine}", Origin.MEASURED, Vantage.GUEST,
-        Switches.of(PRESETS[layout]), host_kind=f"kind {machine}", host=f"host-{machine}",
-        vcpus=64, host_addresses=True,
-    )  # fmt: skip
+        f"{layout}-{number}",
+        f"GPU {machine}",
+        Origin.MEASURED,
+        Vantage.GUEST,
+        Switches.of(PRESETS[layout]),
+        host_kind=f"kind {machine}",
+        host=f"host-{machine}",
+        vcpus=64,
+        host_addresses=True,
+    )
     return Run(head, tuple(samples(rng)))
 
 
@@ -57,9 +63,12 @@ def samples(rng: random.Random) -> Iterator[Sample]:
             yield Sample("memory-latency", "ns", noisy(100), variant="dram", **at)
             for power in range(3, 31):
                 yield Sample(
-                    "allreduce-busbw", "bytes_per_s", noisy(1e9 * power), size_bytes=1 << power,
+                    "allreduce-busbw",
+                    "bytes_per_s",
+                    noisy(1e9 * power),
+                    size_bytes=1 << power,
                     **at,
-                )  # fmt: skip
+                )
             yield Sample("allreduce-busbw-peak", "bytes_per_s", noisy(2e10), **at)
             yield Sample("cpu-throughput", "events_per_s", noisy(2e5), **at)
             yield Sample("cpu-single", "events_per_s", noisy(3e3), **at)
@@ -67,9 +76,13 @@ def samples(rng: random.Random) -> Iterator[Sample]:
                 for node in range(2):
                     for metric in ("h2d-bandwidth", "d2h-bandwidth"):
                         yield Sample(
-                            metric, "bytes_per_s", noisy(5e10), device=Bdf(0, bus + 1, 0, 0),
-                            node=node, **at,
-                        )  # fmt: skip
+                            metric,
+                            "bytes_per_s",
+                            noisy(5e10),
+                            device=Bdf(0, bus + 1, 0, 0),
+                            node=node,
+                            **at,
+                        )
 
 
 def main() -> None:

@@ -93,21 +93,37 @@ def _log(
     policy = "default" if memory is None else "bind"
     listed = " ".join(map(str, nodes))
     lines = [
-        MARK, head, f"policy: {policy}", f"preferred node: {nodes[0]}", f"physcpubind: {pus} ",
-        f"cpubind: {listed} ", f"nodebind: {listed} ", f"membind: {bound} ", "preferred: ",
-        "nvbandwidth Version: v0.6", "Built from Git version: v0.6", "",
-        "CUDA Runtime Version: 12060", "CUDA Driver Version: 12060", "Driver Version: 560.35.03",
+        MARK,
+        head,
+        f"policy: {policy}",
+        f"preferred node: {nodes[0]}",
+        f"physcpubind: {pus} ",
+        f"cpubind: {listed} ",
+        f"nodebind: {listed} ",
+        f"membind: {bound} ",
+        "preferred: ",
+        "nvbandwidth Version: v0.6",
+        "Built from Git version: v0.6",
+        "",
+        "CUDA Runtime Version: 12060",
+        "CUDA Driver Version: 12060",
+        "Driver Version: 560.35.03",
         "",
         *(f"Device {n}: NVIDIA GH200 120GB (000000{gpu}9:01:00)" for n, gpu in enumerate(gpus)),
         "",
-    ]  # fmt: skip
+    ]
     columns = "".join(f"{number:>10}" for number in range(len(gpus)))
     for what, name, title in _TESTS:
         figures = "".join(f"{value:>10.2f}" for value in rows[what])
         lines += [
-            f"Running {name}.", title, f"  {columns}", f" 0{figures}", "",
-            f"SUM {name} {sum(rows[what]):.2f}", "",
-        ]  # fmt: skip
+            f"Running {name}.",
+            title,
+            f"  {columns}",
+            f" 0{figures}",
+            "",
+            f"SUM {name} {sum(rows[what]):.2f}",
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -155,9 +155,16 @@ def _explain(path: Path, text: object) -> None:
 
 
 COLUMNS = (
-    "layout", "vCPUs", "nodes", "cells", "GPUs placed", "LLCs", "memory", "remote DMA",
+    "layout",
+    "vCPUs",
+    "nodes",
+    "cells",
+    "GPUs placed",
+    "LLCs",
+    "memory",
+    "remote DMA",
     "placement, or why not",
-)  # fmt: skip
+)
 
 _BINDINGS = {
     MemoryBinding.AS_IT_WAS: "as it was",

@@ -89,30 +89,52 @@ def build(wheel: Path, manual_pages: Path, dist: Path) -> Path:
         shutil.rmtree(cache)
     size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())
     control = CONTROL.format(
-        version=version, architecture=architecture, kibibytes=size // 1024, python=PYTHON,
+        version=version,
+        architecture=architecture,
+        kibibytes=size // 1024,
+        python=PYTHON,
         next_python=NEXT_PYTHON,
-    )  # fmt: skip
+    )
     _write(tree / "DEBIAN/control", control)
     # Bytecode is made at installation, as Debian's own packages do, and goes before removal.
-    _write(tree / "DEBIAN/postinst", "#!/bin/sh\nset -e\npython3 -I -m compileall -qq "
-           "/usr/lib/homenode || true\n", 0o755)  # fmt: skip
-    _write(tree / "DEBIAN/prerm", "#!/bin/sh\nset -e\nfind /usr/lib/homenode -name __pycache__ "
-           "-type d -prune -exec rm -rf {} +\n", 0o755)  # fmt: skip
+    _write(
+        tree / "DEBIAN/postinst",
+        "#!/bin/sh\nset -e\npython3 -I -m compileall -qq /usr/lib/homenode || true\n",
+        0o755,
+    )
+    _write(
+        tree / "DEBIAN/prerm",
+        "#!/bin/sh\nset -e\nfind /usr/lib/homenode -name __pycache__ "
+        "-type d -prune -exec rm -rf {} +\n",
+        0o755,
+    )
     package = dist / f"homenode_{version}_{architecture}.deb"
     subprocess.run(
         ["dpkg-deb", "--root-owner-group", "-Zxz", "--build", str(tree), str(package)],
-        check=True, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     shutil.rmtree(tree)
     return package
 
 
 def _install(target: Path, *arguments: str) -> None:
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-         "--no-compile", "--target", str(target), "--upgrade", *arguments],
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--target",
+            str(target),
+            "--upgrade",
+            *arguments,
+        ],
         check=True,
-    )  # fmt: skip
+    )
 
 
 def _completion(library: Path, shell: str) -> str:
@@ -120,8 +142,11 @@ def _completion(library: Path, shell: str) -> str:
     asked = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
     done = subprocess.run(
         [sys.executable, "-c", START_AS_INSTALLED],
-        env={**os.environ, **asked}, check=True, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**os.environ, **asked},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     if "homenode" not in done.stdout:
         raise SystemExit(f"completion for {shell}: expected a script, found {done.stdout!r}")
     return done.stdout

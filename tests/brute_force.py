@@ -39,33 +39,72 @@ from homenode.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.units import GIB, MIB
 
 _LAST = (
-    "gpu_link_groups", "gpu_sets_lost", "unisolated_cores", "llcs_spanned", "pages_to_reserve",
-    "balance_cores", "balance_memory", "unevenness", "nodes", "split", "gpus",
-)  # fmt: skip
+    "gpu_link_groups",
+    "gpu_sets_lost",
+    "unisolated_cores",
+    "llcs_spanned",
+    "pages_to_reserve",
+    "balance_cores",
+    "balance_memory",
+    "unevenness",
+    "nodes",
+    "split",
+    "gpus",
+)
 _NEAR = ("device_class", "packages_spanned")
 _HOME = "gpus_away_from_home"
 ORDER = {
     (Policy.CORES_FIRST, True): (
-        *_NEAR, _HOME, "nodes_spanned", "node_distance", "device_distance", *_LAST,
+        *_NEAR,
+        _HOME,
+        "nodes_spanned",
+        "node_distance",
+        "device_distance",
+        *_LAST,
     ),
     (Policy.CORES_FIRST, False): (
-        *_NEAR, "nodes_spanned", "node_distance", _HOME, "device_distance", *_LAST,
+        *_NEAR,
+        "nodes_spanned",
+        "node_distance",
+        _HOME,
+        "device_distance",
+        *_LAST,
     ),
     (Policy.MEMORY_FIRST, True): (
-        "nodes_spanned", *_NEAR, _HOME, "node_distance", "device_distance", *_LAST,
+        "nodes_spanned",
+        *_NEAR,
+        _HOME,
+        "node_distance",
+        "device_distance",
+        *_LAST,
     ),
     (Policy.MEMORY_FIRST, False): (
-        "nodes_spanned", *_NEAR, "node_distance", _HOME, "device_distance", *_LAST,
+        "nodes_spanned",
+        *_NEAR,
+        "node_distance",
+        _HOME,
+        "device_distance",
+        *_LAST,
     ),
     (Policy.SPREAD, True): (
-        "minus_nodes_spanned", *_NEAR, _HOME, "node_distance", "device_distance", *_LAST,
+        "minus_nodes_spanned",
+        *_NEAR,
+        _HOME,
+        "node_distance",
+        "device_distance",
+        *_LAST,
     ),
     (Policy.SPREAD, False): (
-        "minus_nodes_spanned", *_NEAR, "node_distance", _HOME, "device_distance", *_LAST,
+        "minus_nodes_spanned",
+        *_NEAR,
+        "node_distance",
+        _HOME,
+        "device_distance",
+        *_LAST,
     ),
     (Policy.ANY, True): ("nodes_spanned", *_LAST),
     (Policy.ANY, False): ("nodes_spanned", *_LAST),
-}  # fmt: skip
+}
 """Names of the terms by policy, and by whether the layout shows the guest its PCIe tree.
 
 The record has those of cores-first; the others put first what their name says, and `any` leaves

@@ -40,12 +40,19 @@ class Tab:
 
     def open(self, path: Path, *, width: int, height: int = 900, dark: bool = False) -> None:
         """Load a file in a window of this size, and wait until it is drawn."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
         self.media(dark=dark)
         self.call("Page.navigate", url=path.as_uri())
-        self.wait("document.readyState === 'complete' && "
-                  "performance.getEntriesByName('first-contentful-paint').length > 0")  # fmt: skip
+        self.wait(
+            "document.readyState === 'complete' && "
+            "performance.getEntriesByName('first-contentful-paint').length > 0"
+        )
 
     def media(self, *, dark: bool = False, paper: bool = False) -> None:
         """What the viewer prefers, and whether the page is being printed."""
@@ -68,8 +75,13 @@ class Tab:
         """A key, down and up."""
         text = {"Enter": "\r", " ": " "}.get(key, "")
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
-                      text=text if kind == "keyDown" else "")  # fmt: skip
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                windowsVirtualKeyCode=code,
+                text=text if kind == "keyDown" else "",
+            )
 
     def click(self, selector: str) -> None:
         """The middle of an element, by the mouse."""
@@ -79,8 +91,14 @@ class Tab:
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])({element}.getBoundingClientRect())"
         )
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left",
-                      clickCount=1)  # fmt: skip
+            self.call(
+                "Input.dispatchMouseEvent",
+                type=kind,
+                x=box[0],
+                y=box[1],
+                button="left",
+                clickCount=1,
+            )
 
     def picture(self, path: Path) -> None:
         """A screenshot of what is seen."""
@@ -142,13 +160,23 @@ def opened_tab(profile: Path) -> Iterator[Tab]:
 
     browser = subprocess.Popen(
         [
-            PROGRAM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-            "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe",
-            f"--user-data-dir={profile}", "about:blank",
+            PROGRAM,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={profile}",
+            "about:blank",
         ],
-        preexec_fn=hand_over, close_fds=False, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        preexec_fn=hand_over,
+        close_fds=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         yield Tab(commands_in, answers_out)
     finally:

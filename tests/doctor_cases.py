@@ -39,9 +39,11 @@ class Case:
 
 
 def case(
-    has: str, found: Callable[[], Sequence[Finding]],
-    nearly: str, silent: Callable[[], Sequence[Finding]],
-) -> Case:  # fmt: skip
+    has: str,
+    found: Callable[[], Sequence[Finding]],
+    nearly: str,
+    silent: Callable[[], Sequence[Finding]],
+) -> Case:
     return Case(Fixture(has, found), Fixture(nearly, silent))
 
 
@@ -83,9 +85,10 @@ def link_at(gt_per_s: float, width: int, **fields: Any) -> Host:
 def _errors(correctable: int, fatal: int = 0) -> Host:
     lost = (("DLP", fatal),) if fatal else ()
     return changed(
-        host(DESKTOP), is_gpu,
+        host(DESKTOP),
+        is_gpu,
         errors=PciErrors((("BadTLP", correctable),) if correctable else (), (), lost),
-    )  # fmt: skip
+    )
 
 
 def _acs(flags: tuple[str, ...], driver: str | None = "nvidia") -> Host:
@@ -158,36 +161,42 @@ def _silent(kind: str) -> str:
 
 HOST_CASES: dict[str, Case] = {
     "pcie-link-slow": case(
-        "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s", lambda: of_host(host(SICK)),
+        "rtx5090-epyc7702: 8 GPUs at 5 GT/s on ports of 16 GT/s",
+        lambda: of_host(host(SICK)),
         "a card for 16 GT/s on a port for 8 GT/s, at 8 GT/s",
-        lambda: of_host(changed(
-            link_at(8.0, 16), lambda d: d.bdf != GPU_4080 and d.link is not None,
-            link=PciLink(8.0, 16, 8.0, 16))),
+        lambda: of_host(
+            changed(
+                link_at(8.0, 16),
+                lambda d: d.bdf != GPU_4080 and d.link is not None,
+                link=PciLink(8.0, 16, 8.0, 16),
+            )
+        ),
     ),
     "pcie-link-narrow": case(
-        "rtx4080-i9-14900k with its GPU at x8 of x16", lambda: of_host(link_at(16.0, 8)),
+        "rtx4080-i9-14900k with its GPU at x8 of x16",
+        lambda: of_host(link_at(16.0, 8)),
         "the same in a slot that is known to have 8 lanes",
         lambda: of_host(link_at(16.0, 8), Circumstances(known_widths={GPU_4080: 8})),
     ),
     "pcie-link-idle": case(
         "rtx4080-i9-14900k with its GPU at 2.5 GT/s and nothing known of its load",
         lambda: of_host(link_at(2.5, 16)),
-        "the same at 16 GT/s", lambda: of_host(link_at(16.0, 16, performance_state="P8")),
+        "the same at 16 GT/s",
+        lambda: of_host(link_at(16.0, 16, performance_state="P8")),
     ),
     "pcie-target-low": case(
         "rtx4080-i9-14900k at 16 GT/s, and its port's target at 5 GT/s",
-        lambda: of_host(changed(
-            host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=5.0)),
+        lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=5.0)),
         "its target at 32 GT/s, which the card cannot",
-        lambda: of_host(changed(
-            host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=32.0)),
+        lambda: of_host(changed(host(DESKTOP), lambda d: d.bdf == PORT_4080, target_gt_per_s=32.0)),
     ),
     "pcie-link-unknown": case(
         "rtx4080-i9-14900k as lspci shows it to a user who is not root",
         lambda: of_host(changed(host(DESKTOP), lambda d: True, link=None)),
         "the same with a GPU that is a part of the root complex",
-        lambda: of_host(changed(
-            changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)),
+        lambda: of_host(
+            changed(changed(host(DESKTOP), lambda d: True, link=None), is_gpu, parent=None)
+        ),
     ),
     "device-silent": case(
         "a listing in which a GPU has revision ff and header type 7f",
@@ -198,53 +207,70 @@ HOST_CASES: dict[str, Case] = {
     "listing-cut": case(
         "a listing of lspci -vvv that ends within a line",
         lambda: of_host(host_from_lspci(arc()[:-6], "arc")),
-        "the same to its end", lambda: of_host(host_from_lspci(arc() + "\n", "arc")),
+        "the same to its end",
+        lambda: of_host(host_from_lspci(arc() + "\n", "arc")),
     ),
     "pcie-link-dropped": case(
         "rtx5090-epyc7702 after the start of a VM with its GPUs",
         lambda: list(dropped_links(host(SICK), gpus(SICK, 8), "vm", {})),
         "rtx4080-i9-14900k with its GPU at x8 before and after the start of a VM",
-        lambda: list(dropped_links(
-            link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})),
+        lambda: list(
+            dropped_links(link_at(16.0, 8), (GPU_4080,), "vm", {GPU_4080: LinkRate(16.0, 8)})
+        ),
     ),
     "pcie-errors-uncorrected": case(
-        "rtx4080-i9-14900k with one DLP error", lambda: of_host(_errors(0, 1)),
-        "the same with 3 retries", lambda: of_host(_errors(3)),
+        "rtx4080-i9-14900k with one DLP error",
+        lambda: of_host(_errors(0, 1)),
+        "the same with 3 retries",
+        lambda: of_host(_errors(3)),
     ),
     "pcie-errors-corrected": case(
-        "rtx4080-i9-14900k with 1000 BadTLP", lambda: of_host(_errors(1000)),
-        "the same with 999", lambda: of_host(_errors(999)),
+        "rtx4080-i9-14900k with 1000 BadTLP",
+        lambda: of_host(_errors(1000)),
+        "the same with 999",
+        lambda: of_host(_errors(999)),
     ),
     "h2d-low": case(
-        "5.3 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(5.3e9)),
-        "24 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(24e9)),
+        "5.3 GB/s measured over 16 GT/s x16",
+        lambda: of_host(host(DESKTOP), _h2d(5.3e9)),
+        "24 GB/s measured over 16 GT/s x16",
+        lambda: of_host(host(DESKTOP), _h2d(24e9)),
     ),
     "h2d-above-link": case(
-        "40 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(40e9)),
-        "31 GB/s measured over 16 GT/s x16", lambda: of_host(host(DESKTOP), _h2d(31e9)),
+        "40 GB/s measured over 16 GT/s x16",
+        lambda: of_host(host(DESKTOP), _h2d(40e9)),
+        "31 GB/s measured over 16 GT/s x16",
+        lambda: of_host(host(DESKTOP), _h2d(31e9)),
     ),
     "node-spans-packages": case(
-        "epyc9654-2p-1node: two packages in one node", lambda: of_host(host("epyc9654-2p-1node")),
-        "hgx-h100: two packages, a node each", lambda: of_host(host(HGX)),
+        "epyc9654-2p-1node: two packages in one node",
+        lambda: of_host(host("epyc9654-2p-1node")),
+        "hgx-h100: two packages, a node each",
+        lambda: of_host(host(HGX)),
     ),
     "node-spans-llcs": case(
         "mi350x-epyc9575f: packages in NPS1, 8 caches in a node",
         lambda: of_host(host("mi350x-epyc9575f")),
-        "rtx4090-epyc7702: NPS4, 4 caches in a node", lambda: of_host(host("rtx4090-epyc7702")),
+        "rtx4090-epyc7702: NPS4, 4 caches in a node",
+        lambda: of_host(host("rtx4090-epyc7702")),
     ),
     "node-without-memory": case(
-        "x86-2p2n8c16t-node1-no-memory", lambda: of_host(host("x86-2p2n8c16t-node1-no-memory")),
+        "x86-2p2n8c16t-node1-no-memory",
+        lambda: of_host(host("x86-2p2n8c16t-node1-no-memory")),
         "x86-2p3n8c16t-node2-no-cpus: the node without CPUs has memory",
         lambda: of_host(host("x86-2p3n8c16t-node2-no-cpus")),
     ),
     "gpu-node-unknown": case(
-        "x86-2p2n8c16t-gpu-node-unknown", lambda: of_host(host("x86-2p2n8c16t-gpu-node-unknown")),
-        "rtx4080-i9-14900k: no node either, and only one there is", lambda: of_host(host(DESKTOP)),
+        "x86-2p2n8c16t-gpu-node-unknown",
+        lambda: of_host(host("x86-2p2n8c16t-gpu-node-unknown")),
+        "rtx4080-i9-14900k: no node either, and only one there is",
+        lambda: of_host(host(DESKTOP)),
     ),
     "p2p-redirected": case(
         "h200-xeon8558 with ReqRedir on its switches' ports",
         lambda: of_host(_acs(("CmpltRedir", "ReqRedir", "SrcValid"))),
-        "the same with SrcValid only", lambda: of_host(_acs(("SrcValid",))),
+        "the same with SrcValid only",
+        lambda: of_host(_acs(("SrcValid",))),
     ),
     "iommu-translates": case(
         "h200-xeon8558 with IOMMU domains of type DMA-FQ",
@@ -260,42 +286,63 @@ HOST_CASES: dict[str, Case] = {
     ),
     "idle-deep": case(
         "idle states of 890 µs under a pinned VM",
-        lambda: found_in(domain(2, pins=[0, 2]),
-                         settings(host(DESKTOP), idle_exit_latency_us=890)),
-        "idle states of 133 µs", lambda: found_in(
-            domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
+        lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=890)),
+        "idle states of 133 µs",
+        lambda: found_in(domain(2, pins=[0, 2]), settings(host(DESKTOP), idle_exit_latency_us=133)),
     ),
     "retrain-failed": case(
-        "a link that trains to 5 GT/s whatever it is given", lambda: _retrained(2),
-        "a link that trains to 16 GT/s", lambda: _retrained(None),
+        "a link that trains to 5 GT/s whatever it is given",
+        lambda: _retrained(2),
+        "a link that trains to 16 GT/s",
+        lambda: _retrained(None),
     ),
     "retrain-interrupted": case(
-        "a run that is killed at its second write", lambda: _interrupted(2),
-        "a run that is not", lambda: _interrupted(None),
+        "a run that is killed at its second write",
+        lambda: _interrupted(2),
+        "a run that is not",
+        lambda: _interrupted(None),
     ),
     "drift-topology": case(
-        "rtx4080-i9-14900k with half of its memory", lambda: _drifted(_with_memory(0.5)),
-        "with 1 % less, which another kernel takes", lambda: _drifted(_with_memory(0.99)),
+        "rtx4080-i9-14900k with half of its memory",
+        lambda: _drifted(_with_memory(0.5)),
+        "with 1 % less, which another kernel takes",
+        lambda: _drifted(_with_memory(0.99)),
     ),
     "drift-device": case(
-        "rtx4080-i9-14900k without its GPU", lambda: _drifted(replace(
-            host(DESKTOP), pci_devices=tuple(d for d in host(DESKTOP).pci_devices
-                                             if d.bdf.bus != GPU_4080.bus))),
+        "rtx4080-i9-14900k without its GPU",
+        lambda: _drifted(
+            replace(
+                host(DESKTOP),
+                pci_devices=tuple(
+                    d for d in host(DESKTOP).pci_devices if d.bdf.bus != GPU_4080.bus
+                ),
+            )
+        ),
         "with another name for it",
         lambda: _drifted(changed(host(DESKTOP), is_gpu, name="GeForce")),
     ),
     "drift-link": case(
-        "rtx4080-i9-14900k at 8 GT/s", lambda: _drifted(link_at(8.0, 16)),
-        "idle at 2.5 GT/s, certified at 16", lambda: _drifted(changed(
-            link_at(2.5, 16), lambda d: d.bdf == Bdf.parse("00:01.0"),
-            link=PciLink(2.5, 16, 32.0, 16))),
+        "rtx4080-i9-14900k at 8 GT/s",
+        lambda: _drifted(link_at(8.0, 16)),
+        "idle at 2.5 GT/s, certified at 16",
+        lambda: _drifted(
+            changed(
+                link_at(2.5, 16),
+                lambda d: d.bdf == Bdf.parse("00:01.0"),
+                link=PciLink(2.5, 16, 32.0, 16),
+            )
+        ),
     ),
     "drift-bandwidth": case(
-        "20 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 20e9, 24e9),
-        "24 GB/s where 24 were certified", lambda: _drifted(host(DESKTOP), 24e9, 24e9),
+        "20 GB/s where 24 were certified",
+        lambda: _drifted(host(DESKTOP), 20e9, 24e9),
+        "24 GB/s where 24 were certified",
+        lambda: _drifted(host(DESKTOP), 24e9, 24e9),
     ),
     "drift-huge-pages": case(
-        "a host certified with 64 pages of 1 GiB on a node that has 8", lambda: _with_pages(8, 8),
-        "the same host with all pages in use", lambda: _with_pages(64, 0),
+        "a host certified with 64 pages of 1 GiB on a node that has 8",
+        lambda: _with_pages(8, 8),
+        "the same host with all pages in use",
+        lambda: _with_pages(64, 0),
     ),
-}  # fmt: skip
+}

@@ -32,37 +32,50 @@ GUEST_CASES: dict[str, Case] = {
     "llc-straddled": case(
         "8 vCPUs on 8 caches of epyc9654-2p-1node",
         lambda: diagnosed(domain(8, pins=range(0, 64, 8)), "epyc9654-2p-1node"),
-        "8 vCPUs on the 8 cores of one", lambda: diagnosed(
-            domain(8, pins=range(8)), "epyc9654-2p-1node"),
+        "8 vCPUs on the 8 cores of one",
+        lambda: diagnosed(domain(8, pins=range(8)), "epyc9654-2p-1node"),
     ),
     "core-kinds-mixed": case(
         "vCPUs on P and E cores of rtx4080-i9-14900k",
         lambda: diagnosed(domain(4, pins=[0, 2, 16, 17]), DESKTOP),
-        "vCPUs on P cores, the emulator on E cores", lambda: diagnosed(
-            domain(4, pins=[0, 2, 4, 6], cputune="<emulatorpin cpuset='16-17'/>"), DESKTOP),
+        "vCPUs on P cores, the emulator on E cores",
+        lambda: diagnosed(
+            domain(4, pins=[0, 2, 4, 6], cputune="<emulatorpin cpuset='16-17'/>"), DESKTOP
+        ),
     ),
     "flat-over-nodes": case(
-        "a flat guest on both nodes of small-2n8c-2gpu", lambda: small(4, [0, 1, 4, 5]),
-        "two cells on both nodes", two_cells,
+        "a flat guest on both nodes of small-2n8c-2gpu",
+        lambda: small(4, [0, 1, 4, 5]),
+        "two cells on both nodes",
+        two_cells,
     ),
     "iothread-on-vcpu": case(
-        "an IOThread pinned to a vCPU's PU", lambda: small(
-            2, [0, 1], more="<iothreads>1</iothreads>",
-            cputune="<iothreadpin iothread='1' cpuset='1'/>"),
-        "an IOThread pinned to the PU next to them", lambda: small(
-            2, [0, 1], more="<iothreads>1</iothreads>",
-            cputune="<iothreadpin iothread='1' cpuset='2'/>"),
+        "an IOThread pinned to a vCPU's PU",
+        lambda: small(
+            2,
+            [0, 1],
+            more="<iothreads>1</iothreads>",
+            cputune="<iothreadpin iothread='1' cpuset='1'/>",
+        ),
+        "an IOThread pinned to the PU next to them",
+        lambda: small(
+            2,
+            [0, 1],
+            more="<iothreads>1</iothreads>",
+            cputune="<iothreadpin iothread='1' cpuset='2'/>",
+        ),
     ),
     "emulator-floats": case(
-        "pinned vCPUs without <emulatorpin>", lambda: small(2, [0, 1]),
+        "pinned vCPUs without <emulatorpin>",
+        lambda: small(2, [0, 1]),
         "the same with one",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
     "emulator-on-vcpu": case(
         "the emulator pinned to a vCPU's PU",
         lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='1-2'/>"),
-        "the emulator next to them", lambda: small(
-            2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
+        "the emulator next to them",
+        lambda: small(2, [0, 1], cputune="<emulatorpin cpuset='2-3'/>"),
     ),
     "floats-on-isolated": case(
         "vCPUs pinned to the isolated set 4-7 of x86-2p2n16c32t-isolated-pus",
@@ -71,104 +84,142 @@ GUEST_CASES: dict[str, Case] = {
         lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
     "emulator-on-isolated": case(
-        "the emulator pinned to isolated PUs 6-7", lambda: diagnosed(
-            domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='6-7'/>"), ISOLATED),
-        "the emulator on PUs 0-1, which are not isolated", lambda: diagnosed(
-            domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='0-1'/>"), ISOLATED),
+        "the emulator pinned to isolated PUs 6-7",
+        lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='6-7'/>"), ISOLATED),
+        "the emulator on PUs 0-1, which are not isolated",
+        lambda: diagnosed(domain(2, pins=[4, 5], cputune="<emulatorpin cpuset='0-1'/>"), ISOLATED),
     ),
     "isolated-unused": case(
         "vCPUs on PUs 0-1 where 4-7 are isolated",
         lambda: diagnosed(domain(2, pins=[0, 1]), ISOLATED),
-        "vCPUs on 4-5", lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
+        "vCPUs on 4-5",
+        lambda: diagnosed(domain(2, pins=[4, 5]), ISOLATED),
     ),
     "sockets-implicit": case(
-        "3 vCPUs without <topology>", lambda: small(3, [0, 1, 2]),
-        "3 vCPUs in one socket", lambda: small(3, [0, 1, 2], cpu=topology(1, 3)),
+        "3 vCPUs without <topology>",
+        lambda: small(3, [0, 1, 2]),
+        "3 vCPUs in one socket",
+        lambda: small(3, [0, 1, 2], cpu=topology(1, 3)),
     ),
     "socket-cut-by-cell": case(
-        "2 sockets of 3 vCPUs over cells of 2 and 4", lambda: small(
-            6, [0, 1, 4, 5, 6, 7], more=binding([0, 1], cell_mode="strict"),
-            cpu=topology(2, 3, inside=cells(["0-1", "2-5"], 2, [0, 1]))),
-        "2 sockets of 2 vCPUs over cells of 2", two_cells,
+        "2 sockets of 3 vCPUs over cells of 2 and 4",
+        lambda: small(
+            6,
+            [0, 1, 4, 5, 6, 7],
+            more=binding([0, 1], cell_mode="strict"),
+            cpu=topology(2, 3, inside=cells(["0-1", "2-5"], 2, [0, 1])),
+        ),
+        "2 sockets of 2 vCPUs over cells of 2",
+        two_cells,
     ),
     "threads-not-siblings": case(
-        "threads='2' on PUs 0, 2, 4, 6 of rtx4080-i9-14900k", lambda: siblings([0, 2, 4, 6]),
-        "threads='2' on PUs 0-3, which are two cores", lambda: siblings([0, 1, 2, 3]),
+        "threads='2' on PUs 0, 2, 4, 6 of rtx4080-i9-14900k",
+        lambda: siblings([0, 2, 4, 6]),
+        "threads='2' on PUs 0-3, which are two cores",
+        lambda: siblings([0, 1, 2, 3]),
     ),
     "topoext-missing": case(
-        "threads='2' on an AMD host without the feature", lambda: diagnosed(
-            domain(4, pins=[0, 64, 1, 65], cpu=topology(1, 2, 2)), "rtx5090-epyc7702"),
-        "the same with it", lambda: diagnosed(
-            domain(4, pins=[0, 64, 1, 65],
-                   cpu=topology(1, 2, 2, "<feature policy='require' name='topoext'/>")),
-            "rtx5090-epyc7702"),
+        "threads='2' on an AMD host without the feature",
+        lambda: diagnosed(
+            domain(4, pins=[0, 64, 1, 65], cpu=topology(1, 2, 2)), "rtx5090-epyc7702"
+        ),
+        "the same with it",
+        lambda: diagnosed(
+            domain(
+                4,
+                pins=[0, 64, 1, 65],
+                cpu=topology(1, 2, 2, "<feature policy='require' name='topoext'/>"),
+            ),
+            "rtx5090-epyc7702",
+        ),
     ),
     "cache-passthrough-false": case(
         "the host's cache passed through to 8 vCPUs on two caches of epyc9654-2p-1node",
         lambda: passthrough_cache([0, 1, 2, 3, 8, 9, 10, 11]),
-        "the same on one", lambda: passthrough_cache(range(8)),
+        "the same on one",
+        lambda: passthrough_cache(range(8)),
     ),
     "memory-unbound": case(
-        "pins on node 0 without <numatune>", lambda: small(2, [0, 1]),
-        "pins on node 0, memory bound there", lambda: small(2, [0, 1], more=binding([0])),
+        "pins on node 0 without <numatune>",
+        lambda: small(2, [0, 1]),
+        "pins on node 0, memory bound there",
+        lambda: small(2, [0, 1], more=binding([0])),
     ),
     "memory-elsewhere": case(
-        "pins on node 0, memory bound to node 1", lambda: small(2, [0, 1], more=binding([1])),
-        "pins on node 0, memory bound there", lambda: small(2, [0, 1], more=binding([0])),
+        "pins on node 0, memory bound to node 1",
+        lambda: small(2, [0, 1], more=binding([1])),
+        "pins on node 0, memory bound there",
+        lambda: small(2, [0, 1], more=binding([0])),
     ),
     "memnode-not-strict": case(
         "<memory mode='strict'> with <memnode mode='preferred'>",
-        lambda: two_cells(mode="preferred"), "both strict", two_cells,
+        lambda: two_cells(mode="preferred"),
+        "both strict",
+        two_cells,
     ),
     "memory-on-gpu": case(
         "memory bound to node 4 of gh200x4, which is a GPU's",
         lambda: diagnosed(domain(2, gib=8, pins=[0, 1], more=binding([4])), "gh200x4"),
-        "memory bound to node 0", lambda: diagnosed(
-            domain(2, gib=8, pins=[0, 1], more=binding([0])), "gh200x4"),
+        "memory bound to node 0",
+        lambda: diagnosed(domain(2, gib=8, pins=[0, 1], more=binding([0])), "gh200x4"),
     ),
     "device-far": case(
         "vCPUs and memory on node 0, the GPU on node 1",
         lambda: small(2, [0, 1], devices=SMALL_GPUS[1:], more=binding([0])),
-        "the GPU of node 0", lambda: small(
-            2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
+        "the GPU of node 0",
+        lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
     ),
     "pages-small": case(
         "16 GiB of ordinary pages where transparent_hugepage is never",
         lambda: diagnosed(domain(2, gib=16), settings(host(H200), transparent_hugepages="never")),
-        "the same where it is madvise", lambda: diagnosed(
-            domain(2, gib=16), settings(host(H200), transparent_hugepages="madvise")),
+        "the same where it is madvise",
+        lambda: diagnosed(domain(2, gib=16), settings(host(H200), transparent_hugepages="madvise")),
     ),
     "ksm-on": case(
         "ksm/run at 1 and ordinary pages",
         lambda: small(2, [], on=settings(host(SMALL), ksm_run=1)),
-        "ksm/run at 0", lambda: small(2, [], on=settings(host(SMALL), ksm_run=0)),
+        "ksm/run at 0",
+        lambda: small(2, [], on=settings(host(SMALL), ksm_run=0)),
     ),
     "numa-balancing": case(
-        "numa_balancing at 1 and unbound memory", lambda: small(
-            2, [0, 1], on=settings(host(SMALL), numa_balancing=1)),
-        "numa_balancing at 1 and bound memory", lambda: small(
-            2, [0, 1], more=binding([0]), on=settings(host(SMALL), numa_balancing=1)),
+        "numa_balancing at 1 and unbound memory",
+        lambda: small(2, [0, 1], on=settings(host(SMALL), numa_balancing=1)),
+        "numa_balancing at 1 and bound memory",
+        lambda: small(2, [0, 1], more=binding([0]), on=settings(host(SMALL), numa_balancing=1)),
     ),
     "iommu-off": case(
         "rtx4080-i9-14900k without an IOMMU",
-        lambda: diagnosed(domain(2, DESKTOP_GPU), changed(
-            settings(host(DESKTOP), iommus=()), lambda d: True, iommu_group=None)),
-        "where nothing shows whether it has one", lambda: diagnosed(
-            domain(2, DESKTOP_GPU), changed(host(DESKTOP), lambda d: True, iommu_group=None)),
+        lambda: diagnosed(
+            domain(2, DESKTOP_GPU),
+            changed(settings(host(DESKTOP), iommus=()), lambda d: True, iommu_group=None),
+        ),
+        "where nothing shows whether it has one",
+        lambda: diagnosed(
+            domain(2, DESKTOP_GPU), changed(host(DESKTOP), lambda d: True, iommu_group=None)
+        ),
     ),
     "not-bound-to-vfio": case(
-        "managed='no' and driver nvidia", lambda: diagnosed(
-            domain(2, DESKTOP_GPU, managed="no"), changed(host(DESKTOP), is_gpu, driver="nvidia")),
-        "managed='no' and driver mlx5_vfio_pci", lambda: diagnosed(
+        "managed='no' and driver nvidia",
+        lambda: diagnosed(
+            domain(2, DESKTOP_GPU, managed="no"), changed(host(DESKTOP), is_gpu, driver="nvidia")
+        ),
+        "managed='no' and driver mlx5_vfio_pci",
+        lambda: diagnosed(
             domain(2, DESKTOP_GPU, managed="no"),
-            changed(host(DESKTOP), is_gpu, driver="mlx5_vfio_pci")),
+            changed(host(DESKTOP), is_gpu, driver="mlx5_vfio_pci"),
+        ),
     ),
     "iommu-group-companions": case(
-        "a drive in the GPU's group", lambda: diagnosed(domain(2, DESKTOP_GPU), companion(9)),
-        "a drive in a group of its own", lambda: diagnosed(domain(2, DESKTOP_GPU), companion(8)),
+        "a drive in the GPU's group",
+        lambda: diagnosed(domain(2, DESKTOP_GPU), companion(9)),
+        "a drive in a group of its own",
+        lambda: diagnosed(domain(2, DESKTOP_GPU), companion(8)),
     ),
     "dma-map-limit": case(
-        "a SEV-SNP guest of 256 GiB", lambda: snp(256), "one of 64 GiB", lambda: snp(64),
+        "a SEV-SNP guest of 256 GiB",
+        lambda: snp(256),
+        "one of 64 GiB",
+        lambda: snp(64),
     ),
     "address-bits-small": case(
         "7 GPUs with 256 GiB of BARs each and a CPU model with 40 bits",
@@ -177,141 +228,201 @@ GUEST_CASES: dict[str, Case] = {
         lambda: custom_cpu(BIG, "<cpu mode='host-passthrough'/>"),
     ),
     "pci-window-small": case(
-        "OVMF and a CPU model of 46 bits for 256 GiB of BARs", lambda: custom_cpu(
-            BIG[:1], "<cpu mode='custom'><model>Cascadelake-Server</model>"
-            "<maxphysaddr mode='emulate' bits='46'/></cpu>", "<os firmware='efi'>"),
+        "OVMF and a CPU model of 46 bits for 256 GiB of BARs",
+        lambda: custom_cpu(
+            BIG[:1],
+            "<cpu mode='custom'><model>Cascadelake-Server</model>"
+            "<maxphysaddr mode='emulate' bits='46'/></cpu>",
+            "<os firmware='efi'>",
+        ),
         "the same with host-passthrough",
         lambda: custom_cpu(BIG[:1], "<cpu mode='host-passthrough'/>", "<os firmware='efi'>"),
     ),
     # What homenode verify finds too.
     "unpinned": case(
-        "2 vCPUs without pins", lambda: small(2, []), "2 vCPUs with pins", lambda: small(2, [0, 1]),
+        "2 vCPUs without pins",
+        lambda: small(2, []),
+        "2 vCPUs with pins",
+        lambda: small(2, [0, 1]),
     ),
     "vcpu-not-pinned": case(
-        "3 vCPUs, 2 of them pinned", lambda: small(3, [0, 1]),
-        "3 vCPUs, all of them pinned", lambda: small(3, [0, 1, 2]),
+        "3 vCPUs, 2 of them pinned",
+        lambda: small(3, [0, 1]),
+        "3 vCPUs, all of them pinned",
+        lambda: small(3, [0, 1, 2]),
     ),
     "pu-shared": case(
-        "two vCPUs on PU 1", lambda: small(2, [1, 1]),
-        "two vCPUs on the set 0-1", lambda: small(2, ["0-1", "0-1"]),
+        "two vCPUs on PU 1",
+        lambda: small(2, [1, 1]),
+        "two vCPUs on the set 0-1",
+        lambda: small(2, ["0-1", "0-1"]),
     ),
     "core-shared": case(
         "vCPUs on PUs 0 and 1 of rtx4080-i9-14900k, one P core",
         lambda: diagnosed(domain(2, pins=[0, 1]), DESKTOP),
-        "the same, and the guest is shown siblings", lambda: diagnosed(
-            domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
+        "the same, and the guest is shown siblings",
+        lambda: diagnosed(domain(2, pins=[0, 1], cpu=topology(1, 1, 2)), DESKTOP),
     ),
     "core-taken": case(
-        "a vCPU on a PU of running domain 'other'", lambda: small(2, [0, 1], on=in_use("1")),
-        "domain 'other' on PU 2", lambda: small(2, [0, 1], on=in_use("2")),
+        "a vCPU on a PU of running domain 'other'",
+        lambda: small(2, [0, 1], on=in_use("1")),
+        "domain 'other' on PU 2",
+        lambda: small(2, [0, 1], on=in_use("2")),
     ),
     "pin-of-no-pu": case(
-        "a vCPU on PU 8 of small-2n8c-2gpu", lambda: small(2, [0, 8]),
-        "a vCPU on PU 7, its last", lambda: small(2, [0, 7]),
+        "a vCPU on PU 8 of small-2n8c-2gpu",
+        lambda: small(2, [0, 8]),
+        "a vCPU on PU 7, its last",
+        lambda: small(2, [0, 7]),
     ),
     "pin-of-offline-pu": case(
         "a vCPU on PU 3 of x86-2p2n8c16t-offline-pus",
         lambda: diagnosed(domain(1, pins=[3]), "x86-2p2n8c16t-offline-pus"),
-        "a vCPU on PU 2", lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-offline-pus"),
+        "a vCPU on PU 2",
+        lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-offline-pus"),
     ),
     "pin-of-disallowed-pu": case(
         "a vCPU on PU 0 of x86-2p2n8c16t-disallowed-pus",
         lambda: diagnosed(domain(1, pins=[0]), "x86-2p2n8c16t-disallowed-pus"),
-        "a vCPU on PU 2", lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-disallowed-pus"),
+        "a vCPU on PU 2",
+        lambda: diagnosed(domain(1, pins=[2]), "x86-2p2n8c16t-disallowed-pus"),
     ),
     "pin-off-node": case(
-        "a cell's vCPUs on the other cell's node", lambda: two_cells((0, 4, 1, 5)),
-        "each on its own", two_cells,
+        "a cell's vCPUs on the other cell's node",
+        lambda: two_cells((0, 4, 1, 5)),
+        "each on its own",
+        two_cells,
     ),
     "memlock-low": case(
-        "2 GiB and a GPU with a <hard_limit> of 2 GiB", lambda: small(
-            2, [0, 1], devices=SMALL_GPUS[:1],
-            more="<memtune><hard_limit unit='GiB'>2</hard_limit></memtune>"),
-        "a <hard_limit> of 3 GiB", lambda: small(
-            2, [0, 1], devices=SMALL_GPUS[:1],
-            more="<memtune><hard_limit unit='GiB'>3</hard_limit></memtune>"),
+        "2 GiB and a GPU with a <hard_limit> of 2 GiB",
+        lambda: small(
+            2,
+            [0, 1],
+            devices=SMALL_GPUS[:1],
+            more="<memtune><hard_limit unit='GiB'>2</hard_limit></memtune>",
+        ),
+        "a <hard_limit> of 3 GiB",
+        lambda: small(
+            2,
+            [0, 1],
+            devices=SMALL_GPUS[:1],
+            more="<memtune><hard_limit unit='GiB'>3</hard_limit></memtune>",
+        ),
     ),
     "acpi-missing": case(
-        "two cells without <acpi/>", two_cells,
-        "the same cells with it", lambda: two_cells(more="<features><acpi/></features>"),
+        "two cells without <acpi/>",
+        two_cells,
+        "the same cells with it",
+        lambda: two_cells(more="<features><acpi/></features>"),
     ),
     "vcpus-above-pus": case(
-        "9 vCPUs on the 8 PUs of small-2n8c-2gpu", lambda: small(9, []),
-        "8 vCPUs there", lambda: small(8, []),
+        "9 vCPUs on the 8 PUs of small-2n8c-2gpu",
+        lambda: small(9, []),
+        "8 vCPUs there",
+        lambda: small(8, []),
     ),
     "memory-of-no-node": case(
-        "memory bound to node 2 of two", lambda: small(2, [0, 1], more=binding([2])),
-        "memory bound to node 1", lambda: small(2, [0, 1], more=binding([1])),
+        "memory bound to node 2 of two",
+        lambda: small(2, [0, 1], more=binding([2])),
+        "memory bound to node 1",
+        lambda: small(2, [0, 1], more=binding([1])),
     ),
     "memory-of-empty-node": case(
-        "memory bound to node 1 of x86-2p2n8c16t-node1-no-memory", lambda: diagnosed(
-            domain(2, gib=2, pins=[4, 5], more=binding([1])), "x86-2p2n8c16t-node1-no-memory"),
-        "memory bound to node 0", lambda: diagnosed(
-            domain(2, gib=2, pins=[0, 1], more=binding([0])), "x86-2p2n8c16t-node1-no-memory"),
+        "memory bound to node 1 of x86-2p2n8c16t-node1-no-memory",
+        lambda: diagnosed(
+            domain(2, gib=2, pins=[4, 5], more=binding([1])), "x86-2p2n8c16t-node1-no-memory"
+        ),
+        "memory bound to node 0",
+        lambda: diagnosed(
+            domain(2, gib=2, pins=[0, 1], more=binding([0])), "x86-2p2n8c16t-node1-no-memory"
+        ),
     ),
     "memory-short": case(
-        "5 GiB bound to a node of 4 GiB", lambda: small(2, [0, 1], gib=5, more=binding([0])),
-        "3 GiB bound to it", lambda: small(2, [0, 1], gib=3, more=binding([0])),
+        "5 GiB bound to a node of 4 GiB",
+        lambda: small(2, [0, 1], gib=5, more=binding([0])),
+        "3 GiB bound to it",
+        lambda: small(2, [0, 1], gib=3, more=binding([0])),
     ),
     "huge-pages-unknown": case(
-        "huge pages on a host that shows none", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(2)),
-        "on one that gives", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
+        "huge pages on a host that shows none",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(2)),
+        "on one that gives",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
     ),
     "huge-page-size": case(
-        "pages of 1 GiB where the host has 2 MiB", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(1024), on=pools(2 * MIB, 4096)),
-        "pages of 2 MiB there", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
+        "pages of 1 GiB where the host has 2 MiB",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(1024), on=pools(2 * MIB, 4096)),
+        "pages of 2 MiB there",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 4096)),
     ),
     "huge-pages-short": case(
-        "2 GiB where 512 pages of 2 MiB are free", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 512)),
-        "where 1024 are", lambda: small(
-            2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 1024)),
+        "2 GiB where 512 pages of 2 MiB are free",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 512)),
+        "where 1024 are",
+        lambda: small(2, [0, 1], more=binding([0]) + hugepages(2), on=pools(2 * MIB, 1024)),
     ),
     "huge-pages-not-whole": case(
-        "cells of 1.5 GiB in pages of 1 GiB", lambda: small(
-            4, [0, 1, 4, 5], gib=3, on=pools(GIB, 4),
-            cpu=topology(2, 2, inside=cells(["0-1", "2-3"], 3, []).replace(
-                "memory='1' unit='GiB'", "memory='1536' unit='MiB'")),
-            more=binding([0, 1], cell_mode="strict") + hugepages(1024)),
-        "cells of 1 GiB", lambda: two_cells(more=hugepages(1024), on=pools(GIB, 4)),
+        "cells of 1.5 GiB in pages of 1 GiB",
+        lambda: small(
+            4,
+            [0, 1, 4, 5],
+            gib=3,
+            on=pools(GIB, 4),
+            cpu=topology(
+                2,
+                2,
+                inside=cells(["0-1", "2-3"], 3, []).replace(
+                    "memory='1' unit='GiB'", "memory='1536' unit='MiB'"
+                ),
+            ),
+            more=binding([0, 1], cell_mode="strict") + hugepages(1024),
+        ),
+        "cells of 1 GiB",
+        lambda: two_cells(more=hugepages(1024), on=pools(GIB, 4)),
     ),
     "expander-on-other-machine": case(
-        "an expander bus on i440fx", lambda: diagnosed(_expander("pc"), SMALL),
-        "one on q35", lambda: diagnosed(_expander("q35"), SMALL),
+        "an expander bus on i440fx",
+        lambda: diagnosed(_expander("pc"), SMALL),
+        "one on q35",
+        lambda: diagnosed(_expander("q35"), SMALL),
     ),
     "devices-unknown": case(
-        "a GPU, and a host whose source gives no devices", lambda: small(
-            2, [0, 1], devices=SMALL_GPUS[:1], on=replace(host(SMALL), pci_devices=())),
-        "no GPU there", lambda: small(2, [0, 1], on=replace(host(SMALL), pci_devices=())),
+        "a GPU, and a host whose source gives no devices",
+        lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], on=replace(host(SMALL), pci_devices=())),
+        "no GPU there",
+        lambda: small(2, [0, 1], on=replace(host(SMALL), pci_devices=())),
     ),
     "device-of-no-host": case(
         "a device at 91:00.0, where small-2n8c-2gpu has none",
         lambda: small(2, [0, 1], devices=[Bdf.parse("91:00.0")]),
-        "one at 81:00.0", lambda: small(2, [0, 1], devices=SMALL_GPUS[1:]),
+        "one at 81:00.0",
+        lambda: small(2, [0, 1], devices=SMALL_GPUS[1:]),
     ),
     "device-in-use": case(
         "a GPU that running domain 'other' has",
         lambda: small(1, [5], devices=SMALL_GPUS[1:], on=in_use("2")),
-        "the GPU that it has not", lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
+        "the GPU that it has not",
+        lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
     ),
     "iommu-group-shared": case(
         "the GPU passed, its audio function driven by snd_hda_intel",
         lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("snd_hda_intel")),
-        "driven by vfio-pci", lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("vfio-pci")),
+        "driven by vfio-pci",
+        lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("vfio-pci")),
     ),
     "device-without-cell": case(
-        "two cells and the GPUs on the root bus", lambda: two_cells(devices=SMALL_GPUS),
-        "one cell", lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
+        "two cells and the GPUs on the root bus",
+        lambda: two_cells(devices=SMALL_GPUS),
+        "one cell",
+        lambda: small(2, [0, 1], devices=SMALL_GPUS[:1], more=binding([0])),
     ),
     "device-on-other-cell": case(
-        "GPUs on each other's expander bus", lambda: _planned(swapped=True),
-        "GPUs on their own", lambda: _planned(swapped=False),
+        "GPUs on each other's expander bus",
+        lambda: _planned(swapped=True),
+        "GPUs on their own",
+        lambda: _planned(swapped=False),
     ),
-}  # fmt: skip
+}
 
 
 def _expander(machine: str) -> bytes:

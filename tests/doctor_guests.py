@@ -18,27 +18,43 @@ BIG = gpus(H200, 7)
 
 
 def small(
-    vcpus: int, pins: Sequence[int | str], *, devices: Sequence[Bdf] = (), more: str = "",
-    cpu: str = "<cpu mode='host-passthrough'/>", cputune: str = "", gib: int = 2,
+    vcpus: int,
+    pins: Sequence[int | str],
+    *,
+    devices: Sequence[Bdf] = (),
+    more: str = "",
+    cpu: str = "<cpu mode='host-passthrough'/>",
+    cputune: str = "",
+    gib: int = 2,
     on: Host | None = None,
-) -> tuple[Finding, ...]:  # fmt: skip
+) -> tuple[Finding, ...]:
     """What is found of a domain on the small host: nodes 0-3 and 4-7, a GPU on each."""
     xml = domain(vcpus, devices, gib=gib, pins=pins, more=more, cpu=cpu, cputune=cputune)
     return diagnosed(xml, host(SMALL) if on is None else on)
 
 
 def two_cells(
-    pins: Sequence[int | str] = (0, 1, 4, 5), *, nodes: Sequence[int] = (0, 1),
-    mode: str = "strict", devices: Sequence[Bdf] = (), bound: bool = True, more: str = "",
-    on: Host | None = None, shape: tuple[int, int, int] = (2, 2, 1),
+    pins: Sequence[int | str] = (0, 1, 4, 5),
+    *,
+    nodes: Sequence[int] = (0, 1),
+    mode: str = "strict",
+    devices: Sequence[Bdf] = (),
+    bound: bool = True,
+    more: str = "",
+    on: Host | None = None,
+    shape: tuple[int, int, int] = (2, 2, 1),
     split: Sequence[str] = ("0-1", "2-3"),
-) -> tuple[Finding, ...]:  # fmt: skip
+) -> tuple[Finding, ...]:
     """The same with two cells of two vCPUs, bound to the nodes."""
     return small(
-        4, pins, devices=devices, on=on, gib=2,
+        4,
+        pins,
+        devices=devices,
+        on=on,
+        gib=2,
         cpu=topology(*shape, inside=cells(split, 2, nodes)),
         more=(binding(nodes, cell_mode=mode) if bound else "") + more,
-    )  # fmt: skip
+    )
 
 
 def pools(page_bytes: int, pages: int) -> Host:
@@ -56,10 +72,17 @@ def in_use(pus: str) -> Host:
     from homenode.cpuset import CpuSet
 
     other = RunningDomain(
-        name="other", running=True, vcpu_pins=(CpuSet.parse(pus),), emulator_pus=None,
-        iothread_pus=(), memory_bytes=GIB, memory_bound=False, memory_by_node=(), page_bytes=None,
+        name="other",
+        running=True,
+        vcpu_pins=(CpuSet.parse(pus),),
+        emulator_pus=None,
+        iothread_pus=(),
+        memory_bytes=GIB,
+        memory_bound=False,
+        memory_by_node=(),
+        page_bytes=None,
         devices=(SMALL_GPUS[1],),
-    )  # fmt: skip
+    )
     return replace(host(SMALL), domains=(other,))
 
 

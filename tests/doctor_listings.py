@@ -2,9 +2,17 @@
 
 
 def port(
-    bdf: str, ids: str, kind: str, primary: str, secondary: str, subordinate: str,
-    most: float, lanes: int, speed: float, width: int,
-) -> str:  # fmt: skip
+    bdf: str,
+    ids: str,
+    kind: str,
+    primary: str,
+    secondary: str,
+    subordinate: str,
+    most: float,
+    lanes: int,
+    speed: float,
+    width: int,
+) -> str:
     """A bridge with its buses, what its link can and what it has."""
     return (
         f"{bdf} PCI bridge [0604]: A maker's bridge [{ids}]\n"

@@ -38,9 +38,14 @@ def interrupting(there: Host, bdf: Bdf, pus: Sequence[str], driver: str = "mlx5_
 def quiet(there: Host, *, node: int = 0, first: int = 8, **more: str) -> tuple[Finding, ...]:
     """A VM on 4 PUs of the HGX host, with a GPU of node 0."""
     xml = domain(
-        4, gpus(HGX, 1), gib=8, pins=range(first, first + 4), cpu=topology(1, 4),
-        more=binding([node]), cputune="<emulatorpin cpuset='0-1'/>",
-    )  # fmt: skip
+        4,
+        gpus(HGX, 1),
+        gib=8,
+        pins=range(first, first + 4),
+        cpu=topology(1, 4),
+        more=binding([node]),
+        cputune="<emulatorpin cpuset='0-1'/>",
+    )
     return diagnosed(xml, there)
 
 
@@ -85,8 +90,7 @@ QUIET_CASES: dict[str, Case] = {
         "a NIC of hgx-h100 that interrupts isolated PU 9, where a vCPU is",
         lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, ["9", "0"])),
         "a NIC that has an interrupt for every PU",
-        lambda: quiet(interrupting(
-            set_apart(host(HGX), range(8, 12)), NIC, _every_pu(host(HGX)))),
+        lambda: quiet(interrupting(set_apart(host(HGX), range(8, 12)), NIC, _every_pu(host(HGX)))),
     ),
     "irqbalance-on-vcpus": case(
         "irqbalance running, and an interrupt of a NIC on a vCPU's PU",
@@ -104,22 +108,23 @@ QUIET_CASES: dict[str, Case] = {
         "threads='2' where SMT control says off",
         lambda: diagnosed(
             domain(2, pins=[0, 1], cpu=topology(1, 1, 2)),
-            settings(host(SMT_OFF), smt_control="off")),
+            settings(host(SMT_OFF), smt_control="off"),
+        ),
         "threads='1' there",
         lambda: diagnosed(
-            domain(2, pins=[0, 1], cpu=topology(1, 2)),
-            settings(host(SMT_OFF), smt_control="off")),
+            domain(2, pins=[0, 1], cpu=topology(1, 2)), settings(host(SMT_OFF), smt_control="off")
+        ),
     ),
     "emulator-on-sibling": case(
         "the emulator on PU 1 of rtx4080-i9-14900k, sibling of a vCPU's PU 0",
-        lambda: diagnosed(
-            domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
+        lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='1'/>"), DESKTOP),
         "the emulator on PU 16, which has no vCPU next to it",
-        lambda: diagnosed(
-            domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
+        lambda: diagnosed(domain(2, pins=[0, 2], cputune="<emulatorpin cpuset='16'/>"), DESKTOP),
     ),
     "governor-mixed": case(
         "two vCPUs with governor performance and two with powersave of intel_pstate",
-        lambda: _mixed("powersave"), "four with performance", lambda: _mixed("performance"),
+        lambda: _mixed("powersave"),
+        "four with performance",
+        lambda: _mixed("performance"),
     ),
-}  # fmt: skip
+}

@@ -69,10 +69,10 @@ def hgx_devices() -> list[DeviceSpec]:
 
 HGX_GPUS = bdfs(
     "19:00.0", "3b:00.0", "4c:00.0", "5d:00.0", "9b:00.0", "bb:00.0", "cb:00.0", "db:00.0"
-)  # fmt: skip
+)
 HGX_NICS = bdfs(
     "1a:00.0", "3c:00.0", "4d:00.0", "5e:00.0", "9c:00.0", "bc:00.0", "cc:00.0", "dc:00.0"
-)  # fmt: skip
+)
 
 
 def hgx_host() -> Host:

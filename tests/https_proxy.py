@@ -14,13 +14,26 @@ def certificate(folder: Path, host: str) -> Path:
     key, cert, both = folder / "key.pem", folder / "cert.pem", folder / "both.pem"
     subprocess.run(
         [
-            "openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-            "-subj", f"/CN={host}", "-addext", f"subjectAltName=DNS:{host}",
-            "-keyout", str(key), "-out", str(cert),
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={host}",
+            "-addext",
+            f"subjectAltName=DNS:{host}",
+            "-keyout",
+            str(key),
+            "-out",
+            str(cert),
         ],
         check=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     both.write_bytes(key.read_bytes() + cert.read_bytes())
     return both
 

@@ -78,14 +78,18 @@ def document(
         numa = "<numa>"
         each = memory_bytes // len(pins)
         for cell, members in enumerate(numbers):
-            stated = "" if not distances else (
-                "<distances>"
-                + "".join(
-                    f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
-                    for to in range(len(pins))
+            stated = (
+                ""
+                if not distances
+                else (
+                    "<distances>"
+                    + "".join(
+                        f'<sibling id="{to}" value="{10 if to == cell else 21}"></sibling>'
+                        for to in range(len(pins))
+                    )
+                    + "</distances>"
                 )
-                + "</distances>"
-            )  # fmt: skip
+            )
             listed = ",".join(map(str, members))
             numa += f'<cell id="{cell}" cpus="{listed}" memory="{each}" unit="b">{stated}</cell>'
         numa += "</numa>"
@@ -125,10 +129,12 @@ def ibm_document(**changes: object) -> str:
     """The article's VM, reconstructed from what it prints and no more: 8 GPUs of 2 nodes, guest
     CPUs up to 199, GPUs without a place. Cells, pins and memory are assumed: 100 vCPUs a node."""
     given: dict[str, object] = {
-        "pins": (tuple(range(4, 64)) + tuple(range(128, 168)), tuple(range(64, 164 - 36))
-                 + tuple(range(192, 228))),
+        "pins": (
+            tuple(range(4, 64)) + tuple(range(128, 168)),
+            tuple(range(64, 164 - 36)) + tuple(range(192, 228)),
+        ),
         "memory_bytes": 512 * GIB,
-    }  # fmt: skip
+    }
     return document(IBM_GPUS, **{**given, **changes})  # type: ignore[arg-type]
 
 

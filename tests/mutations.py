@@ -10,10 +10,32 @@ MUTATIONS = int(os.environ.get("HOMENODE_FUZZ_MUTATIONS", "500"))
 """Of each sample of a tool's output; `make fuzz` asks for more."""
 
 _SNIPPETS = (
-    "", " ", "\n", "\t", "\0", "-1", "N/A", "999999999999999999999", "0x", ",", "-", "<", ">", "&",
-    "\x1b[4m", "é", "²", "٣", "\ud800", "<inactive>", "GPU0", "X", "]]>", "=====",
+    "",
+    " ",
+    "\n",
+    "\t",
+    "\0",
+    "-1",
+    "N/A",
+    "999999999999999999999",
+    "0x",
+    ",",
+    "-",
+    "<",
+    ">",
+    "&",
+    "\x1b[4m",
+    "é",
+    "²",
+    "٣",
+    "\ud800",
+    "<inactive>",
+    "GPU0",
+    "X",
+    "]]>",
+    "=====",
     "<!ENTITY a 'b'>",
-)  # fmt: skip
+)
 
 
 def mutations(text: str, count: int, seed: int = 1) -> Iterator[str]:

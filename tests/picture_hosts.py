@@ -70,10 +70,19 @@ def h200_host() -> Host:
     specs.append(DeviceSpec("02:00.0", None, DeviceKind.NVME, root=20))
     pools = (PagePool(2 << 20, 0, 0), PagePool(1 << 30, 448, 420))
     host = even_host(
-        2, 2, 1, 24, 2, memory_bytes=512 * GIB, free_bytes=490 * GIB, pools=pools, devices=specs,
+        2,
+        2,
+        1,
+        24,
+        2,
+        memory_bytes=512 * GIB,
+        free_bytes=490 * GIB,
+        pools=pools,
+        devices=specs,
         domains=(pinned_domain("90-95", name="build-farm", memory_bytes=32 * GIB),),
-        vendor="GenuineIntel", name="h200-like",
-    )  # fmt: skip
+        vendor="GenuineIntel",
+        name="h200-like",
+    )
     # Sub-NUMA clusters: the kernel says that one L3 serves both nodes of the package.
     merged = (host.llcs[0].pus | host.llcs[1].pus, host.llcs[2].pus | host.llcs[3].pus)
     llcs = tuple(
@@ -121,10 +130,14 @@ def gh200_host() -> Host:
         first = (index - 4) % 8 == 0
         nodes.append(
             NodeSpec(
-                (), gpu, index, 96 * GIB if first else 0, memory_kind=MemoryKind.GPU,
+                (),
+                gpu,
+                index,
+                96 * GIB if first else 0,
+                memory_kind=MemoryKind.GPU,
                 gpu=f"{9 + 16 * gpu:04x}:01:00.0",
             )
-        )  # fmt: skip
+        )
     distances = tuple(
         tuple(10 if a == b else 40 if a < 4 and b < 4 else 80 for b in range(36)) for a in range(36)
     )
@@ -162,9 +175,16 @@ def eight_node_host(pus_per_node: int = 32) -> Host:
     cores = pus_per_node // 2
     llcs = max(1, cores // 8)
     host = even_host(
-        2, 4, llcs, cores // llcs, 2, memory_bytes=96 * GIB, free_bytes=90 * GIB, devices=specs,
+        2,
+        4,
+        llcs,
+        cores // llcs,
+        2,
+        memory_bytes=96 * GIB,
+        free_bytes=90 * GIB,
+        devices=specs,
         name=f"8 nodes of {pus_per_node} PUs",
-    )  # fmt: skip
+    )
     return _named(host, "h100")
 
 
@@ -177,8 +197,11 @@ def hybrid_host() -> Host:
         DeviceSpec("02:00.0", 0, DeviceKind.NVME, 0),
     ]
     nodes = [NodeSpec((threads,), memory_bytes=64 * GIB, efficiency_cores=16)]
-    return _named(host_of(nodes, devices=specs, isolated="0-3", name="desktop"), "rtx",
-                  PciLink(2.5, 16, 16.0, 16))  # fmt: skip
+    return _named(
+        host_of(nodes, devices=specs, isolated="0-3", name="desktop"),
+        "rtx",
+        PciLink(2.5, 16, 16.0, 16),
+    )
 
 
 def tiny_host() -> Host:
@@ -196,10 +219,14 @@ def odd_host() -> Host:
     ]
     specs = [DeviceSpec("10000:01:00.0", None), DeviceSpec("10000:02:00.0", 7)]
     host = host_of(
-        nodes, devices=specs, offline="23", disallowed="4-5", tells_distances=False,
+        nodes,
+        devices=specs,
+        offline="23",
+        disallowed="4-5",
+        tells_distances=False,
         domains=(pinned_domain("0-3", name="<vm>&\"'\x1b[31m\x00", devices=("10000:02:00.0",)),),
         name="odd <host> & \x07" + "very long name " * 12,
-    )  # fmt: skip
+    )
     named = tuple(
         replace(device, name="[bold]<script>alert(1)</script>" * 4) for device in host.pci_devices
     )
@@ -246,12 +273,12 @@ def hand_plan(
             CpuSet(i for i, position in enumerate(owner) if position == cell or not mirrored),
             memory_bytes // cell_count,
             (host_nodes[cell],) if mirrored else host_nodes,
-            tuple(
-                host.distance(host_nodes[cell], other) or 10 for other in host_nodes
-            ) if mirrored and host.distances else (),
+            tuple(host.distance(host_nodes[cell], other) or 10 for other in host_nodes)
+            if mirrored and host.distances
+            else (),
         )
         for cell in range(cell_count)
-    )  # fmt: skip
+    )
     wanted_kinds = (DeviceKind.GPU, DeviceKind.NIC) if with_nics else (DeviceKind.GPU,)
     chosen = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)][:gpus]
     if with_nics:
@@ -270,22 +297,38 @@ def hand_plan(
     )
     worse = tuple(replace(c, value=20) if c.name == "node_distance" else c for c in cost)
     return Plan(
-        domain_name="gpu-vm", host_name=host.name, host_fingerprint="0" * 64, layout=preset,
-        policy="cores-first", vcpus=len(pins), memory_bytes=memory_bytes, page_bytes=1 << 30,
-        nodes=host_nodes, llcs=(LlcIndex(0),), vcpu_pins=tuple(pins) if pinned else (),
+        domain_name="gpu-vm",
+        host_name=host.name,
+        host_fingerprint="0" * 64,
+        layout=preset,
+        policy="cores-first",
+        vcpus=len(pins),
+        memory_bytes=memory_bytes,
+        page_bytes=1 << 30,
+        nodes=host_nodes,
+        llcs=(LlcIndex(0),),
+        vcpu_pins=tuple(pins) if pinned else (),
         emulator_pus=emulator if pinned and emulator else None,
         iothread_pus=(CpuSet([next(iter(emulator))]),) if pinned and emulator else (),
-        cells=cells, topology=GuestTopology(cell_count, 1, len(pins) // cell_count, 1),
-        cache=GuestCache.AS_IT_WAS, topoext=False,
+        cells=cells,
+        topology=GuestTopology(cell_count, 1, len(pins) // cell_count, 1),
+        cache=GuestCache.AS_IT_WAS,
+        topoext=False,
         memory_mode=MemoryMode.STRICT if bound else None,
-        memory_nodes=host_nodes if bound else (), devices=devices, controllers=(),
+        memory_nodes=host_nodes if bound else (),
+        devices=devices,
+        controllers=(),
         aperture=Aperture(1 << 40, 48, 1 << 20, memory_bytes + GIB, memory_bytes >> 30),
         iommu_needed=False,
         page_reservations=tuple(
             PageReservation(node, 1 << 30, (memory_bytes >> 30) // len(nodes), 420)
             for node in host_nodes
-        ) if bound else (),
-        fallback="one package" if len(nodes) > 1 else "one node", cost=cost, optimal=True,
+        )
+        if bound
+        else (),
+        fallback="one package" if len(nodes) > 1 else "one node",
+        cost=cost,
+        optimal=True,
         runners_up=(RunnerUp((NodeIndex(1), NodeIndex(2)), worse, "node_distance"),),
         rejections=(
             Rejection("cores", (NodeIndex(0),), "needs 92 free cores, 24 free", "allow more nodes"),
@@ -293,12 +336,17 @@ def hand_plan(
             Rejection("memory", (NodeIndex(0),), "needs 1.5 TiB, 490 GiB free"),
         ),
         findings=(
-            PlanFinding(id="emulator-near", severity="info", subject="emulator", detail="runs "
-            "next to the vCPUs", fix="none"),
+            PlanFinding(
+                id="emulator-near",
+                severity="info",
+                subject="emulator",
+                detail="runs next to the vCPUs",
+                fix="none",
+            ),
         ),
         consequences=("The guest sees NUMA nodes that it did not see before.",),
         gaps=(Gap("cache topology", "no booted guest has confirmed it"),),
-    )  # fmt: skip
+    )
 
 
 def _device(
@@ -335,8 +383,10 @@ def pictures() -> dict[str, tuple[Host, Plan | None]]:
         {
             "h200": (h200, None),
             "h200-pin-94": (h200, hand_plan(h200, "pin", 94, four, gpus=7)),
-            "h200-pci-92": (h200, hand_plan(h200, "pin-numa-pci", 92, four, gpus=7,
-                                            memory_bytes=1536 * GIB)),
+            "h200-pci-92": (
+                h200,
+                hand_plan(h200, "pin-numa-pci", 92, four, gpus=7, memory_bytes=1536 * GIB),
+            ),
             "h200-smt-112": (h200, hand_plan(h200, "pin-numa-smt", 112, four, gpus=7)),
             "h200-default": (h200, hand_plan(h200, "default", 92, four, gpus=7)),
             "hgx": (hgx, None),
@@ -346,8 +396,10 @@ def pictures() -> dict[str, tuple[Host, Plan | None]]:
             "epyc-9654": (epyc, None),
             "epyc-9654-pin-24": (epyc, hand_plan(epyc, "pin", 24, (0,))),
             "eight-nodes": (eight, None),
-            "eight-nodes-smt": (eight, hand_plan(eight, "pin-numa-pci-smt", 240, tuple(range(8)),
-                                                 gpus=8)),
+            "eight-nodes-smt": (
+                eight,
+                hand_plan(eight, "pin-numa-pci-smt", 240, tuple(range(8)), gpus=8),
+            ),
             "eight-nodes-2048": (eight_node_host(256), None),
             "eight-nodes-2048-pin": (
                 eight_node_host(256),
@@ -358,5 +410,5 @@ def pictures() -> dict[str, tuple[Host, Plan | None]]:
             "tiny-pin": (tiny, hand_plan(tiny, "pin", 1, (0,))),
             "odd": (odd, None),
         }
-    )  # fmt: skip
+    )
     return PICTURES

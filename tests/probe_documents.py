@@ -28,9 +28,12 @@ def document(
     found = list(doubts)
     if busy:
         found.append(
-            {"id": "busy-neighbour", "detail": "others used 48 % of these PUs",
-             "remedy": "stop what runs there"}
-        )  # fmt: skip
+            {
+                "id": "busy-neighbour",
+                "detail": "others used 48 % of these PUs",
+                "remedy": "stop what runs there",
+            }
+        )
     machine = {
         "architecture": "x86_64",
         "nodes": [{"node": 0, "pus": pus, "memory_bytes": 1 << 33, "available_bytes": 1 << 32}],
@@ -39,13 +42,22 @@ def document(
     }
     return json.dumps(
         {
-            "format": "homenode.probe/1", "probe_version": "0.1.0", "command": command,
-            "machine": machine, "pus": pus, "seed": 1, **fields,
-            "contention": {"wall_s": 1.0, "others_ratio": 0.48 if busy else 0.0,
-                           "steal_ratio": 0.0, "busy_neighbour": busy},
+            "format": "homenode.probe/1",
+            "probe_version": "0.1.0",
+            "command": command,
+            "machine": machine,
+            "pus": pus,
+            "seed": 1,
+            **fields,
+            "contention": {
+                "wall_s": 1.0,
+                "others_ratio": 0.48 if busy else 0.0,
+                "steal_ratio": 0.0,
+                "busy_neighbour": busy,
+            },
             "doubts": found,
         }
-    )  # fmt: skip
+    )
 
 
 def throughput(pus: str, rate: float = 4600.0, spread: float = 0.001, **head: Any) -> str:
@@ -55,9 +67,12 @@ def throughput(pus: str, rate: float = 4600.0, spread: float = 0.001, **head: An
         for pu in CpuSet.parse(pus)
     ]
     return document(
-        "throughput", pus, one={"threads": threads[:1], "fairness_index": 1.0},
-        all={"threads": threads, "fairness_index": 1.0}, **head,
-    )  # fmt: skip
+        "throughput",
+        pus,
+        one={"threads": threads[:1], "fairness_index": 1.0},
+        all={"threads": threads, "fairness_index": 1.0},
+        **head,
+    )
 
 
 def bandwidth(pus: str, brackets: Sequence[Ends], **head: Any) -> str:
@@ -73,16 +88,26 @@ def bandwidth(pus: str, brackets: Sequence[Ends], **head: Any) -> str:
             sample |= {"cas_before_ns": before, "cas_after_ns": after}
         raw[kernel].append(sample)
     kernels = [
-        {"kernel": name, "stores": stores, "reported_bytes_per_element": reported,
-         "moved_bytes_per_element": moved, "raw": raw[name]}
+        {
+            "kernel": name,
+            "stores": stores,
+            "reported_bytes_per_element": reported,
+            "moved_bytes_per_element": moved,
+            "raw": raw[name],
+        }
         for name, stores, reported, moved in KERNELS
-    ]  # fmt: skip
+    ]
     run = {"pus": pus, "threads": threads, "node": None, "kernels": kernels, "pages": PAGES}
     return document("bandwidth", pus, runs=[run], instruction_set="avx2", **head)
 
 
-PAGES = {"bytes": 1 << 29, "huge_bytes": 1 << 29, "pages_of_node": {"0": 256},
-         "pages_unknown": 0, "verified_by": "move_pages"}  # fmt: skip
+PAGES = {
+    "bytes": 1 << 29,
+    "huge_bytes": 1 << 29,
+    "pages_of_node": {"0": 256},
+    "pages_unknown": 0,
+    "verified_by": "move_pages",
+}
 
 
 def latency(pus: str, **head: Any) -> str:
@@ -91,10 +116,16 @@ def latency(pus: str, **head: Any) -> str:
         {"bytes": 1 << 28, "samples_ns": [93.0, 94.0, 93.5, 92.0, 95.0]},
     ]
     curves = [
-        {"pu": 0, "node": None, "pages_wanted": "auto", "order": order, "pages": PAGES,
-         "points": points}
+        {
+            "pu": 0,
+            "node": None,
+            "pages_wanted": "auto",
+            "order": order,
+            "pages": PAGES,
+            "points": points,
+        }
         for order in ("local", "random")
-    ]  # fmt: skip
+    ]
     levels = [
         {"level": "L1", "latency_ns": 1.08, "capacity_bytes": 32768},
         {"level": "DRAM", "latency_ns": 93.5, "capacity_bytes": None},
@@ -112,10 +143,16 @@ def core_to_core(pus: str, latency_ns: float = 27.0, **head: Any) -> str:
 
 def placement(pus: str, brackets: Sequence[Ends], **head: Any) -> str:
     series = [
-        {"at_ns": 1000 * number, "pair": 0, "cas_before_ns": before, "cas_after_ns": after,
-         "fill_ratio": 2.0 if (before[0] or 0) > 60 else 1.02, "disturbed": False}
+        {
+            "at_ns": 1000 * number,
+            "pair": 0,
+            "cas_before_ns": before,
+            "cas_after_ns": after,
+            "fill_ratio": 2.0 if (before[0] or 0) > 60 else 1.02,
+            "disturbed": False,
+        }
         for number, (before, after) in enumerate(brackets)
-    ]  # fmt: skip
+    ]
     one, other = list(CpuSet.parse(pus))[:2]
     pairs = [{"pair": 0, "pus": [one, other], "llc_shared_reported": True}]
     return document("placement", pus, pairs=pairs, series=series, verdict="steady", **head)
@@ -125,9 +162,12 @@ def smt(pus: str, **head: Any) -> str:
     one, other = list(CpuSet.parse(pus))[:2]
     threads = [{"pu": pu, "samples_events_per_s": [2300.0]} for pu in (one, other)]
     core = {
-        "pus": f"{one},{other}", "work": "primes", "alone": {"samples_events_per_s": [4600.0]},
-        "together": {"threads": threads}, "gain_ratio": 1.25,
-    }  # fmt: skip
+        "pus": f"{one},{other}",
+        "work": "primes",
+        "alone": {"samples_events_per_s": [4600.0]},
+        "together": {"threads": threads},
+        "gain_ratio": 1.25,
+    }
     return document("smt", pus, siblings_known=True, cores=[core], **head)
 
 

@@ -58,10 +58,25 @@ def qemu_config(devices: Sequence[str]) -> Iterator[QemuConfig]:
     """A q35 machine with these devices."""
     arguments = [word for device in devices for word in ("-device", device)]
     process = subprocess.Popen(
-        [QEMU, "-machine", "q35", "-accel", "tcg", "-S", "-nodefaults", "-display", "none",
-         "-qtest", "stdio", *arguments],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        [
+            QEMU,
+            "-machine",
+            "q35",
+            "-accel",
+            "tcg",
+            "-S",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-qtest",
+            "stdio",
+            *arguments,
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         yield QemuConfig(process)
     finally:

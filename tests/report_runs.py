@@ -98,10 +98,17 @@ def full_run(
                 ),
             ]
     head = RunHead(
-        name or layout, system, Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS[layout]),
-        host_kind="2x Xeon", host="5f" * 32, vcpus=8, host_addresses=True,
+        name or layout,
+        system,
+        Origin.MEASURED,
+        Vantage.GUEST,
+        Switches.of(PRESETS[layout]),
+        host_kind="2x Xeon",
+        host="5f" * 32,
+        vcpus=8,
+        host_addresses=True,
         conditions=(Condition("governor", "performance"),),
-    )  # fmt: skip
+    )
     return Run(head, tuple(samples))
 
 
@@ -118,10 +125,19 @@ def nasty_results(root: Path) -> Path:
     """Results in which every text means harm."""
     for seed, layout in enumerate(("default", "pin")):
         head = RunHead(
-            NASTY + layout, NASTY, Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS[layout]),
-            host_kind=NASTY, host="ab" * 32, arrangement=NASTY + layout, memory_mode=NASTY,
-            conditions=(Condition(NASTY, NASTY + layout),), unusable=(NASTY,), source=NASTY,
-        )  # fmt: skip
+            NASTY + layout,
+            NASTY,
+            Origin.MEASURED,
+            Vantage.GUEST,
+            Switches.of(PRESETS[layout]),
+            host_kind=NASTY,
+            host="ab" * 32,
+            arrangement=NASTY + layout,
+            memory_mode=NASTY,
+            conditions=(Condition(NASTY, NASTY + layout),),
+            unusable=(NASTY,),
+            source=NASTY,
+        )
         extra = Sample(f"app-rate:{NASTY}", NASTY, 1.0 + seed, variant=NASTY, state=NASTY)
         folder = root / "gpu" / layout
         folder.mkdir(parents=True)

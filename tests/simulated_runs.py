@@ -35,14 +35,25 @@ def simulated_run(
             level = math.log(value) + rng.gauss(0, between)
             made += [
                 Sample(
-                    metric, unit, math.exp(level + rng.gauss(0, within)), boot=boot, number=number,
+                    metric,
+                    unit,
+                    math.exp(level + rng.gauss(0, within)),
+                    boot=boot,
+                    number=number,
                     device=device,
                 )
                 for number in range(samples)
-            ]  # fmt: skip
+            ]
     head = RunHead(
-        layout, system, Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS[layout]),
-        host_kind=f"kind of {system}", host=host, conditions=conditions, vcpus=vcpus,
+        layout,
+        system,
+        Origin.MEASURED,
+        Vantage.GUEST,
+        Switches.of(PRESETS[layout]),
+        host_kind=f"kind of {system}",
+        host=host,
+        conditions=conditions,
+        vcpus=vcpus,
         host_addresses=device is not None,
-    )  # fmt: skip
+    )
     return Run(head, tuple(made))

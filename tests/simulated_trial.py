@@ -132,8 +132,10 @@ class SimulatedReach:
         cells = b"<cell" in definition
         layout = "pin-numa" if cells else "pin" if b"<vcpupin" in definition else "default"
         if layout in self._silent:
-            raise ToolError("root@192.0.2.7 over ssh: Permission denied (publickey)",
-                            hint="does it have this user's key?")  # fmt: skip
+            raise ToolError(
+                "root@192.0.2.7 over ssh: Permission denied (publickey)",
+                hint="does it have this user's key?",
+            )
         try:
             run_id = self._daemon.get("id")
         except FileNotFoundError:
@@ -161,17 +163,32 @@ def host() -> Host:
 
 
 def wanted(
-    results: Path, *, boots: int = 2, layouts: tuple[str, ...] = LAYOUTS, bare: bool = False,
-    as_copy: bool = False, answer_s: float = 5.0, repeats: int = 1, id: str = "trial",
-) -> TrialRequest:  # fmt: skip
+    results: Path,
+    *,
+    boots: int = 2,
+    layouts: tuple[str, ...] = LAYOUTS,
+    bare: bool = False,
+    as_copy: bool = False,
+    answer_s: float = 5.0,
+    repeats: int = 1,
+    id: str = "trial",
+) -> TrialRequest:
     measuring = Measuring(
         SuiteOptions(GROUPS, Depth.QUICK), repeats=repeats, answer_s=answer_s, stop_s=0.2
     )
     return TrialRequest(
-        id, layouts, boots, 3, bare, as_copy, results,
-        PlanOptions(layout="pin", policy=Policy.SPREAD), ("--policy", "spread"), measuring,
+        id,
+        layouts,
+        boots,
+        3,
+        bare,
+        as_copy,
+        results,
+        PlanOptions(layout="pin", policy=Policy.SPREAD),
+        ("--policy", "spread"),
+        measuring,
         GuestAccess(),
-    )  # fmt: skip
+    )
 
 
 def begun(root: Path, asked: TrialRequest) -> tuple[Head, JournalFile]:
@@ -196,8 +213,13 @@ def trial_of(
     found = replace(found, config=replace(found.config, emulated=False))
     said = [] if stated is None else stated
     return Trial(
-        virsh=Virsh(URI), begun=found, journal=journal, root=root, reach=reach,
-        on_step=lambda step, left: None, on_progress=lambda progress: None,
+        virsh=Virsh(URI),
+        begun=found,
+        journal=journal,
+        root=root,
+        reach=reach,
+        on_step=lambda step, left: None,
+        on_progress=lambda progress: None,
         on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
         notify=said.append,
-    )  # fmt: skip
+    )

@@ -88,10 +88,16 @@ def _pci(specs: Sequence[DeviceSpec]) -> tuple[tuple[RootComplex, ...], tuple[Pc
     def bridge(bdf: Bdf, type: PortType, root: str, parent: Bdf | None, node: int | None) -> Bdf:
         if bdf not in devices:
             devices[bdf] = PciDevice(
-                bdf=bdf, kind=DeviceKind.BRIDGE, class_code=CLASS_CODES[DeviceKind.BRIDGE],
-                vendor_id=None, device_id=None, root_complex=root, parent=parent,
-                node=None if node is None else NodeIndex(node), bridge=PciBridge(type, 0, 255),
-            )  # fmt: skip
+                bdf=bdf,
+                kind=DeviceKind.BRIDGE,
+                class_code=CLASS_CODES[DeviceKind.BRIDGE],
+                vendor_id=None,
+                device_id=None,
+                root_complex=root,
+                parent=parent,
+                node=None if node is None else NodeIndex(node),
+                bridge=PciBridge(type, 0, 255),
+            )
         return bdf
 
     for number, spec in enumerate(specs):
@@ -99,10 +105,12 @@ def _pci(specs: Sequence[DeviceSpec]) -> tuple[tuple[RootComplex, ...], tuple[Pc
         root = roots.setdefault(
             spec.root,
             RootComplex(
-                name=f"pci0000:{spec.root:02x}", domain=0, bus=spec.root,
+                name=f"pci0000:{spec.root:02x}",
+                domain=0,
+                bus=spec.root,
                 node=None if spec.node is None else NodeIndex(spec.node),
             ),
-        )  # fmt: skip
+        )
         if spec.switch is None:
             port = Bdf(0xFFFF, spec.root, number % 32, number // 32 % 8)
             parent = bridge(port, PortType.ROOT_PORT, root.name, None, spec.node)
@@ -115,10 +123,15 @@ def _pci(specs: Sequence[DeviceSpec]) -> tuple[tuple[RootComplex, ...], tuple[Pc
             parent = bridge(down, PortType.SWITCH_DOWNSTREAM, root.name, upstream, spec.node)
         bdf = Bdf.parse(spec.bdf)
         devices[bdf] = PciDevice(
-            bdf=bdf, kind=spec.kind, class_code=CLASS_CODES[spec.kind], vendor_id=0x10DE,
-            device_id=None, root_complex=root.name, parent=parent,
+            bdf=bdf,
+            kind=spec.kind,
+            class_code=CLASS_CODES[spec.kind],
+            vendor_id=0x10DE,
+            device_id=None,
+            root_complex=root.name,
+            parent=parent,
             node=None if spec.node is None else NodeIndex(spec.node),
-        )  # fmt: skip
+        )
     ordered = tuple(devices[bdf] for bdf in sorted(devices))
     return tuple(roots[number] for number in sorted(roots)), ordered
 
@@ -272,10 +285,19 @@ def even_host(
         for _ in range(nodes_per_package)
     ]
     return host_of(
-        nodes, distances=distances, tells_distances=tells_distances, devices=devices,
-        domains=domains, offline=offline, disallowed=disallowed, isolated=isolated,
-        nohz_full=nohz_full, tells_llcs=tells_llcs, vendor=vendor, name=name,
-    )  # fmt: skip
+        nodes,
+        distances=distances,
+        tells_distances=tells_distances,
+        devices=devices,
+        domains=domains,
+        offline=offline,
+        disallowed=disallowed,
+        isolated=isolated,
+        nohz_full=nohz_full,
+        tells_llcs=tells_llcs,
+        vendor=vendor,
+        name=name,
+    )
 
 
 def pinned_domain(
@@ -325,12 +347,23 @@ def small_guest(
 ) -> Guest:
     """A flat KVM guest as a new document describes one."""
     return Guest(
-        name=name, uuid=None, domain_type="kvm", architecture="x86_64", machine=machine,
-        vcpus=vcpus, vcpus_online=vcpus, memory_bytes=memory_bytes, page_bytes=page_bytes,
-        iothreads=iothreads, cpu_mode="host-passthrough", cpu_topology=None, cell_vcpus=(),
+        name=name,
+        uuid=None,
+        domain_type="kvm",
+        architecture="x86_64",
+        machine=machine,
+        vcpus=vcpus,
+        vcpus_online=vcpus,
+        memory_bytes=memory_bytes,
+        page_bytes=page_bytes,
+        iothreads=iothreads,
+        cpu_mode="host-passthrough",
+        cpu_topology=None,
+        cell_vcpus=(),
         hostdevs=tuple(GuestHostdev(Bdf.parse(bdf), None) for bdf in hostdevs),
-        controllers=(), addresses=(),
-    )  # fmt: skip
+        controllers=(),
+        addresses=(),
+    )
 
 
 def small_request(

@@ -28,10 +28,21 @@ from tests.report_runs import full_run
 SOURCE = Path(__file__).parent.parent / "src" / "homenode"
 DEEP = "[" * 200_000
 HOSTILE = (
-    DEEP, '{"a":' * 200_000, "9" * 100_000, '{"format": "homenode.plan/' + "9" * 5000 + '"}',
-    '{"format": "homenode.plan/\u00b2"}', '{"format": "homenode.host/\u0663"}', '"\\ud800"', "",
-    '{"format": 1e400}', "\x00", "\udcff", "null", "[]", '{"format": []}',
-)  # fmt: skip
+    DEEP,
+    '{"a":' * 200_000,
+    "9" * 100_000,
+    '{"format": "homenode.plan/' + "9" * 5000 + '"}',
+    '{"format": "homenode.plan/\u00b2"}',
+    '{"format": "homenode.host/\u0663"}',
+    '"\\ud800"',
+    "",
+    '{"format": 1e400}',
+    "\x00",
+    "\udcff",
+    "null",
+    "[]",
+    '{"format": []}',
+)
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:24]))
@@ -69,10 +80,12 @@ def test_json_is_read_with_its_limits_everywhere() -> None:
             if not isinstance(node, ast.Try):
                 continue
             reads = any(
-                ast.unparse(call.func) in ("json.loads", "msgspec.json.decode", "tomllib.loads",
-                                           "_DECODER.raw_decode")
-                for body in node.body for call in ast.walk(body) if isinstance(call, ast.Call)
-            )  # fmt: skip
+                ast.unparse(call.func)
+                in ("json.loads", "msgspec.json.decode", "tomllib.loads", "_DECODER.raw_decode")
+                for body in node.body
+                for call in ast.walk(body)
+                if isinstance(call, ast.Call)
+            )
             caught = " ".join(ast.unparse(h.type) for h in node.handlers if h.type is not None)
             if reads and "RecursionError" not in caught:
                 broken.append(f"{path}:{node.lineno}")
@@ -114,8 +127,9 @@ def test_an_agents_strange_types_are_no_traceback() -> None:
     for data in strange:
         agent = GuestAgent(
             _Agent({"return": {"exited": True, "out-data": data}}),  # type: ignore[arg-type]
-            "uuid", "vm7",
-        )  # fmt: skip
+            "uuid",
+            "vm7",
+        )
         assert agent.execute("true", 5).stdout == ""
 
 

@@ -7,9 +7,21 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "homenode"
 EFFECTS = {
-    "os", "subprocess", "pathlib", "socket", "time", "random", "logging", "shutil", "tempfile",
-    "tarfile", "signal", "datetime", "glob", "io",
-}  # fmt: skip
+    "os",
+    "subprocess",
+    "pathlib",
+    "socket",
+    "time",
+    "random",
+    "logging",
+    "shutil",
+    "tempfile",
+    "tarfile",
+    "signal",
+    "datetime",
+    "glob",
+    "io",
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

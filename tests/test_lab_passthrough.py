@@ -111,7 +111,9 @@ def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
     ("libvirt", "qemu", "has_device", "why"),
     [
         (
-            (9, 0, 0), (7, 2, 22), False,
+            (9, 0, 0),
+            (7, 2, 22),
+            False,
             "libvirt 9.0.0 (iommufd is in 12.1.0), QEMU 7.2.22 (iommufd is in 8.2.0), "
             "a kernel without /dev/iommu",
         ),
@@ -122,7 +124,7 @@ def test_devices_go_through_iommufd_where_libvirt_qemu_and_the_kernel_have_it(
         ((12, 1, 0), (8, 2, 0), True, None),
         ((13, 0, 0), (11, 0, 0), True, None),
     ],
-)  # fmt: skip
+)
 def test_the_lab_tries_iommufd_where_every_version_has_it(
     libvirt: Version, qemu: Version | None, has_device: bool, why: str | None
 ) -> None:

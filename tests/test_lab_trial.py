@@ -46,9 +46,19 @@ def test_the_trial_measures_its_boot_and_says_so(report: Any) -> None:
     assert report["code"] == 0, report["said"]
     done = [entry["what"] for entry in report["journal"] if "what" in entry]
     assert done == [
-        "applying", "applied", "starting", "started", "answered", "measuring", "measured",
-        "stopping", "stopped", "restoring", "restored", "ended",
-    ]  # fmt: skip
+        "applying",
+        "applied",
+        "starting",
+        "started",
+        "answered",
+        "measuring",
+        "measured",
+        "stopping",
+        "stopped",
+        "restoring",
+        "restored",
+        "ended",
+    ]
 
 
 def test_figures_of_an_emulated_guest_are_marked_and_give_no_verdict(report: Any) -> None:

@@ -19,16 +19,23 @@ from tests.pattern_steps import Matcher, superlinear
 
 SOURCE = Path(homenode.__file__).parent
 METHODS = {
-    "match": "match", "fullmatch": "fullmatch", "search": "search", "finditer": "everywhere",
-    "findall": "everywhere", "sub": "everywhere", "subn": "everywhere", "split": "everywhere",
-}  # fmt: skip
+    "match": "match",
+    "fullmatch": "fullmatch",
+    "search": "search",
+    "finditer": "everywhere",
+    "findall": "everywhere",
+    "sub": "everywhere",
+    "subn": "everywhere",
+    "split": "everywhere",
+}
 LINEAR = 2.6
 """Twice the input is twice the steps, and a little; four times of what is quadratic."""
 
 PASSED_ON = {
-    ("snapshot/redacted_domain.py", "fullmatch"), ("tools/openssl_speed.py", "fullmatch"),
+    ("snapshot/redacted_domain.py", "fullmatch"),
+    ("tools/openssl_speed.py", "fullmatch"),
     ("snapshot/contents.py", "fullmatch"),
-}  # fmt: skip
+}
 """Files that hand patterns over, and the method that is called with them."""
 
 Case = tuple[str, Any, str]

@@ -57,9 +57,14 @@ class _Shell:
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
         done = subprocess.run(
-            ["sh", "-c", script], input=input or "", capture_output=True, text=True, check=False,
-            env=dict(self._environment), timeout=timeout_s,
-        )  # fmt: skip
+            ["sh", "-c", script],
+            input=input or "",
+            capture_output=True,
+            text=True,
+            check=False,
+            env=dict(self._environment),
+            timeout=timeout_s,
+        )
         return Said(done.stdout, done.stderr)
 
     def close(self) -> None:
@@ -79,9 +84,11 @@ def test_no_program_of_ours_imports_from_the_current_folder(
     planted: Path, program: str, machine: Callable[[], Machine]
 ) -> None:
     words = {
-        COPIES: ("host-copies",), COLLECTIVES: ("--gpus", "1"), "gpus_shown": ("cuda",),
+        COPIES: ("host-copies",),
+        COLLECTIVES: ("--gpus", "1"),
+        "gpus_shown": ("cuda",),
         "watched": ("true",),
-    }.get(program, ())  # fmt: skip
+    }.get(program, ())
     run_program(machine(), (sys.executable, "-", *words), 60.0, program)
     assert not list(planted.iterdir())
 
@@ -94,8 +101,10 @@ def test_pytorch_is_not_looked_for_in_the_current_folder(
     assert said.stdout.strip() in ("True", "False"), said
     found = subprocess.run(
         [sys.executable, "-I", "-c", "import importlib.util as u; print(u.find_spec('torch'))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (said.stdout.strip() == "True") == (found.stdout.strip() != "None")
     assert not list(planted.iterdir())
 
@@ -113,19 +122,36 @@ def test_the_load_of_the_doctor_imports_nothing_from_the_current_folder(planted:
     [
         ("doctor", "--under-load"),
         ("bench", "x", "--quick", "--tests", "torch-copies", "--results", "results"),
-        ("bench", "y", "--quick", "--app", "echo images/s: 3", "--metric", r"images/s: (\d+)",
-         "--tests", "app", "--repeat", "1", "--results", "results"),
+        (
+            "bench",
+            "y",
+            "--quick",
+            "--app",
+            "echo images/s: 3",
+            "--metric",
+            r"images/s: (\d+)",
+            "--tests",
+            "app",
+            "--repeat",
+            "1",
+            "--results",
+            "results",
+        ),
         ("show",),
         ("bench", "setup"),
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_no_command_imports_from_the_current_folder(planted: Path, words: Sequence[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(HOMENODE), *words], capture_output=True, text=True, env=environment, check=False,
+        [str(HOMENODE), *words],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
         timeout=300,
-    )  # fmt: skip
+    )
     assert "Traceback" not in done.stderr, done.stderr
     assert not list(planted.iterdir()), done.stderr
 
@@ -137,8 +163,10 @@ def test_the_users_own_packages_are_found_still(
     base = subprocess.run(
         ["python3", "-c", "import site; print(site.getusersitepackages())"],
         env={"PYTHONUSERBASE": str(tmp_path), "PATH": os.environ["PATH"]},
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     home = tmp_path / "home"
     site = home / ".local" / Path(base).relative_to(tmp_path)
     (site / "torch").mkdir(parents=True)

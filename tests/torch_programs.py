@@ -28,6 +28,15 @@ def copies(command: str, **settings: Any) -> str:
 def all_reduce(*words: str, gpus: int = 2, **settings: Any) -> Completed:
     """torch_collectives up to 64 KiB."""
     return run_program(
-        "torch_collectives", "--gpus", str(gpus), "--largest", "65536", "--iterations", "20",
-        "--warmups", "3", *words, **settings,
-    )  # fmt: skip
+        "torch_collectives",
+        "--gpus",
+        str(gpus),
+        "--largest",
+        "65536",
+        "--iterations",
+        "20",
+        "--warmups",
+        "3",
+        *words,
+        **settings,
+    )

@@ -71,10 +71,14 @@ def trial_guest(folder: Path, emulator: Path, programs: Mapping[str, bytes]) -> 
     document = folder / "vm.xml"
     document.write_text(
         _DOMAIN.format(
-            name=NAME, uuid=UUID, kernel=kernel, initrd=initrd, emulator=emulator,
+            name=NAME,
+            uuid=UUID,
+            kernel=kernel,
+            initrd=initrd,
+            emulator=emulator,
             console=sockets / "console",
         )
-    )  # fmt: skip
+    )
     for path in (kernel, initrd):
         os.chmod(path, 0o644)  # noqa: PTH101
     return document

@@ -26,9 +26,10 @@ app.command("compare")(compare)
 app.command("recommend")(recommend)
 
 FIGURES = {
-    "default": ("memory-bandwidth", 77e9), "pin": ("memory-bandwidth", 75e9),
+    "default": ("memory-bandwidth", 77e9),
+    "pin": ("memory-bandwidth", 75e9),
     "pin-numa": ("memory-bandwidth", 561e9),
-}  # fmt: skip
+}
 
 
 def runs() -> list[Run]:

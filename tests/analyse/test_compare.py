@@ -74,8 +74,9 @@ def test_a_difference_that_cannot_matter_is_distinguished_from_not_knowing() -> 
 
 def test_one_boot_of_a_layout_is_provisional_at_most_however_many_samples_it_has() -> None:
     rng = random.Random(2)
-    one = simulated_run("pin-numa", {"memory-bandwidth": ("bytes_per_s", 500e9)}, rng, boots=1,
-                        samples=500)  # fmt: skip
+    one = simulated_run(
+        "pin-numa", {"memory-bandwidth": ("bytes_per_s", 500e9)}, rng, boots=1, samples=500
+    )
     comparison = compared(simulated_run("pin", TRIAD, rng), one)
     effect = only(comparison)
     assert (effect.outcome, effect.low, effect.doubts) == (Outcome.BETTER, None, (FEW_BOOTS,))
@@ -147,8 +148,9 @@ def test_a_control_that_moved_takes_the_other_metrics_with_it() -> None:
     first = simulated_run("pin", {**TRIAD, "cpu-single": ("events_per_s", 3000.0)}, rng)
     second = simulated_run(
         "pin-numa",
-        {"memory-bandwidth": ("bytes_per_s", 150e9), "cpu-single": ("events_per_s", 2500.0)}, rng,
-    )  # fmt: skip
+        {"memory-bandwidth": ("bytes_per_s", 150e9), "cpu-single": ("events_per_s", 2500.0)},
+        rng,
+    )
     comparison = compared(first, second)
     assert only(comparison).outcome is Outcome.CANNOT_TELL
     assert only(comparison).doubts == ("control-moved",)
@@ -178,10 +180,14 @@ def test_dozens_of_controls_do_not_block_equal_layouts_by_their_number() -> None
             sample
             for bus in range(1, 9)
             for sample in simulated_run(
-                layout, {"matmul-time": ("ns", 2e7), "d2d-bandwidth": ("bytes_per_s", 2e12)}, rng,
-                between=0.02, samples=3, device=Bdf(0, bus, 0, 0),
+                layout,
+                {"matmul-time": ("ns", 2e7), "d2d-bandwidth": ("bytes_per_s", 2e12)},
+                rng,
+                between=0.02,
+                samples=3,
+                device=Bdf(0, bus, 0, 0),
             ).samples
-        ]  # fmt: skip
+        ]
         return Run(replace(base.head, host_addresses=True), (*base.samples, *controls))
 
     blocked = [

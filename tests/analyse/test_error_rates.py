@@ -18,10 +18,16 @@ from tests.simulated_runs import simulated_run
 @pytest.mark.parametrize(
     ("confidence", "freedom", "quantile"),
     [
-        (0.95, 1, 12.706205), (0.95, 2, 4.302653), (0.95, 4, 2.776445), (0.99, 4, 4.604095),
-        (0.95, 30, 2.042272), (0.999, 7, 5.407883), (0.95, 1e6, 1.959966), (0.95, 2.5, 3.558),
+        (0.95, 1, 12.706205),
+        (0.95, 2, 4.302653),
+        (0.95, 4, 2.776445),
+        (0.99, 4, 4.604095),
+        (0.95, 30, 2.042272),
+        (0.999, 7, 5.407883),
+        (0.95, 1e6, 1.959966),
+        (0.95, 2.5, 3.558),
     ],
-)  # fmt: skip
+)
 def test_quantiles_of_t_are_those_of_the_tables(
     confidence: float, freedom: float, quantile: float
 ) -> None:
@@ -51,8 +57,9 @@ def _rate(
     unit, value = {**TRIAD, **LATENCY}[metric]
     for _ in range(count):
         first = simulated_run("pin", {metric: (unit, value)}, rng)
-        second = simulated_run("pin-numa", {metric: (unit, value * (1 + effect))}, rng,
-                               between=noise)  # fmt: skip
+        second = simulated_run(
+            "pin-numa", {metric: (unit, value * (1 + effect))}, rng, between=noise
+        )
         outcome = only(compared(first, second), metric).outcome
         found += outcome in (Outcome.BETTER, Outcome.WORSE)
     return found / count
@@ -82,11 +89,13 @@ def _rates_of_several(
     for _ in range(count):
         runs = [
             simulated_run(
-                layout, {"memory-bandwidth": ("bytes_per_s", 100e9 * (1 + effect))}, rng,
+                layout,
+                {"memory-bandwidth": ("bytes_per_s", 100e9 * (1 + effect))},
+                rng,
                 between=between,
             )
             for layout, effect, between in zip(layouts, effects, noise, strict=True)
-        ]  # fmt: skip
+        ]
         effects_found = compared(*runs).effects
         stated = [one.outcome in (Outcome.BETTER, Outcome.WORSE) for one in effects_found]
         found = [so_far + now for so_far, now in zip(found, [any(stated), *stated], strict=True)]
@@ -125,10 +134,11 @@ def _rates_of_two_metrics(effects: tuple[float, float], count: int) -> tuple[flo
                     metric: ("bytes_per_s", 50e9 * (1 + effect * changed))
                     for metric, effect in zip(metrics, effects, strict=True)
                 },
-                rng, device=GPU,
+                rng,
+                device=GPU,
             )
             for layout, changed in (("pin", 0), ("pin-numa", 1))
-        ]  # fmt: skip
+        ]
         found = {
             one.metric
             for one in compared(*runs).effects

@@ -37,20 +37,28 @@ def boots_of(
     made = []
     for number, level in enumerate(levels):
         head = RunHead(
-            f"{layout}-{number}", "H200", Origin.MEASURED, Vantage.GUEST,
-            Switches.of(PRESETS[layout]), host="host-1",
+            f"{layout}-{number}",
+            "H200",
+            Origin.MEASURED,
+            Vantage.GUEST,
+            Switches.of(PRESETS[layout]),
+            host="host-1",
             conditions=(Condition("governor", "performance"),),
             started_s=None if starts is None else starts[number],
-            experiment="trial-1" if rounds else None, block=number if rounds else None,
-        )  # fmt: skip
+            experiment="trial-1" if rounds else None,
+            block=number if rounds else None,
+        )
         centre = math.log(level) + rng.gauss(0, noise)
         samples = tuple(
             Sample(
-                "memory-bandwidth", "bytes_per_s", math.exp(centre + rng.gauss(0, within)),
-                number=n, state=None if states is None else states[number],
+                "memory-bandwidth",
+                "bytes_per_s",
+                math.exp(centre + rng.gauss(0, within)),
+                number=n,
+                state=None if states is None else states[number],
             )
             for n in range(10)
-        )  # fmt: skip
+        )
         made.append(Run(head, samples))
     return made
 
@@ -72,8 +80,9 @@ def test_boots_that_contradict_each_other_stay_the_unit_though_samples_name_thei
     (effect,) = effects(runs)
     assert (effect.state, effect.boots) == (None, (3, 3))
     assert effect.outcome is Outcome.CANNOT_TELL
-    made = decide(Evidence((), tuple(runs)), facts_of_runs("H200", runs, ()),
-                  Objective.HOST_BANDWIDTH)  # fmt: skip
+    made = decide(
+        Evidence((), tuple(runs)), facts_of_runs("H200", runs, ()), Objective.HOST_BANDWIDTH
+    )
     assert made.level is EvidenceLevel.REASONED
 
 
@@ -137,10 +146,11 @@ def test_boots_far_apart_while_their_samples_agree_are_a_doubt_of_every_comparis
 ):
     rng = random.Random(3)
     runs = [
-        *boots_of("default", (HIGH,) * 5, rng), *boots_of("pin", (LOW,) * 5, rng),
+        *boots_of("default", (HIGH,) * 5, rng),
+        *boots_of("pin", (LOW,) * 5, rng),
         *boots_of("pin-numa", (HIGH, LOW, HIGH, LOW, LOW), rng),
         *boots_of("pin-numa-pci", (5 * HIGH,) * 5, rng),
-    ]  # fmt: skip
+    ]
     found = {one.alternative: one for one in effects(runs)}
     assert found["pin"].doubts == (STATES,) and found["pin"].outcome is Outcome.CANNOT_TELL
     assert found["pin-numa-pci"].outcome is Outcome.BETTER

@@ -189,11 +189,14 @@ def test_every_verdict_of_published_figures_says_so_and_names_its_source() -> No
 
 
 ARTICLE = {
-    ("H200", Objective.COLLECTIVE): "pin", ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("MI350X", Objective.COLLECTIVE): "pin", ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
+    ("H200", Objective.COLLECTIVE): "pin",
+    ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("MI350X", Objective.COLLECTIVE): "pin",
+    ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
     ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("RTX 4080", Objective.THROUGHPUT): "default", ("RTX 5090", Objective.COLLECTIVE): None,
-}  # fmt: skip
+    ("RTX 4080", Objective.THROUGHPUT): "default",
+    ("RTX 5090", Objective.COLLECTIVE): None,
+}
 """What the article recommends, on the figures that it recommends it by."""
 
 
@@ -208,9 +211,11 @@ def test_our_answer_is_the_articles_where_its_figures_are_behind_it(
 
 def test_where_our_answer_is_not_the_articles_one_sentence_says_why() -> None:
     differing = [
-        (made, source) for made in MACHINES.values() for source in made.published
+        (made, source)
+        for made in MACHINES.values()
+        for source in made.published
         if not source.agrees
-    ]  # fmt: skip
+    ]
     assert differing
     for made, source in differing:
         assert source.difference is not None
@@ -238,15 +243,20 @@ def _repeated(run: Run, rng: random.Random) -> Run:
         levels.setdefault((one.metric, one.unit, one.variant, one.index), []).append(one.value)
     samples = [
         Sample(
-            metric, unit, middle * rng.lognormvariate(0, 0.01) * level, boot=boot,
-            number=number, variant=variant, index=index,
+            metric,
+            unit,
+            middle * rng.lognormvariate(0, 0.01) * level,
+            boot=boot,
+            number=number,
+            variant=variant,
+            index=index,
         )
         for (metric, unit, variant, index), values in levels.items()
         for middle in [sum(values) / len(values)]
         for boot in range(BOOTS)
         for level in [rng.lognormvariate(0, 0.01)]
         for number in range(SAMPLES)
-    ]  # fmt: skip
+    ]
     head = replace(run.head, origin=Origin.MEASURED, host="the host")
     return Run(head, tuple(samples))
 
@@ -256,14 +266,21 @@ def _printed(system: str) -> list[Run]:
 
 
 HELD = [
-    ("H200", Objective.COLLECTIVE), ("H200", Objective.HOST_BANDWIDTH),
-    ("H200", Objective.THROUGHPUT), ("RTX PRO 6000", Objective.COLLECTIVE),
-    ("RTX PRO 6000", Objective.LATENCY), ("MI350X", Objective.COLLECTIVE),
-    ("MI350X", Objective.THROUGHPUT), ("RTX 4090", Objective.HOST_BANDWIDTH),
-    ("RTX 4080", Objective.THROUGHPUT), ("RTX 5090", Objective.COLLECTIVE),
-    ("HGX A100", Objective.DEVICE_TRANSFER), ("GH200 x4", Objective.DEVICE_TRANSFER),
-    ("GH200 x4", Objective.COLLECTIVE), ("Xen, 2 nodes of 16 cores", Objective.THROUGHPUT),
-]  # fmt: skip
+    ("H200", Objective.COLLECTIVE),
+    ("H200", Objective.HOST_BANDWIDTH),
+    ("H200", Objective.THROUGHPUT),
+    ("RTX PRO 6000", Objective.COLLECTIVE),
+    ("RTX PRO 6000", Objective.LATENCY),
+    ("MI350X", Objective.COLLECTIVE),
+    ("MI350X", Objective.THROUGHPUT),
+    ("RTX 4090", Objective.HOST_BANDWIDTH),
+    ("RTX 4080", Objective.THROUGHPUT),
+    ("RTX 5090", Objective.COLLECTIVE),
+    ("HGX A100", Objective.DEVICE_TRANSFER),
+    ("GH200 x4", Objective.DEVICE_TRANSFER),
+    ("GH200 x4", Objective.COLLECTIVE),
+    ("Xen, 2 nodes of 16 cores", Objective.THROUGHPUT),
+]
 
 
 @pytest.mark.parametrize(("system", "objective"), HELD)
@@ -388,8 +405,10 @@ def test_measured_layouts_with_expander_buses_answer_the_open_question() -> None
     ]
     made = measured(runs, Objective.COLLECTIVE)
     assert (made.level, made.layout, made.measure_next) == (
-        EvidenceLevel.MEASURED, "pin-numa-pci", None,
-    )  # fmt: skip
+        EvidenceLevel.MEASURED,
+        "pin-numa-pci",
+        None,
+    )
     assert not [one for one in made.doubts if one.id == "gpus-without-node"]
 
 
@@ -423,11 +442,12 @@ def test_a_layout_that_is_better_one_way_and_worse_the_other_stays_in_the_choice
     runs = [
         simulated_run(
             layout,
-            {"h2d-bandwidth": ("bytes_per_s", h2d), "d2h-bandwidth": ("bytes_per_s", d2h)}, rng,
+            {"h2d-bandwidth": ("bytes_per_s", h2d), "d2h-bandwidth": ("bytes_per_s", d2h)},
+            rng,
             device=gpu,
         )
         for layout, h2d, d2h in (("pin", 50e9, 30e9), ("pin-numa-pci", 30e9, 50e9))
-    ]  # fmt: skip
+    ]
     made = verdict("H200", alternatives(runs), Objective.DEVICE_TRANSFER)
     assert {made.choice, *made.also} == {"pin", "pin-numa-pci"}
     assert all(one.value > 0 and one.unit == "bytes_per_s" for one in made.results)
@@ -438,8 +458,10 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
     rng = random.Random(7)
     runs = []
     for mode, pages, value in (
-        ("strict", 4096, 100e9), ("interleave", 4096, 140e9), ("interleave", 2 << 20, 200e9),
-    ):  # fmt: skip
+        ("strict", 4096, 100e9),
+        ("interleave", 4096, 140e9),
+        ("interleave", 2 << 20, 200e9),
+    ):
         run = simulated_run("pin-bound", {"memory-bandwidth": ("bytes_per_s", value)}, rng)
         runs.append(Run(replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
     made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
@@ -509,9 +531,11 @@ def test_a_noisy_layout_is_neither_chosen_nor_avoided_among_clear_ones() -> None
     runs = [
         simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=noise)
         for layout, value, noise in (
-            ("default", 5.2e11, 0.25), ("pin", 1e11, 0.01), ("pin-numa", 5.6e11, 0.01),
+            ("default", 5.2e11, 0.25),
+            ("pin", 1e11, 0.01),
+            ("pin-numa", 5.6e11, 0.01),
         )
-    ]  # fmt: skip
+    ]
     made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
     assert (made.choice, made.also, made.avoid) == ("pin-numa", (), ("pin",))
     undecided = made.why(ReasonId.UNDECIDED)
@@ -522,10 +546,15 @@ def test_noise_passes_on_to_what_was_published() -> None:
     host = load_host("h200-xeon8558")
     rng = random.Random(3)
     runs = [
-        simulated_run(layout, {"memory-bandwidth": ("bytes_per_s", 1e11)}, rng, between=0.1,
-                      host=host_fingerprint(host))
+        simulated_run(
+            layout,
+            {"memory-bandwidth": ("bytes_per_s", 1e11)},
+            rng,
+            between=0.1,
+            host=host_fingerprint(host),
+        )
         for layout in ("default", "pin", "pin-numa")
-    ]  # fmt: skip
+    ]
     evidence = Evidence(publications(), tuple(runs))
     made = decide(evidence, facts("h200-xeon8558"), Objective.HOST_BANDWIDTH)
     assert (made.level, made.layout) == (EvidenceLevel.PUBLISHED, "pin-numa")

@@ -109,7 +109,7 @@ def rounds(
         name = choose.choice(sorted(work))
         ended = in_child(
             work[name], choose.uniform(0, longest_s[name]), with_virsh=choose.random() < 0.5
-        )  # fmt: skip
+        )
         late += ended
         # The machine is shared: what a run takes is learnt as we go, so that one in five is late.
         longest_s[name] *= 0.9 if ended else 1.03

@@ -11,8 +11,20 @@ from homenode.cli.main import app
 from homenode.errors import UsageError
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
-PLAN = ("plan", DOCUMENT, "--host", "hgx-h100", "--gpus", "1", "--layout", "pin", "--vcpus", "4",
-        "--memory", "8GiB")  # fmt: skip
+PLAN = (
+    "plan",
+    DOCUMENT,
+    "--host",
+    "hgx-h100",
+    "--gpus",
+    "1",
+    "--layout",
+    "pin",
+    "--vcpus",
+    "4",
+    "--memory",
+    "8GiB",
+)
 
 
 def homenode(*words: str) -> Result:

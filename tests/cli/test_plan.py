@@ -31,9 +31,19 @@ def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     out, plan = tmp_path / "vm.xml", tmp_path / "plan.json"
     out.write_bytes(DOCUMENT.read_bytes())
     done = homenode(
-        "plan", out, "--host", "hgx-h100", "--gpus", "8", "--layout", "pin-numa-pci",
-        "-o", out, "--save-plan", plan,
-    )  # fmt: skip
+        "plan",
+        out,
+        "--host",
+        "hgx-h100",
+        "--gpus",
+        "8",
+        "--layout",
+        "pin-numa-pci",
+        "-o",
+        out,
+        "--save-plan",
+        plan,
+    )
     assert done.returncode == 0, done.stderr
     assert "Why there" in done.stdout
     assert out.read_bytes() != DOCUMENT.read_bytes()
@@ -54,9 +64,18 @@ def test_a_tuned_document_is_as_private_as_the_one_that_was_read(
     read.write_bytes(secret)
     read.chmod(mode or 0o644)
     done = homenode(
-        "plan", "-" if mode is None else read, "--host", "hgx-h100", "--gpus", "8", "--layout",
-        "pin-numa", "-o", out, stdin=secret,
-    )  # fmt: skip
+        "plan",
+        "-" if mode is None else read,
+        "--host",
+        "hgx-h100",
+        "--gpus",
+        "8",
+        "--layout",
+        "pin-numa",
+        "-o",
+        out,
+        stdin=secret,
+    )
     assert done.returncode == 0, done.stderr
     written = sorted(tmp_path.glob("out.xml*"))
     assert [path.name for path in written] == ["out.xml", "out.xml.orig", "out.xml.orig.sha256"]
@@ -73,10 +92,22 @@ def test_planning_a_tuned_document_again_changes_nothing(tmp_path: Path) -> None
 
 def test_the_diff_shows_what_changes() -> None:
     done = homenode(
-        "plan", "-", "--host", "xapi-2n16c2t", "--layout", "pin", "--vcpus", "8",
-        "--memory", "8GiB",
-        "--page-size", "2MiB", "--diff", "--quiet", stdin=DOCUMENT.read_bytes(),
-    )  # fmt: skip
+        "plan",
+        "-",
+        "--host",
+        "xapi-2n16c2t",
+        "--layout",
+        "pin",
+        "--vcpus",
+        "8",
+        "--memory",
+        "8GiB",
+        "--page-size",
+        "2MiB",
+        "--diff",
+        "--quiet",
+        stdin=DOCUMENT.read_bytes(),
+    )
     assert done.returncode == 0, done.stderr
     assert "+    <vcpupin vcpu='0'" in done.stdout
     assert not done.stdout.startswith("\x1b")
@@ -106,10 +137,26 @@ def test_explicit_pu_lists_give_the_studys_listings(
         "  <cpu mode='host-passthrough' check='none' migratable='on'/>\n</domain>\n"
     )
     done = homenode(
-        "plan", vm, "--node-pus", "0-27", "--node-pus", "32-59", "--sibling-pus", "64-91",
-        "--sibling-pus", "96-123", "--emulator-pus", emulator, "--memory", "1572864MiB",
-        "--layout", layout, "--quiet", "-o", out,
-    )  # fmt: skip
+        "plan",
+        vm,
+        "--node-pus",
+        "0-27",
+        "--node-pus",
+        "32-59",
+        "--sibling-pus",
+        "64-91",
+        "--sibling-pus",
+        "96-123",
+        "--emulator-pus",
+        emulator,
+        "--memory",
+        "1572864MiB",
+        "--layout",
+        layout,
+        "--quiet",
+        "-o",
+        out,
+    )
     assert done.returncode == 0, done.stderr
     root = etree.parse(out).getroot()
     cores = [*range(28), *range(32, 60)]
@@ -180,9 +227,17 @@ def test_the_94_vcpus_of_the_study_are_planned_with_unequal_cells_and_no_flag() 
 
 def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
     done = homenode(
-        "plan", DOCUMENT, "--host", "xapi-2n16c2t", "--host", "epyc9654-2p-1node",
-        "--layout", "pin", "--save-plan", tmp_path / "p.json",
-    )  # fmt: skip
+        "plan",
+        DOCUMENT,
+        "--host",
+        "xapi-2n16c2t",
+        "--host",
+        "epyc9654-2p-1node",
+        "--layout",
+        "pin",
+        "--save-plan",
+        tmp_path / "p.json",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("epyc9654-2p-1node") < done.stdout.index("xapi-2n16c2t")
     assert json.loads((tmp_path / "p.json").read_text())["host_name"] == "epyc9654-2p-1node"
@@ -190,9 +245,17 @@ def test_hosts_are_ranked_and_the_best_is_planned(tmp_path: Path) -> None:
 
 def test_auto_prints_the_figures_it_follows() -> None:
     done = homenode(
-        "plan", DOCUMENT, "--host", "h200-xeon8558", "--gpus", "8", "--layout", "auto",
-        "--objective", "collective",
-    )  # fmt: skip
+        "plan",
+        DOCUMENT,
+        "--host",
+        "h200-xeon8558",
+        "--gpus",
+        "8",
+        "--layout",
+        "auto",
+        "--objective",
+        "collective",
+    )
     assert done.returncode == 0, done.stderr
     assert "layout pin" in done.stdout
     assert "default (20.2" in done.stdout and "doubt" in done.stdout
@@ -299,8 +362,19 @@ def test_capture_and_show_agree(tmp_path: Path) -> None:
 
 def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     first, second = tmp_path / "first.json", tmp_path / "second.json"
-    asked = ["--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "4", "--vcpus", "40",
-             "--memory", "512GiB", "-q"]  # fmt: skip
+    asked = [
+        "--host",
+        "hgx-h100",
+        "--layout",
+        "pin-numa-pci",
+        "--gpus",
+        "4",
+        "--vcpus",
+        "40",
+        "--memory",
+        "512GiB",
+        "-q",
+    ]
     assert homenode("plan", DOCUMENT, *asked, "--save-plan", first).returncode == 0
     again = homenode("plan", DOCUMENT, *asked, "--after", first)
     assert again.returncode == 2 and "--name" in again.stderr
@@ -323,9 +397,18 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
 
 def test_explicit_cells_lie_where_they_are_asked_for() -> None:
     done = homenode(
-        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa", "--json",
-        "--cell", "vcpus=8,memory=32GiB,node=1", "--cell", "vcpus=4,memory=8GiB,node=0",
-    )  # fmt: skip
+        "plan",
+        DOCUMENT,
+        "--host",
+        "hgx-h100",
+        "--layout",
+        "pin-numa",
+        "--json",
+        "--cell",
+        "vcpus=8,memory=32GiB,node=1",
+        "--cell",
+        "vcpus=4,memory=8GiB,node=0",
+    )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["cells"]]
@@ -335,9 +418,21 @@ def test_explicit_cells_lie_where_they_are_asked_for() -> None:
 def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
     out = tmp_path / "vm.xml"
     done = homenode(
-        "plan", DOCUMENT, "--host", "hgx-h100", "--layout", "pin-numa-pci", "--gpus", "8",
-        "--vcpus", "104", "--memory", "2040GiB", "-o", out,
-    )  # fmt: skip
+        "plan",
+        DOCUMENT,
+        "--host",
+        "hgx-h100",
+        "--layout",
+        "pin-numa-pci",
+        "--gpus",
+        "8",
+        "--vcpus",
+        "104",
+        "--memory",
+        "2040GiB",
+        "-o",
+        out,
+    )
     assert done.returncode == 1, done.stderr
     assert out.exists() and "critical: hgx-h100" in done.stdout
 

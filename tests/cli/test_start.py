@@ -6,12 +6,25 @@ import sys
 import pytest
 
 VALUES = {
-    "bdf", "cpuset", "errors", "host_reserve", "indices", "units",
+    "bdf",
+    "cpuset",
+    "errors",
+    "host_reserve",
+    "indices",
+    "units",
     "hypervisor.connection",
-    "kubevirt.manifest_options", "plan.guest", "objective", "plan.layout",
-    "plan.request", "pool.scheduler", "results.vantage", "slurm.memory_bind", "slurm.spool",
-    "measure.layouts", "measure.layouts.guest_access",
-}  # fmt: skip
+    "kubevirt.manifest_options",
+    "plan.guest",
+    "objective",
+    "plan.layout",
+    "plan.request",
+    "pool.scheduler",
+    "results.vantage",
+    "slurm.memory_bind",
+    "slurm.spool",
+    "measure.layouts",
+    "measure.layouts.guest_access",
+}
 """Modules outside cli/ of which options have their types and defaults. None of them imports
 another package's work: a new option whose type lies in a large module gets a small one."""
 

@@ -143,8 +143,18 @@ def test_no_command_passes_a_documents_or_a_files_escapes_on(
 def test_on_a_terminal_only_our_own_colours_are_escapes(tmp_path: Path) -> None:
     document = hostile_document(tmp_path)
     near, far = pty.openpty()
-    argv = [HOMENODE, "plan", str(document), "--host", "hgx-h100", "--gpus", "8", "--layout",
-            "pin-numa", "--diff"]  # fmt: skip
+    argv = [
+        HOMENODE,
+        "plan",
+        str(document),
+        "--host",
+        "hgx-h100",
+        "--gpus",
+        "8",
+        "--layout",
+        "pin-numa",
+        "--diff",
+    ]
     process = subprocess.Popen(argv, stdout=far, stderr=far, env={**os.environ, "TERM": "xterm"})
     os.close(far)
     said = b""
@@ -167,8 +177,13 @@ def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
     virsh.write_text(f"#!/bin/sh\nprintf '%s\\n' 'error: {STEERING}' >&2\nexit 1\n")
     virsh.chmod(0o755)
     environment = {**os.environ, "PATH": f"{virsh.parent}:{os.environ['PATH']}"}
-    for words in (("apply", "vm7", "--yes", "--layout", "pin"), ("verify", "--live", "vm7"),
-                  ("trial", "vm7"), ("doctor", "--live", "vm7"), ("restore", "vm7")):  # fmt: skip
+    for words in (
+        ("apply", "vm7", "--yes", "--layout", "pin"),
+        ("verify", "--live", "vm7"),
+        ("trial", "vm7"),
+        ("doctor", "--live", "vm7"),
+        ("restore", "vm7"),
+    ):
         done = subprocess.run(
             [HOMENODE, *words], capture_output=True, check=False, env=environment, timeout=300
         )

@@ -71,9 +71,16 @@ def descriptions(draw: st.DrawFn) -> str:
 
 
 DEVICES = st.sampled_from(
-    ['"gpu"', '"nic"', '"nvme"', '"empty"', '{ model = "gpu", trained = "5GT/s x8" }',
-     '{ model = "nic", node = "unknown" }', '{ model = "bmc", link = "none" }']
-)  # fmt: skip
+    [
+        '"gpu"',
+        '"nic"',
+        '"nvme"',
+        '"empty"',
+        '{ model = "gpu", trained = "5GT/s x8" }',
+        '{ model = "nic", node = "unknown" }',
+        '{ model = "bmc", link = "none" }',
+    ]
+)
 SWITCHES = st.lists(DEVICES, min_size=1, max_size=3).map(
     lambda e: f"{{ switch = [{', '.join(e)}] }}"
 )

@@ -127,12 +127,14 @@ def test_hwloc_sees_the_same_host(name: str) -> None:
         seen = _lstopo(description, folder / "tree")
 
     def indices(kind: str) -> list[int]:
-        return sorted(int(o.get("os_index", "-1")) for o in seen.iter("object")
-                      if o.get("type") == kind)  # fmt: skip
+        return sorted(
+            int(o.get("os_index", "-1")) for o in seen.iter("object") if o.get("type") == kind
+        )
 
     def sets(kind: str) -> list[int]:
-        return sorted(_bits(o.get("cpuset", "")) for o in seen.iter("object")
-                      if o.get("type") == kind)  # fmt: skip
+        return sorted(
+            _bits(o.get("cpuset", "")) for o in seen.iter("object") if o.get("type") == kind
+        )
 
     assert indices("PU") == [pu.index for pu in host.pus if pu.online]
     assert sets("Core") == sorted(core.pus.bits for core in host.cores)

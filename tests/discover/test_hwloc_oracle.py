@@ -83,8 +83,12 @@ def _unpack(tar: tarfile.TarFile, top: Path) -> None:
 def _both(unpacked: Path, name: str) -> tuple[Host, Host]:
     archive, _, folder = TREES[name].partition("#")
     below = unpacked / archive / folder
-    root = next(path.parent for path in (below, *below.iterdir()) for path in [path / "sys"]
-                if path.is_dir())  # fmt: skip
+    root = next(
+        path.parent
+        for path in (below, *below.iterdir())
+        for path in [path / "sys"]
+        if path.is_dir()
+    )
     assert LSTOPO is not None
     document = subprocess.run(
         [LSTOPO, "--disallowed", "--filter", "io:all", "--of", "xml"],

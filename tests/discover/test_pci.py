@@ -119,8 +119,10 @@ def test_the_config_file_decides_over_the_tree_and_sysfs_over_its_buses() -> Non
     bridge = _host(files).pci_devices[0].bridge
     assert bridge is not None
     assert (bridge.port_type, bridge.secondary_bus, bridge.subordinate_bus) == (
-        PortType.SWITCH_DOWNSTREAM, 3, 7,
-    )  # fmt: skip
+        PortType.SWITCH_DOWNSTREAM,
+        3,
+        7,
+    )
     files |= {
         f"{PCI}/0000:00:01.0/secondary_bus_number": "1\n",
         f"{PCI}/0000:00:01.0/subordinate_bus_number": "2\n",
@@ -323,9 +325,17 @@ def test_a_bridge_that_only_the_functions_below_it_tell_of_is_a_bridge(gone: str
 
 @pytest.mark.parametrize(
     "file",
-    ["vendor", "numa_node", "resource", "current_link_width", "local_cpulist", "aer_dev_fatal",
-     "sriov_numvfs", "class"],
-)  # fmt: skip
+    [
+        "vendor",
+        "numa_node",
+        "resource",
+        "current_link_width",
+        "local_cpulist",
+        "aer_dev_fatal",
+        "sriov_numvfs",
+        "class",
+    ],
+)
 def test_a_malformed_file_of_one_function_is_a_gap(file: str) -> None:
     host = _host({**SWITCHED, f"{PCI}/{GPU}/{file}": "what 0x\n"})
     whole = {device.bdf: device for device in _host(SWITCHED).pci_devices}

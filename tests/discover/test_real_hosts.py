@@ -21,8 +21,11 @@ def _host(name: str) -> Host:
 def test_masks_that_end_with_a_nul_are_read() -> None:
     host = _host("128arm-2pa2n8cluster4co.tar.bz2")
     assert [(node.index, len(node.pus), node.package) for node in host.nodes] == [
-        (0, 32, 36), (1, 32, 36), (2, 32, 8442), (3, 32, 8442),
-    ]  # fmt: skip
+        (0, 32, 36),
+        (1, 32, 36),
+        (2, 32, 8442),
+        (3, 32, 8442),
+    ]
 
 
 def test_package_numbers_may_be_above_65535() -> None:

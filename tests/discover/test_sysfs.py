@@ -20,8 +20,12 @@ def test_an_even_tree_is_read_whole() -> None:
     host = discover(snapshot(cpu_files()))
     counts = summarise(host)
     assert (counts.packages, counts.cores, counts.pus, counts.llcs, counts.numa_nodes) == (
-        2, 4, 8, 2, 2,
-    )  # fmt: skip
+        2,
+        4,
+        8,
+        2,
+        2,
+    )
     assert [str(core.pus) for core in host.cores] == ["0,4", "1,5", "2,6", "3,7"]
     assert [core.id for core in host.cores] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert [(str(llc.pus), llc.size_bytes) for llc in host.llcs] == [
@@ -383,13 +387,17 @@ def test_a_node_without_pus_has_memory_of_unknown_kind() -> None:
 def test_the_driver_and_dax_say_what_a_nodes_memory_is(
     extra: dict[str, str], kind: str | None
 ) -> None:
-    files = cpu_files(packages=1) | extra | {
-        f"{NODE}/online": "0,2\n",
-        f"{NODE}/node2/cpulist": "\n",
-        f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\n",
-        f"{NODE}/node2/distance": "40 10\n",
-        f"{NODE}/node0/distance": "10 40\n",
-    }  # fmt: skip
+    files = (
+        cpu_files(packages=1)
+        | extra
+        | {
+            f"{NODE}/online": "0,2\n",
+            f"{NODE}/node2/cpulist": "\n",
+            f"{NODE}/node2/meminfo": "Node 2 MemTotal: 4096 kB\n",
+            f"{NODE}/node2/distance": "40 10\n",
+            f"{NODE}/node0/distance": "10 40\n",
+        }
+    )
     node = discover(snapshot(files)).nodes[1]
     assert node.memory_kind == (None if kind is None else MemoryKind(kind))
     assert (str(node.gpu) == "0000:09:00.0") is (kind == "gpu")

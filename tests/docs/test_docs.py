@@ -36,9 +36,14 @@ from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
 
 FORMATS = {
-    "comparison": Comparison, "findings": Findings, "host": Host, "plan": Plan,
-    "pool": PoolOutlook, "refusal": Refusal, "verdict": Verdicts,
-}  # fmt: skip
+    "comparison": Comparison,
+    "findings": Findings,
+    "host": Host,
+    "plan": Plan,
+    "pool": PoolOutlook,
+    "refusal": Refusal,
+    "verdict": Verdicts,
+}
 PAGES = all_pages()
 """Read once; a test names the page it is about."""
 SHOWING = [p for p in PAGES if p.path.parts[:2] in (("docs", "commands"), ("docs", "tasks"))]

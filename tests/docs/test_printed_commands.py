@@ -22,32 +22,78 @@ SOURCE = Path(__file__).parents[2] / "src" / "homenode"
 UUID = "3f1c6d3e-0000-4000-8000-000000000001"
 HOSTILE = "a b; rm -rf ~ $(id) `id` 'q' \"d\" & | > x #.xml"
 PROGRAMS = (
-    "homenode", "virsh", "cp", "mv", "rm", "cat", "ssh", "fuser", "chmod", "tar", "sbatch", "srun",
-    "qemu-img", "systemctl", "setpci", "lspci", "echo",
-)  # fmt: skip
+    "homenode",
+    "virsh",
+    "cp",
+    "mv",
+    "rm",
+    "cat",
+    "ssh",
+    "fuser",
+    "chmod",
+    "tar",
+    "sbatch",
+    "srun",
+    "qemu-img",
+    "systemctl",
+    "setpci",
+    "lspci",
+    "echo",
+)
 _COMMAND = re.compile(rf"(?:^|[ :;(|])(?:{'|'.join(PROGRAMS)})(?: [A-Za-z0-9./:=_+-]+)* ?\Z")
 """The end of a text behind which the next word of a command follows."""
 
 SAFE = {
     # numbers, addresses of PCI functions and UUIDs, by their types
-    "entry.device", "port.bdf", "device.bdf", "ports[0]", "worst.device.bdf", "link.lower.bdf",
-    "link.upper.bdf", "plan.device", "others", "near", "wanted", "wanted_bytes", "bdf",
-    "record.uuid", "state.uuid", "uuid", "far[0].irq", "pin.kind",
+    "entry.device",
+    "port.bdf",
+    "device.bdf",
+    "ports[0]",
+    "worst.device.bdf",
+    "link.lower.bdf",
+    "link.upper.bdf",
+    "plan.device",
+    "others",
+    "near",
+    "wanted",
+    "wanted_bytes",
+    "bdf",
+    "record.uuid",
+    "state.uuid",
+    "uuid",
+    "far[0].irq",
+    "pin.kind",
     # plain by construction: see domain_state.domain_argument
-    "state.argument", "done.state.argument",
-    "path.device.bdf", "near - ours or near", "1 << (needs.dma_entries - 1).bit_length()",
-    "str(device.bdf).replace(':', '_').replace('.', '_')", "_CONTROL",
+    "state.argument",
+    "done.state.argument",
+    "path.device.bdf",
+    "near - ours or near",
+    "1 << (needs.dma_entries - 1).bit_length()",
+    "str(device.bdf).replace(':', '_').replace('.', '_')",
+    "_CONTROL",
     "file",  # of /sys, of numbers
     # sentences, and no commands
-    "__version__", "function.numa_node", "theirs", "kind", "command", "connect", "text", "what",
+    "__version__",
+    "function.numa_node",
+    "theirs",
+    "kind",
+    "command",
+    "connect",
+    "text",
+    "what",
     "json.dumps(said)",
-}  # fmt: skip
+}
 QUOTED = ("command_line(", "shlex.quote(", "quote(", "_again(")
 NOT_PRINTED = {
-    "slurm/hooks.py", "slurm/wrapper.py", "snapshot/collector.py", "kubevirt/measuring_jobs.py",
-    "measure/access/remote.py", "measure/access/serial_console.py",
-    "measure/access/console_frame.py", "measure/bindings/scripts.py",
-}  # fmt: skip
+    "slurm/hooks.py",
+    "slurm/wrapper.py",
+    "snapshot/collector.py",
+    "kubevirt/measuring_jobs.py",
+    "measure/access/remote.py",
+    "measure/access/serial_console.py",
+    "measure/access/console_frame.py",
+    "measure/bindings/scripts.py",
+}
 """Scripts that homenode runs; they quote for themselves, and have tests of their own."""
 
 
@@ -132,5 +178,7 @@ def test_what_stands_against_a_definition_is_quoted() -> None:
     for fix in commands:
         assert _words(fix.partition(", or tune")[0], "virsh")[:3] == ["virsh", "-c", uri]
     assert _words(commands[-1].partition(", or tune")[0], "virsh")[3:] == [
-        "snapshot-delete", UUID, HOSTILE,
-    ]  # fmt: skip
+        "snapshot-delete",
+        UUID,
+        HOSTILE,
+    ]

@@ -16,9 +16,11 @@ from tests.doc_pages import ROOT, first_column, read_page
 from tests.finding_ids import ids_given
 
 RECORDS: list[tuple[str, str, type]] = [
-    ("results", "Fields", RunHead), ("results", "switches", Switches),
-    ("results", "gpus[]", GpuPlace), ("results", "conditions[]", Condition),
-]  # fmt: skip
+    ("results", "Fields", RunHead),
+    ("results", "switches", Switches),
+    ("results", "gpus[]", GpuPlace),
+    ("results", "conditions[]", Condition),
+]
 
 
 @pytest.mark.parametrize(("kind", "section", "record"), RECORDS)
@@ -44,9 +46,10 @@ def test_the_page_of_results_tells_its_version() -> None:
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        ("results", [Origin, Vantage, Statistic]), ("published", [Certainty]),
+        ("results", [Origin, Vantage, Statistic]),
+        ("published", [Certainty]),
     ],
-)  # fmt: skip
+)
 def test_a_page_names_every_value(kind: str, values: list[type]) -> None:
     words = read_page(f"docs/formats/{kind}.md").words_in_code()
     assert {str(one) for enumeration in values for one in enumeration} <= words  # type: ignore[attr-defined]

@@ -76,10 +76,13 @@ def test_a_domain_is_diagnosed_and_fixed(
         (domain(2, gpus("small-2n8c-2gpu", 1), gib=2), "small-2n8c-2gpu", "pin-bound"),
         (domain(88, gib=1024), H200, "pin-numa"),
         (domain(88, gpus(H200, 7), gib=1024), H200, "pin-numa-pci"),
-        (planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"), H200,
-         "pin-numa-pci-smt"),
+        (
+            planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"),
+            H200,
+            "pin-numa-pci-smt",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_fix_asks_for_the_smallest_layout_that_heals(xml: bytes, on: str, layout: str) -> None:
     from homenode.doctor.guest.remedy import remedy
     from homenode.domain.read import open_domain
@@ -322,9 +325,17 @@ def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("first", ["retrain", "hook"])
 @pytest.mark.parametrize(
     "option",
-    [("--host", SICK), ("--live", "vm"), ("--expect", "site.toml"), ("--under-load",),
-     ("--fix", "out.xml"), ("--h2d", "5"), ("--lspci", __file__), ("--prometheus",)],
-)  # fmt: skip
+    [
+        ("--host", SICK),
+        ("--live", "vm"),
+        ("--expect", "site.toml"),
+        ("--under-load",),
+        ("--fix", "out.xml"),
+        ("--h2d", "5"),
+        ("--lspci", __file__),
+        ("--prometheus",),
+    ],
+)
 def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
     first: str, option: tuple[str, ...]
 ) -> None:

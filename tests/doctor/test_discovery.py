@@ -102,11 +102,16 @@ def test_settings_of_idle_states_ksm_and_iommus_are_read() -> None:
     tree = Overlaid(
         render(load_shipped("rtx4080-i9-14900k")),
         {
-            "/state0/latency": "0\n", "/state1/latency": "127\n", "/state2/latency": "1034\n",
-            "/state0/disable": "0\n", "/state1/disable": "0\n", "/state2/disable": "1\n",
-            "/mm/ksm/run": "1\n", "/scaling_driver": "intel_pstate\n",
+            "/state0/latency": "0\n",
+            "/state1/latency": "127\n",
+            "/state2/latency": "1034\n",
+            "/state0/disable": "0\n",
+            "/state1/disable": "0\n",
+            "/state2/disable": "1\n",
+            "/mm/ksm/run": "1\n",
+            "/scaling_driver": "intel_pstate\n",
         },
-    )  # fmt: skip
+    )
     settings = discover(tree).settings
     assert settings.idle_exit_latency_us == 127  # state2 is disabled
     assert (settings.ksm_run, settings.iommus) == (1, ("dmar0",))
@@ -219,10 +224,15 @@ def test_kernels_without_effective_affinities_tell_where_interrupts_may_go() -> 
 
 
 def test_a_number_may_stand_last_in_what_a_collector_reads() -> None:
-    text = "\n".join((
-        "homenode-collector 1", "G sys/bus/pci/devices/*/msi_irqs/[0-9]*",
-        "sys/bus/pci/devices/0000:01:00.0/msi_irqs/99:msix", "Z", "",
-    ))  # fmt: skip
+    text = "\n".join(
+        (
+            "homenode-collector 1",
+            "G sys/bus/pci/devices/*/msi_irqs/[0-9]*",
+            "sys/bus/pci/devices/0000:01:00.0/msi_irqs/99:msix",
+            "Z",
+            "",
+        )
+    )
     read = parse_collected(text, "h")
     assert read.read_text("/sys/bus/pci/devices/0000:01:00.0/msi_irqs/99") == "msix\n"
 

@@ -62,9 +62,10 @@ def test_plans_of_our_own_give_no_alarm_on_any_host_in_any_size(name: str, layou
     for count in sorted({0, 1, len(gpus(name, 8))}):
         for share in (0.1, 0.5, 1.0):
             xml = domain(
-                max(1, int(len(there.cores) * share)), gpus(name, count),
+                max(1, int(len(there.cores) * share)),
+                gpus(name, count),
                 gib=max(1, int(memory * share * 0.8)),
-            )  # fmt: skip
+            )
             try:
                 tuned = tune(xml, NAME, PlanOptions(layout=layout), there)
             except HomenodeError:  # no such plan there

@@ -60,8 +60,10 @@ def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) ->
     said = subprocess.run(
         ["systemd-analyze", "verify", str(tmp_path / UNIT_NAME), "multi-user.target"],
         env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "cycle" not in said.stderr and UNIT_NAME not in said.stderr, said.stderr
 
 
@@ -90,9 +92,13 @@ def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
     for file in (program, logger, hook):
         file.chmod(0o755)
     done = subprocess.run(
-        [str(hook), *words], input="<domain/>", env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [str(hook), *words],
+        input="<domain/>",
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (0, "")
     if asked is None:
         assert not (tmp_path / "asked").exists()

@@ -173,9 +173,18 @@ def test_every_gpu_of_the_sick_5090_host_is_found_with_the_platforms_ceiling() -
 
 @pytest.mark.parametrize(
     "name",
-    ["h200-xeon8558", "mi350x-epyc9575f", "rtxpro6000-xeon8468v", "rtx4090-epyc7702",
-     "rtx4080-i9-14900k", "hgx-h100", "hgx-a100-ibm", "gh200x4", "epyc-nps4-gpu-nic"],
-)  # fmt: skip
+    [
+        "h200-xeon8558",
+        "mi350x-epyc9575f",
+        "rtxpro6000-xeon8468v",
+        "rtx4090-epyc7702",
+        "rtx4080-i9-14900k",
+        "hgx-h100",
+        "hgx-a100-ibm",
+        "gh200x4",
+        "epyc-nps4-gpu-nic",
+    ],
+)
 def test_sound_hosts_have_no_link_findings(name: str) -> None:
     assert found(load_host(name)) == []
 
@@ -206,8 +215,10 @@ def test_links_without_known_ends_are_not_judged() -> None:
     assert port is not None
     unknown = with_link(
         with_link(host, "0000:01:00.0", current_gt_per_s=5.0),
-        str(port.parent), max_gt_per_s=None, max_width=None,
-    )  # fmt: skip
+        str(port.parent),
+        max_gt_per_s=None,
+        max_width=None,
+    )
     assert found(unknown) == []
 
 
@@ -347,11 +358,12 @@ def test_the_whole_path_is_described_with_its_isolation() -> None:
     stated = replace(
         host,
         pci_devices=tuple(
-            replace(d, acs=("ReqRedir", "SrcValid")) if d.bridge else
-            replace(d, ats_enabled=False, iommu_domain="identity")
+            replace(d, acs=("ReqRedir", "SrcValid"))
+            if d.bridge
+            else replace(d, ats_enabled=False, iommu_domain="identity")
             for d in host.pci_devices
         ),
-    )  # fmt: skip
+    )
     line = next(iter(describe_paths(stated)))
     assert "ReqRedir+SrcValid" in line and "ATS off" in line and "IOMMU domain identity" in line
 

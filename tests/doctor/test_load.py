@@ -96,8 +96,10 @@ def test_an_interrupt_ends_the_load(tmp_path: Path) -> None:
     words = ["doctor", "--under-load", "--load-command", load]
     child = subprocess.Popen(
         [sys.executable, "-m", "homenode.cli.main", *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 300
     while not started.exists() and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

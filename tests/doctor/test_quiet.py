@@ -22,9 +22,10 @@ def idling(deep: CpuSet) -> Host:
     """The desktop with deep idle states on some PUs and shallow ones on the others."""
     others = CpuSet(pu.index for pu in host(DESKTOP).pus) - deep
     return settings(
-        host(DESKTOP), idle_exit_latency_us=890,
+        host(DESKTOP),
+        idle_exit_latency_us=890,
         pus_of_idle_latency_us=((2, others), (890, deep)),
-    )  # fmt: skip
+    )
 
 
 def test_idle_states_are_those_of_the_vcpus() -> None:
@@ -39,9 +40,11 @@ def test_a_governor_is_that_of_the_vcpus(slow: tuple[int, ...], found: bool) -> 
     pus = CpuSet(slow)
     others = CpuSet(pu.index for pu in host(DESKTOP).pus) - pus
     there = settings(
-        host(DESKTOP), scaling_drivers=("acpi-cpufreq",), governors=("performance", "powersave"),
+        host(DESKTOP),
+        scaling_drivers=("acpi-cpufreq",),
+        governors=("performance", "powersave"),
         pus_of_governor=(("performance", others), ("powersave", pus)),
-    )  # fmt: skip
+    )
     names = ids(diagnosed(domain(2, pins=[0, 2]), there))
     assert ("governor-powersave" in names) is found
 
@@ -72,8 +75,9 @@ def test_a_tick_without_rcu_callbacks_is_distinguished() -> None:
         set_apart(host(ISOLATED), [*range(4, 8), *range(20, 24)], nohz=False),
         kernel_command_line="isolcpus=4-7,20-23 rcu_nocbs=4-7,20-23",
     )
-    (finding,) = (f for f in diagnosed(domain(2, pins=[4, 5]), there)
-                  if f.id == "isolated-with-tick")  # fmt: skip
+    (finding,) = (
+        f for f in diagnosed(domain(2, pins=[4, 5]), there) if f.id == "isolated-with-tick"
+    )
     assert finding.severity is Severity.INFO and "rcu_nocbs" not in finding.observed
 
 
@@ -160,9 +164,11 @@ def test_a_well_placed_vm_on_a_well_kept_host_gets_nothing() -> None:
     everywhere = [str(pu.index) for pu in host(HGX).pus]
     drive = host(HGX).devices_of_kind(DeviceKind.NVME)
     there = settings(
-        host(HGX), irqbalance=True, scaling_drivers=("intel_pstate",),
+        host(HGX),
+        irqbalance=True,
+        scaling_drivers=("intel_pstate",),
         pus_of_idle_latency_us=((2, CpuSet(pu.index for pu in host(HGX).pus)),),
-    )  # fmt: skip
+    )
     there = interrupting(there, NIC, ["50", "51"])
     for bdf in [each.bdf for each in drive[:1]] or [Bdf.parse("1a:00.0")]:
         there = interrupting(there, bdf, everywhere, "nvme")

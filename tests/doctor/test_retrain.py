@@ -66,9 +66,12 @@ def unused(host: Host) -> dict[Bdf, Use]:
 
 
 def planned(
-    host: Host, space: SimulatedConfig, target: int | None = None,
-    uses: Mapping[Bdf, Use] | None = None, device: Bdf = GPU,
-) -> RetrainPlan:  # fmt: skip
+    host: Host,
+    space: SimulatedConfig,
+    target: int | None = None,
+    uses: Mapping[Bdf, Use] | None = None,
+    device: Bdf = GPU,
+) -> RetrainPlan:
     return plan_retrain(host, device, space, unused(host) if uses is None else uses, target)
 
 

@@ -21,9 +21,17 @@ from tests.simulated_config import (
 )
 
 RUNNING = RunningDomain(
-    name="gpu-vm", running=True, vcpu_pins=(), emulator_pus=None, iothread_pus=(),
-    memory_bytes=1, memory_bound=False, memory_by_node=(), page_bytes=None, devices=(GPU,),
-)  # fmt: skip
+    name="gpu-vm",
+    running=True,
+    vcpu_pins=(),
+    emulator_pus=None,
+    iothread_pus=(),
+    memory_bytes=1,
+    memory_bound=False,
+    memory_by_node=(),
+    page_bytes=None,
+    devices=(GPU,),
+)
 
 
 AUDIO = Bdf(GPU.domain, GPU.bus, GPU.device, 1)

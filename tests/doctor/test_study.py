@@ -53,9 +53,12 @@ def test_the_5090_host_has_slow_links_and_scattered_vcpus() -> None:
     """Pins of the study's listing A: cores 0-27 and 32-59, one on each node."""
     name = "rtx5090-epyc7702"
     xml = domain(
-        56, gpus(name, 8), gib=1536, pins=[*range(28), *range(32, 60)],
+        56,
+        gpus(name, 8),
+        gib=1536,
+        pins=[*range(28), *range(32, 60)],
         cputune="<emulatorpin cpuset='28,29'/>",
-    )  # fmt: skip
+    )
     found = diagnosed(xml, name)
     links = [f for f in found if f.id == "pcie-link-slow"]
     assert len(links) == 8 and all(f.severity is Severity.CRITICAL for f in links)
@@ -100,10 +103,13 @@ def test_the_h200_guests_devices_without_a_node_are_found() -> None:
     name = "h200-xeon8558"
     pins = [24 * node + core for node in range(4) for core in range(22)]
     xml = domain(
-        88, gpus(name, 7), gib=1024, pins=pins,
+        88,
+        gpus(name, 7),
+        gib=1024,
+        pins=pins,
         cpu=topology(4, 22, inside=cells([f"{22 * i}-{22 * i + 21}" for i in range(4)], 1024, [])),
         more=binding(range(4), cell_mode="strict"),
-    )  # fmt: skip
+    )
     found = diagnosed(xml, name)
     (devices,) = [f for f in found if f.id == "device-without-cell"]
     assert all(str(gpu) in devices.subject for gpu in gpus(name, 7))
@@ -117,9 +123,12 @@ def test_cells_may_share_a_socket_and_sockets_a_cell(sockets: int, cut: bool) ->
     """As with NPS4, SNC and several packages in a node; what a cell cuts in two is found."""
     inside = cells([f"{6 * i}-{6 * i + 5}" for i in range(4)], 64, [])
     xml = domain(
-        24, gib=64, pins=range(24), more=binding(range(4), cell_mode="strict"),
+        24,
+        gib=64,
+        pins=range(24),
+        more=binding(range(4), cell_mode="strict"),
         cpu=topology(sockets, 24 // sockets, inside=inside),
-    )  # fmt: skip
+    )
     assert ("socket-cut-by-cell" in ids(diagnosed(xml, "h200-xeon8558"))) is cut
 
 
@@ -130,9 +139,11 @@ def test_a_cache_that_is_passed_through_ends_at_the_guests_socket(
     """96 siblings share each LLC of the host, so a socket of fewer vCPUs is behind one of them."""
     pins = [*range(22), *range(48, 70)]  # the cores of both packages
     xml = domain(
-        44, gib=64, pins=pins,
+        44,
+        gib=64,
+        pins=pins,
         cpu=topology(sockets, 44 // sockets, inside="<cache mode='passthrough'/>"),
-    )  # fmt: skip
+    )
     found = ids(diagnosed(xml, "h200-xeon8558"))
     assert ("cache-passthrough-false" in found) is false
 
@@ -148,9 +159,12 @@ def test_only_a_vm_with_too_few_vcpus_for_two_cells_has_devices_far_and_no_alarm
 
 def test_memory_that_numad_binds_counts_as_bound() -> None:
     xml = domain(
-        16, gib=64, pins=range(16), cpu=topology(1, 16),
+        16,
+        gib=64,
+        pins=range(16),
+        cpu=topology(1, 16),
         more="<numatune><memory mode='strict' placement='auto'/></numatune>",
-    )  # fmt: skip
+    )
     assert not {"memory-unbound", "numa-balancing"} & set(ids(diagnosed(xml, "h200-xeon8558")))
     assert "memory-unbound" in ids(diagnosed(domain(16, gib=64, pins=range(16)), "h200-xeon8558"))
 

@@ -117,8 +117,9 @@ def test_every_sample_can_be_copied(name: str) -> None:
 def test_an_nvram_file_that_is_not_named_after_the_domain_gets_its_name_in_front() -> None:
     xml = FULL.replace(b"nvram/vm_VARS.fd", b"nvram/vmware.fd")
     assert b"/nvram/b_vmware.fd</nvram>" in copy_domain(xml, "b")
-    nested = re.sub(rb"<nvram>.*</nvram>", b"<nvram type='file'><source file='/n/vm.fd'/></nvram>",
-                    FULL)  # fmt: skip
+    nested = re.sub(
+        rb"<nvram>.*</nvram>", b"<nvram type='file'><source file='/n/vm.fd'/></nvram>", FULL
+    )
     assert b"<source file='/n/b.fd'/>" in copy_domain(nested, "b")
 
 

@@ -24,9 +24,10 @@ from tests.domain_plans import hand_plan
 VM = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_bytes()
 ENCRYPTED = (
     VM.replace(b"</devices>", b"</devices><launchSecurity type='sev-snp'/>")
-    .replace(b"<hugepages>", b"<!--").replace(b"</hugepages>", b"-->")
+    .replace(b"<hugepages>", b"<!--")
+    .replace(b"</hugepages>", b"-->")
     .replace(b"<page size='1' unit='GiB'/>", b"")
-)  # fmt: skip
+)
 
 
 def on(libvirt: str | None, qemu: str | None, name: str = "hgx-h100") -> Host:

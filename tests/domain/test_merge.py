@@ -144,7 +144,7 @@ def test_a_device_plugged_into_the_layouts_bus_loses_its_address_and_is_named() 
         for number in re.findall(
             rb"type='pci' index='(\d+)' model='pcie-root-port'", applied.document
         )
-    }  # fmt: skip
+    }
     free = next(
         bus for bus in sorted(buses) if f"bus='0x{bus:02x}'".encode() not in applied.document
     )

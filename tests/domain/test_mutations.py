@@ -29,9 +29,30 @@ from tests.domain_plans import hand_plan
 from tests.verify_documents import findings_of, small_host
 
 ODD_VALUES = st.sampled_from(
-    ["", "-1", "0", "1", "3", "0-3", "^1", "4294967296", "0x", "08", "none", "0-99999999", "a,b",
-     "\t", "&lt;", "9" * 15, "9" * 30, "KiB", "on", "pcie-expander-bus", "maximum"]
-)  # fmt: skip
+    [
+        "",
+        "-1",
+        "0",
+        "1",
+        "3",
+        "0-3",
+        "^1",
+        "4294967296",
+        "0x",
+        "08",
+        "none",
+        "0-99999999",
+        "a,b",
+        "\t",
+        "&lt;",
+        "9" * 15,
+        "9" * 30,
+        "KiB",
+        "on",
+        "pcie-expander-bus",
+        "maximum",
+    ]
+)
 
 
 @st.composite

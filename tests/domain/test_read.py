@@ -40,8 +40,11 @@ def test_a_guest_says_what_its_document_says() -> None:
     assert guest.cell_vcpus == tuple(CpuSet.parse(s) for s in ("0-1", "2-3", "4-5", "6-7"))
     assert guest.firmware == "efi"
     assert [c.model for c in guest.controllers] == [
-        "pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-root-port",
-    ]  # fmt: skip
+        "pcie-root",
+        "pcie-root-port",
+        "pcie-expander-bus",
+        "pcie-root-port",
+    ]
     assert (guest.controllers[2].bus_nr, guest.controllers[2].node) == (200, 3)
     assert guest.hostdevs[0].address == GuestAddress(0, 3, 0, 0)
     assert GuestAddress(0, 0, 5, 0) in guest.addresses
@@ -124,8 +127,10 @@ def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
 def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
     guest = read_guest(sample("gpu-with-audio-and-nics"), "g")
     assert [str(h.source) for h in guest.hostdevs] == [
-        "0000:1a:10.3", "0000:19:00.0", "0000:19:00.1",
-    ]  # fmt: skip
+        "0000:1a:10.3",
+        "0000:19:00.0",
+        "0000:19:00.1",
+    ]
     assert [h.is_interface for h in guest.hostdevs] == [True, False, False]
 
 
@@ -197,12 +202,22 @@ def test_what_else_the_planner_asks_for() -> None:
         (domain("<iothreads>x</iothreads>"), "IOThreads"),
         (domain("<devices/>\n<devices/>"), "vm.xml:2: expected one <devices> in <domain>, found 2"),
         (domain("<cpu><numa/><numa/></cpu>"), "expected one <numa> in <cpu>"),
-        (domain("<devices><hostdev type='pci'><source><address bus='0x1g'/></source></hostdev>"
-                "</devices>"), "a PCI bus, such as 0x1f or 31"),
-        (domain("<devices><hostdev type='pci'><source><address bus='0x100'/></source></hostdev>"
-                "</devices>"), "a PCI bus below 0x100"),
+        (
+            domain(
+                "<devices><hostdev type='pci'><source><address bus='0x1g'/></source></hostdev>"
+                "</devices>"
+            ),
+            "a PCI bus, such as 0x1f or 31",
+        ),
+        (
+            domain(
+                "<devices><hostdev type='pci'><source><address bus='0x100'/></source></hostdev>"
+                "</devices>"
+            ),
+            "a PCI bus below 0x100",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bad_input_says_what_was_expected_and_found(xml: bytes, said: str) -> None:
     with pytest.raises(InputError) as raised:
         read_guest(xml, "vm.xml")

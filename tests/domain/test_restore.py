@@ -36,8 +36,13 @@ def test_the_record_is_one_that_sha256sum_can_check(tmp_path: Path) -> None:
         f"{hashlib.sha256(TUNED).hexdigest()}  out.xml\n"
     )
     try:
-        subprocess.run(["sha256sum", "-c", saved.record.name], cwd=tmp_path, check=True,
-                       capture_output=True, timeout=120)  # fmt: skip
+        subprocess.run(
+            ["sha256sum", "-c", saved.record.name],
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
     except FileNotFoundError:
         pytest.skip("no sha256sum here")
 
@@ -71,8 +76,13 @@ def test_a_kill_before_another_layout_is_in_place_loses_nothing(
         write_tuned(vm, TUNED, other)
         assert vm.read_bytes() == other
     if shutil.which("sha256sum") is not None:
-        checked = subprocess.run(["sha256sum", "-c", saved.record.name], cwd=tmp_path,
-                                 check=False, capture_output=True, timeout=60)  # fmt: skip
+        checked = subprocess.run(
+            ["sha256sum", "-c", saved.record.name],
+            cwd=tmp_path,
+            check=False,
+            capture_output=True,
+            timeout=60,
+        )
         assert (checked.returncode == 0) == again and b"improperly" not in checked.stderr
     assert restore(vm).read_bytes() == ORIGINAL
     assert names(tmp_path) == ["vm.xml"]

@@ -26,10 +26,25 @@ PAIRS = [
 ]
 TOKEN = re.compile(rb"<!--.*?-->|<!\[CDATA\[.*?\]\]>|<[^>]*>|[^<]+", re.DOTALL)
 OWNED = {
-    "vcpu", "vcpus", "numatune", "memory", "currentMemory", "maxMemory", "topology", "numa",
-    "hugepages", "vcpupin", "emulatorpin", "iothreadpin", "vcpusched", "cachetune", "memorytune",
-    "address", "metadata", "node",
-}  # fmt: skip
+    "vcpu",
+    "vcpus",
+    "numatune",
+    "memory",
+    "currentMemory",
+    "maxMemory",
+    "topology",
+    "numa",
+    "hugepages",
+    "vcpupin",
+    "emulatorpin",
+    "iothreadpin",
+    "vcpusched",
+    "cachetune",
+    "memorytune",
+    "address",
+    "metadata",
+    "node",
+}
 OPENED = {"cpu", "cputune", "memoryBacking", "devices"}  # may gain children, or close up
 
 
@@ -174,8 +189,13 @@ def test_iothreads_are_pinned_by_their_own_numbers() -> None:
 
 def test_elements_of_cputune_that_are_not_pins_stay() -> None:
     after = tuned("pins-with-comments", "pin-numa").text
-    for kept in (b"<shares>2048</shares>", b"<emulatorsched ", b"<vcpusched vcpus='0-7'",
-                 b"<cachetune vcpus='0-3'>", b"<memorytune vcpus='4-7'>"):  # fmt: skip
+    for kept in (
+        b"<shares>2048</shares>",
+        b"<emulatorsched ",
+        b"<vcpusched vcpus='0-7'",
+        b"<cachetune vcpus='0-3'>",
+        b"<memorytune vcpus='4-7'>",
+    ):
         assert kept in after
 
 
@@ -264,11 +284,13 @@ def test_dimms_are_counted_into_memory_but_not_into_cells() -> None:
 
 
 def test_new_cells_share_memory_as_the_old_ones_did() -> None:
-    xml = sample("dimms-and-shared-memory").replace(
-        b"      <cell id='1' cpus='4-7' memory='4194304' memAccess='shared'/>\n", b""
-    ).replace(b"cpus='0-3' memory='4194304'", b"cpus='0-7' memory='8388608'").replace(
-        b"<node>1</node>", b"<node>0</node>"
-    ).replace(b"nodeset='0-1'", b"nodeset='0'")  # fmt: skip
+    xml = (
+        sample("dimms-and-shared-memory")
+        .replace(b"      <cell id='1' cpus='4-7' memory='4194304' memAccess='shared'/>\n", b"")
+        .replace(b"cpus='0-3' memory='4194304'", b"cpus='0-7' memory='8388608'")
+        .replace(b"<node>1</node>", b"<node>0</node>")
+        .replace(b"nodeset='0-1'", b"nodeset='0'")
+    )
     after = rewrite(xml, hand_plan(read_guest(xml, "one"), "pin-numa"))
     assert after.count(b"memAccess='shared'") == 2
 

@@ -78,22 +78,34 @@ def test_the_listing_is_equal_element_for_element(listing: str) -> None:
     threads = "2" if listing == "C" else "1"
     half = count // 2
     cells = tuple(
-        ("cell", attributes(id=str(i), cpus=f"{i * half}-{i * half + half - 1}",
-                            memory="786432", unit="MiB"), "", ())
+        (
+            "cell",
+            attributes(
+                id=str(i), cpus=f"{i * half}-{i * half + half - 1}", memory="786432", unit="MiB"
+            ),
+            "",
+            (),
+        )
         for i in (0, 1)
-    )  # fmt: skip
+    )
     topology = attributes(sockets="2", cores="28", threads=threads)
     assert shown(cpu) == (
-        "cpu", mode, "", (("topology", topology, "", ()), ("numa", (), "", cells)),
-    )  # fmt: skip
+        "cpu",
+        mode,
+        "",
+        (("topology", topology, "", ()), ("numa", (), "", cells)),
+    )
     assert numatune is not None
     assert shown(numatune) == (
-        "numatune", (), "", (
+        "numatune",
+        (),
+        "",
+        (
             ("memory", attributes(mode="strict", nodeset="0,1"), "", ()),
             ("memnode", attributes(cellid="0", mode="strict", nodeset="0"), "", ()),
             ("memnode", attributes(cellid="1", mode="strict", nodeset="1"), "", ()),
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("listing", LAYOUTS)

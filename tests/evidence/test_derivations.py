@@ -36,9 +36,13 @@ def with_derivations(derivations: Sequence[Derivation]) -> tuple[Publication, ..
 
 def order(favours: str, over: str) -> Derivation:
     return Derivation(
-        id="x", objective=Objective.COLLECTIVE, favours=favours, over=over, text="a reason",
+        id="x",
+        objective=Objective.COLLECTIVE,
+        favours=favours,
+        over=over,
+        text="a reason",
         method="a method",
-    )  # fmt: skip
+    )
 
 
 def decided(found: tuple[Publication, ...], runs: Sequence[Run] = ()) -> Verdict:

@@ -118,11 +118,15 @@ def test_every_command_gives_one_answer_from_measured_figures(system: str, tmp_p
     rng = random.Random(20261122)
     runs = [
         simulated_run(
-            layout, {"memory-bandwidth": ("bytes_per_s", value)}, rng, between=0.001, within=0.001,
+            layout,
+            {"memory-bandwidth": ("bytes_per_s", value)},
+            rng,
+            between=0.001,
+            within=0.001,
             host=host_fingerprint(host),
         )
         for layout, value in STREAM.items()
-    ]  # fmt: skip
+    ]
     for run in runs:
         write_run(tmp_path, run)
     evidence = Evidence(publications(), tuple(runs))

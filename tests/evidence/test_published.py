@@ -40,8 +40,11 @@ def test_the_five_documents_are_there_and_every_run_is_marked_as_published() -> 
     assert set(EVIDENCE) - {"field", "nccl"} == set(SEEDS)
     for evidence in EVIDENCE.values():
         assert all(run.head.origin is Origin.PUBLISHED for run in evidence.runs)
-        assert all(sample.statistic is not Statistic.SAMPLE for run in evidence.runs
-                   for sample in run.samples)  # fmt: skip
+        assert all(
+            sample.statistic is not Statistic.SAMPLE
+            for run in evidence.runs
+            for sample in run.samples
+        )
 
 
 def test_every_sample_has_its_sentence_and_its_printed_text() -> None:
@@ -74,8 +77,11 @@ def test_printed_figures_keep_their_digits_and_ranges() -> None:
 
 def test_what_no_document_prints_is_marked_inferred() -> None:
     assert {one.id for one in EVIDENCE.values() if one.is_date_inferred} == {
-        "study", "study-scripts", "ibm", "field",
-    }  # fmt: skip
+        "study",
+        "study-scripts",
+        "ibm",
+        "field",
+    }
     h200 = EVIDENCE["study"].system("H200")
     assert h200 is not None
     assert h200.inferred_vcpus == ("vcpu_pin_numa",)
@@ -222,9 +228,13 @@ def test_the_arithmetic_of_a_note_is_right(evidence: Publication, note: object) 
 
 
 _OPERATORS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.Pow: operator.pow, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+    ast.Mod: operator.mod,
+}
 
 
 def _value(node: ast.expr) -> float:
@@ -241,13 +251,18 @@ def _value(node: ast.expr) -> float:
 @pytest.mark.parametrize(
     ("id", "certainty"),
     [
-        ("matmul-fp32", Certainty.LIKELY), ("pcie-gen", Certainty.FACT),
-        ("nccl-algbw", Certainty.LIKELY), ("4080-one-llc", Certainty.FACT),
-        ("4080-candidates", Certainty.LIKELY), ("stream-mi350x", Certainty.FACT),
-        ("plus-40", Certainty.FACT), ("nccl-sweep", Certainty.FACT),
-        ("unit-0x60", Certainty.FACT), ("nccl-node-0", Certainty.LIKELY),
+        ("matmul-fp32", Certainty.LIKELY),
+        ("pcie-gen", Certainty.FACT),
+        ("nccl-algbw", Certainty.LIKELY),
+        ("4080-one-llc", Certainty.FACT),
+        ("4080-candidates", Certainty.LIKELY),
+        ("stream-mi350x", Certainty.FACT),
+        ("plus-40", Certainty.FACT),
+        ("nccl-sweep", Certainty.FACT),
+        ("unit-0x60", Certainty.FACT),
+        ("nccl-node-0", Certainty.LIKELY),
     ],
-)  # fmt: skip
+)
 def test_known_contradictions_are_notes_with_their_certainty(id: str, certainty: Certainty) -> None:
     (note,) = [note for one in EVIDENCE.values() for note in one.notes if note.id == id]
     assert note.certainty is certainty
@@ -310,13 +325,20 @@ def test_damaged_evidence_is_an_error_and_nothing_else() -> None:
     [
         (
             "study",
-            {"4080-e-cores", "5090-one-channel", "5090-root-complex", "pcie-two-tools",
-             "pcie-negligible", "nccl-often", "example-cores"},
+            {
+                "4080-e-cores",
+                "5090-one-channel",
+                "5090-root-complex",
+                "pcie-two-tools",
+                "pcie-negligible",
+                "nccl-often",
+                "example-cores",
+            },
         ),
         ("study-scripts", {"stream-arrays", "stream-by-node", "remote-thirty", "remote-latency"}),
         ("sdumont", {"either-of-two", "no-compute-figure"}),
         ("ibm", {"no-latency-table"}),
     ],
-)  # fmt: skip
+)
 def test_statements_without_figures_or_against_physics_have_notes(id: str, notes: set[str]) -> None:
     assert notes <= {note.id for note in EVIDENCE[id].notes}

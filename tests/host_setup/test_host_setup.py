@@ -30,17 +30,31 @@ from tests.doctor.test_cli import run
 ROOT = Path(__file__).parents[2]
 HOST = "hgx-h100"
 NEEDS = HostNeeds(
-    ("gpu-vm", "it's; rm -rf /"), (NodePages(0, 1 << 30, 64), NodePages(0, 1 << 21, 512),
-                                  NodePages(1, 1 << 30, 64)),
-    CpuSet.parse("2-7"), CpuSet.parse("0-1"),
-)  # fmt: skip
+    ("gpu-vm", "it's; rm -rf /"),
+    (NodePages(0, 1 << 30, 64), NodePages(0, 1 << 21, 512), NodePages(1, 1 << 30, 64)),
+    CpuSet.parse("2-7"),
+    CpuSet.parse("0-1"),
+)
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Plan]:
     folder = tmp_path_factory.mktemp("plans")
-    options = ("--host", HOST, "--gpus", "2", "--vcpus", "16", "--memory", "64GiB",
-               "--page-size", "1GiB", "--layout", "pin-numa-pci", "-q")  # fmt: skip
+    options = (
+        "--host",
+        HOST,
+        "--gpus",
+        "2",
+        "--vcpus",
+        "16",
+        "--memory",
+        "64GiB",
+        "--page-size",
+        "1GiB",
+        "--layout",
+        "pin-numa-pci",
+        "-q",
+    )
     demo = str(ROOT / "demo/gpu-vm.xml")
     a, b = folder / "a.json", folder / "b.json"
     run("plan", demo, *options, "--save-plan", str(a))
@@ -63,9 +77,7 @@ def test_two_plans_with_one_pu_are_refused(plans: tuple[Plan, Plan]) -> None:
 
 
 def _with_pages(host: Host, pages: int, isolated: CpuSet) -> Host:
-    nodes = tuple(
-        replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes
-    )  # fmt: skip
+    nodes = tuple(replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes)
     pus = tuple(
         replace(pu, isolated=int(pu.index) in isolated, nohz_full=int(pu.index) in isolated)
         for pu in host.pus

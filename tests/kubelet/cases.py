@@ -40,13 +40,23 @@ def grace_case(random: Random, pods: int = 3) -> Case:
         threads = range(4 * node, 4 * node + 4) if node < with_cpus else range(0)
         cores = [{"Socket": node, "Uncore": node, "Threads": [thread]} for thread in threads]
         distances = [10 if node == to else 40 for to in range(every)]
-        nodes.append({"ID": node, "Memory": 8 * GIB * bool(cores), "HugePages": {},
-                      "Cores": cores, "Distances": distances})  # fmt: skip
+        nodes.append(
+            {
+                "ID": node,
+                "Memory": 8 * GIB * bool(cores),
+                "HugePages": {},
+                "Cores": cores,
+                "Distances": distances,
+            }
+        )
     machine = {"Sockets": with_cpus, "Nodes": nodes}
     kubelet = {
-        **_kubelet(random, machine), "MemoryPolicy": "None", "ReservedMemory": {},
-        "CPUOptions": {}, "TopologyOptions": {"max-allowable-numa-nodes": "36"},
-    }  # fmt: skip
+        **_kubelet(random, machine),
+        "MemoryPolicy": "None",
+        "ReservedMemory": {},
+        "CPUOptions": {},
+        "TopologyOptions": {"max-allowable-numa-nodes": "36"},
+    }
     devices = {GPU: {f"d{i}": [i] for i in range(with_cpus)}}
     arrived = [_pod(random, i, 4 * with_cpus, machine, devices) for i in range(pods)]
     return {**machine, "Kubelet": kubelet, "Devices": devices, "Pods": arrived}
@@ -89,8 +99,9 @@ def _machine(random: Random) -> Case:
             pages[size] = random.randint(0, most)
         nodes.append({"ID": node, "Memory": memory, "HugePages": pages, "Cores": members})
     if random.random() < 0.1 and count < 10:
-        nodes.append({"ID": count, "Memory": 4 * GIB, "HugePages": dict.fromkeys(sizes, 0),
-                      "Cores": []})  # fmt: skip
+        nodes.append(
+            {"ID": count, "Memory": 4 * GIB, "HugePages": dict.fromkeys(sizes, 0), "Cores": []}
+        )
     far = random.choice((21, 32))
     for made in nodes:
         row = []

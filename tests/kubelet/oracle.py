@@ -29,8 +29,12 @@ def build(folder: Path, package: str = ".") -> Path:
     program = folder / "oracle"
     built = subprocess.run(
         [go, "build", "-o", str(program), package],
-        cwd=FOLDER, capture_output=True, text=True, check=False, timeout=1500,
-    )  # fmt: skip
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1500,
+    )
     if built.returncode and "proxy" in built.stderr:
         pytest.skip(f"the module k8s.io/kubernetes cannot be had: {built.stderr[-300:]}")
     assert built.returncode == 0, built.stderr
@@ -39,9 +43,13 @@ def build(folder: Path, package: str = ".") -> Path:
 
 def ask(program: Path, cases: list[Case]) -> list[list[list[object]]]:
     done = subprocess.run(
-        [program], input="\n".join(map(json.dumps, cases)), capture_output=True, text=True,
-        check=True, timeout=1200,
-    )  # fmt: skip
+        [program],
+        input="\n".join(map(json.dumps, cases)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=1200,
+    )
     return [oracle_answers(line) for line in done.stdout.splitlines()]
 
 

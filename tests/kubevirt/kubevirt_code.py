@@ -16,7 +16,7 @@ _LIBRARIES = {"v1.6.1": "v1.6.2"}
 _ENVIRONMENT = {**os.environ, "GOSUMDB": "off", "GOFLAGS": "-buildvcs=false"}
 """The checksum database lacks one of the modules; go.sum has them all."""
 _STUBS = {
-    "api/core/names.go": 'package core\n\nconst GroupName, SingularResourceName, '
+    "api/core/names.go": "package core\n\nconst GroupName, SingularResourceName, "
     'PluralResourceName = "template.kubevirt.io", "one", "several"\n',
     "api/core/v1beta1/types.go": 'package v1beta1\n\nimport "k8s.io/api/core/v1"\n\n'
     "type VirtualMachineTemplate struct{ v1.ConfigMap }\n",
@@ -25,7 +25,7 @@ _STUBS = {
     "func NewForConfig(*rest.Config) (*Set, error) { return nil, nil }\n"
     "func (*Set) TemplateV1beta1() *Set { return nil }\n"
     "func (*Set) RESTClient() rest.Interface { return nil }\n",
-}  # fmt: skip
+}
 """v1.9 imports these modules for VM templates, which the proxy refuses; nothing here calls them."""
 
 
@@ -43,9 +43,14 @@ def build(folder: Path, version: str = PINNED, **packages: str) -> None:
     for name, package in packages.items():
         argv = [go, "build", "-tags", tags, "-o", str(folder / name), package]
         built = subprocess.run(
-            argv, cwd=module, env=environment, capture_output=True, text=True, check=False,
+            argv,
+            cwd=module,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=3000,
-        )  # fmt: skip
+        )
         assert built.returncode == 0, built.stderr
 
 
@@ -68,9 +73,11 @@ def _write_module(go: str, module: Path, version: str) -> None:
         f"require kubevirt.io/kubevirt {version}",
         *(f"require kubevirt.io/{one} {libraries}" for one in ("api", "client-go")),
         replaced,
-        *(f"replace kubevirt.io/{one} => kubevirt.io/{one} {libraries}"
-          for one in ("api", "client-go")),
-    ]  # fmt: skip
+        *(
+            f"replace kubevirt.io/{one} => kubevirt.io/{one} {libraries}"
+            for one in ("api", "client-go")
+        ),
+    ]
     if "kubevirt.io/virt-template-api" in theirs:
         for path, text in _STUBS.items():
             stub = module / "stubs" / path

@@ -66,9 +66,13 @@ def test_vmis_are_judged_as_by_kubevirts_admitter(tmp_path: Path) -> None:
     build(tmp_path, oracle=".")
     asked = cases(SEED, COUNT) + cases(1, 1000)
     done = subprocess.run(
-        [tmp_path / "oracle"], input="\n".join(map(json.dumps, asked)), capture_output=True,
-        text=True, check=True, timeout=300,
-    )  # fmt: skip
+        [tmp_path / "oracle"],
+        input="\n".join(map(json.dumps, asked)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
     refused = [bool(json.loads(line)) for line in done.stdout.splitlines()]
     assert differences(asked, refused) == []
     marks = "".join("01"[one] for one in refused[:COUNT])

@@ -72,7 +72,8 @@ def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
         "apiVersion": "kubevirt.io/v1",
         "kind": "VirtualMachineInstance",
         "metadata": {
-            "name": NAME, "namespace": "default",
+            "name": NAME,
+            "namespace": "default",
             "uid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11",
         },
         "spec": {
@@ -81,15 +82,20 @@ def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
                 "machine": {"type": "q35"},
                 "firmware": {"uuid": "6f2d1c4e-9d3b-4b53-8f11-6a2f0a6d4c11"},
                 "cpu": {
-                    "cores": vcpus, "sockets": 1, "threads": 1, "model": "qemu64",
-                    "dedicatedCpuPlacement": True, "isolateEmulatorThread": True,
+                    "cores": vcpus,
+                    "sockets": 1,
+                    "threads": 1,
+                    "model": "qemu64",
+                    "dedicatedCpuPlacement": True,
+                    "isolateEmulatorThread": True,
                     "numa": {"guestMappingPassthrough": {}},
                 },
                 "memory": {"guest": "8Gi", "hugepages": {"pageSize": "2Mi"}},
                 "resources": {"requests": {"memory": "8Gi"}, "limits": {"memory": "8Gi"}},
                 "devices": {
-                    "gpus": [{"name": f"gpu{i}", "deviceName": "nvidia.com/A100"}
-                             for i in range(gpus)],
+                    "gpus": [
+                        {"name": f"gpu{i}", "deviceName": "nvidia.com/A100"} for i in range(gpus)
+                    ],
                     "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
                     "interfaces": [{"name": name, "masquerade": {}} for name in names],
                 },
@@ -97,7 +103,7 @@ def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:
             "networks": [{"name": name, "pod": {}} for name in names],
             "volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "root"}}],
         },
-    }  # fmt: skip
+    }
 
 
 def definitions(
@@ -129,9 +135,13 @@ def definitions(
         "PCI_RESOURCE_NVIDIA_COM_A100": ",".join(f"0000:{gpu}" for gpu in gpus),
     }
     done = subprocess.run(
-        [chain / "chain"], input=json.dumps(call), capture_output=True, text=True, check=False,
+        [chain / "chain"],
+        input=json.dumps(call),
+        capture_output=True,
+        text=True,
+        check=False,
         env=environment,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found: list[Definition] = json.loads(done.stdout.splitlines()[-1])
     return found

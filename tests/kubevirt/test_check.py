@@ -45,12 +45,15 @@ def vmi(
     """A VMI, good but for what is given; in a VM where that is the kind."""
     domain = {
         "cpu": {
-            "cores": 199, "dedicatedCpuPlacement": True, "isolateEmulatorThread": True,
-            "numa": {"guestMappingPassthrough": {}}, **(cpu or {}),
+            "cores": 199,
+            "dedicatedCpuPlacement": True,
+            "isolateEmulatorThread": True,
+            "numa": {"guestMappingPassthrough": {}},
+            **(cpu or {}),
         },
         "memory": {"guest": "512Gi", "hugepages": {"pageSize": "2Mi"}, **(memory or {})},
         "devices": {"gpus": [{"name": f"g{i}", "deviceName": "x"} for i in range(gpus)]},
-    }  # fmt: skip
+    }
     inner = {"metadata": {"annotations": dict(annotations)}, "spec": {"domain": domain}}
     if kind == "VirtualMachine":
         return json.dumps({"kind": kind, "metadata": {"name": "v"}, "spec": {"template": inner}})
@@ -93,16 +96,21 @@ def test_what_fits_has_no_finding_and_says_what_was_checked(kind: str) -> None:
 @pytest.mark.parametrize(
     ("text", "ids"),
     [
-        (vmi({"dedicatedCpuPlacement": False}),
-         {"cpus-not-dedicated", "mapping-without-dedicated-cpus",
-          "emulator-without-dedicated-cpus"}),
+        (
+            vmi({"dedicatedCpuPlacement": False}),
+            {
+                "cpus-not-dedicated",
+                "mapping-without-dedicated-cpus",
+                "emulator-without-dedicated-cpus",
+            },
+        ),
         (vmi(memory={"hugepages": None}), {"mapping-without-huge-pages"}),
         (vmi({"numa": None}), {"guest-flat"}),
         (vmi({"isolateEmulatorThread": False}), {"emulator-on-vcpu"}),
         (vmi(annotations={}), {"devices-without-node"}),
         (vmi(annotations={}, gpus=0), set()),
     ],
-)  # fmt: skip
+)
 def test_a_vmi_alone_is_judged_by_what_admission_and_the_guest_need(
     text: str, ids: set[str]
 ) -> None:
@@ -177,8 +185,9 @@ def test_devices_that_are_no_gpus_by_name_need_a_place_too(kind: str, one: dict[
 def test_iothreads_of_a_pool_take_dedicated_pus() -> None:
     text = json.loads(vmi({"cores": 199}))
     text["spec"]["domain"] |= {
-        "ioThreadsPolicy": "supplementalPool", "ioThreads": {"supplementalPoolThreadCount": 3},
-    }  # fmt: skip
+        "ioThreadsPolicy": "supplementalPool",
+        "ioThreads": {"supplementalPoolThreadCount": 3},
+    }
     odd = found(json.dumps(text), kubelet(), with_pages((131_072, 131_072)))
     assert "203" in odd["smt-alignment"].subject
 
@@ -228,8 +237,9 @@ def test_memory_that_may_be_plugged_in_is_counted_and_goes_with_no_cells() -> No
     host = with_pages((131_072, 131_072))
     grows = {"guest": "512Gi", "maxGuest": "1Ti"}
     assert set(found(vmi(memory=grows), kubelet(), host)) == {
-        "mapping-with-plugged-memory", "huge-pages-for-growth",
-    }  # fmt: skip
+        "mapping-with-plugged-memory",
+        "huge-pages-for-growth",
+    }
     flat = found(vmi({"numa": None}, memory=grows), kubelet(), with_pages((262_144, 262_144)))
     assert set(flat) == {"guest-flat"}
     stays = {"guest": "512Gi", "maxGuest": "512Gi"}
@@ -308,9 +318,10 @@ def test_version_permitted_devices_and_gates_that_are_off_are_read_of_a_cr() -> 
     developer = {"featureGates": ["Sidecar"], "disabledFeatureGates": ["Sidecar", "GPUsWithDRA"]}
     config = {"developerConfiguration": developer, "permittedHostDevices": devices}
     cr = {
-        "kind": "KubeVirt", "spec": {"configuration": config},
+        "kind": "KubeVirt",
+        "spec": {"configuration": config},
         "status": {"observedKubeVirtVersion": "v1.8.4"},
-    }  # fmt: skip
+    }
     read = read_cluster(json.dumps(cr), "cr")
     assert read == Cluster(frozenset({"Sidecar"}), (1, 8), frozenset({"nvidia.com/A100"}))
     newer = cr | {"status": {"observedKubeVirtVersion": "v1.9.0"}}
@@ -337,8 +348,9 @@ def test_a_gate_that_the_version_does_not_have_does_not_count() -> None:
     gates = GATES | {"PCINUMAAwareTopology"}
     assert judged(vmi(annotations={}), Cluster(gates, (1, 8))) == set()
     assert judged(vmi(annotations={}), Cluster(gates, (1, 6))) == {
-        "gate-unknown", "devices-without-node",
-    }  # fmt: skip
+        "gate-unknown",
+        "devices-without-node",
+    }
 
 
 def test_what_admission_and_the_hook_cannot_see_is_said() -> None:

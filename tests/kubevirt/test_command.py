@@ -34,8 +34,12 @@ def test_a_document_that_cannot_be_written_is_an_error_in_one_line(end: str) -> 
     command = f'exec "$1" -m homenode.cli.on_define_domain --vmi "$2" --domain "$3" {end}'
     done = subprocess.run(
         ["sh", "-c", command, "sh", sys.executable, vmi(), document([])],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == HostError.exit_code
     said = done.stderr.splitlines()
     assert len(said) == 2, said

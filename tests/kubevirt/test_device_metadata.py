@@ -21,10 +21,11 @@ def metadata(bdf: str, node: Any) -> str:
     device = {"driver": "gpu.example", "pool": "p", "name": "d", "attributes": attributes}
     return json.dumps(
         {
-            "apiVersion": "metadata.resource.k8s.io/v1alpha1", "kind": "DeviceMetadata",
+            "apiVersion": "metadata.resource.k8s.io/v1alpha1",
+            "kind": "DeviceMetadata",
             "requests": [{"name": "gpu", "devices": [device]}],
         }
-    )  # fmt: skip
+    )
 
 
 def with_claim(host: MemorySnapshot, text: str, kind: str = "resourceclaims") -> MemorySnapshot:
@@ -59,9 +60,17 @@ def test_sysfs_goes_before_the_claim() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"requests": 1}', metadata("x", 0), metadata("0000:01:00.0", "0"),
-     metadata("0000:01:00.0", -1), metadata("0000:01:00.0", True)],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"requests": 1}',
+        metadata("x", 0),
+        metadata("0000:01:00.0", "0"),
+        metadata("0000:01:00.0", -1),
+        metadata("0000:01:00.0", True),
+    ],
+)
 def test_metadata_that_says_nothing_is_passed_over(text: str) -> None:
     host = with_claim(small_host({"01:00.0": -1}), text)
     assert claimed_nodes(host) == {}

@@ -30,9 +30,20 @@ NATIVE = (
 )
 CHANGEABLE = (("hostdev", "address"), ("controller", "address"), ("controller", "target"))
 ODD_FILES = (
-    "", "-1\n", "garbage\n", "9" * 30 + "\n", "0-99999999999\n", "0x\n", "\0", "0,0\n", "\u0661\n",
-    "10 10 10 10 10 10 10\n", "nan\n", "0-3,\n", "5-1\n",
-)  # fmt: skip
+    "",
+    "-1\n",
+    "garbage\n",
+    "9" * 30 + "\n",
+    "0-99999999999\n",
+    "0x\n",
+    "\0",
+    "0,0\n",
+    "\u0661\n",
+    "10 10 10 10 10 10 10\n",
+    "nan\n",
+    "0-3,\n",
+    "5-1\n",
+)
 ODD_LINKS = ("../../../devices/pci0000:00/x", "/etc/passwd", "", "../" * 30)
 ODD_JSON: tuple[object, ...] = (None, 7, -1, "x", [], {}, [[]], True, 1e400, "\ud800")
 ODD_VALUES = ("", "-1", "0", "255", "256", "0xff", "pcie-expander-bus", "0-99999999", "9" * 30)

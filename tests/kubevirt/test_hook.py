@@ -269,8 +269,12 @@ def test_eight_gpus_and_sixteen_nics_take_little_time_and_memory(tmp_path: Path)
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *given, "--root", str(tmp_path)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     code, calls = map(int, done.stderr.splitlines()[-1].split())
     assert code == 0, done.stderr
     print(f"hook: {spent[0] * 1000:.0f} ms CPU, {calls} calls for {len(devices)} functions")
@@ -295,11 +299,26 @@ def test_the_hook_answers_under_the_sidecars_limits_with_two_seconds_worth_of_th
     for _ in range(3):
         with children_cpu(spent):
             done = subprocess.run(
-                ["sh", "-c", f'{entered} && exec "$@"', "sh", sys.executable, "-m",
-                 "homenode.cli.on_define_domain", "--vmi", vmi(), "--domain", ibm_document(),
-                 "--root", str(root)],
-                stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False,
-            )  # fmt: skip
+                [
+                    "sh",
+                    "-c",
+                    f'{entered} && exec "$@"',
+                    "sh",
+                    sys.executable,
+                    "-m",
+                    "homenode.cli.on_define_domain",
+                    "--vmi",
+                    vmi(),
+                    "--domain",
+                    ibm_document(),
+                    "--root",
+                    str(root),
+                ],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=300,
+                check=False,
+            )
         assert done.returncode == 0, done.stderr
     print(f"hook: {min(spent) / SIDECAR_CPUS:.2f} s with {SIDECAR_CPUS} CPUs and 64 MB")
     assert min(spent) < 2 * SIDECAR_CPUS
@@ -322,10 +341,23 @@ def test_the_hook_stays_below_the_sidecars_memory(root: Path) -> None:
         "print(code, own, heavy, file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "--vmi", vmi(), "--domain", ibm_document(),
-         "--root", str(root)],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            program,
+            "--vmi",
+            vmi(),
+            "--domain",
+            ibm_document(),
+            "--root",
+            str(root),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     code, peak, heavy = done.stderr.splitlines()[-1].split(" ", 2)
     assert (code, heavy) == ("0", "[]")
     print(f"hook: {int(peak) >> 10} MiB")

@@ -133,8 +133,10 @@ def test_the_file_answers_every_call_as_the_package_does(
     for python in pythons():
         done = subprocess.run(
             [python, "-IS", tmp_path / "driver.py", hook, tmp_path / "calls.json"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, f"{python}: {done.stderr}"
         for call, given, want in zip(asked, json.loads(done.stdout), wanted, strict=True):
             # What expat and json say of bad input differs from version to version.
@@ -146,8 +148,11 @@ def test_the_file_answers_every_call_as_the_package_does(
 def test_the_file_is_run_as_the_shim_runs_it(hook: Path, root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-IS", hook, "--vmi", vmi(), "--domain", ibm_document(), "--root", root],
-        stdin=subprocess.DEVNULL, capture_output=True, check=False, env={},
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env={},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == answer(vmi(), ibm_document().encode(), lambda: shipped(IBM)).document
     assert done.stderr.splitlines()[-1].endswith(b"4 on cell 0, 4 on cell 1")
@@ -211,8 +216,10 @@ def usage(python: str, hook: Path, root: Path) -> tuple[float, int]:
     options = ("--vmi", vmi(), "--domain", ibm_document(), "--root", str(root))
     done = subprocess.run(
         [python, "-IS", "-c", MEASURED, str(hook), *options],
-        stdin=subprocess.DEVNULL, capture_output=True, check=True,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+    )
     cpu_s, memory_kib = done.stderr.split()[-2:]
     return float(cpu_s), int(memory_kib)
 

@@ -39,8 +39,14 @@ FIELDS_OF_VM = {
     "spec.template.spec.domain": {"machine", "cpu", "memory", "devices"},
     "spec.template.spec.domain.machine": {"type"},
     "spec.template.spec.domain.cpu": {
-        "cores", "sockets", "maxSockets", "threads", "model", "dedicatedCpuPlacement",
-        "isolateEmulatorThread", "numa",
+        "cores",
+        "sockets",
+        "maxSockets",
+        "threads",
+        "model",
+        "dedicatedCpuPlacement",
+        "isolateEmulatorThread",
+        "numa",
     },
     "spec.template.spec.domain.cpu.numa": {"guestMappingPassthrough"},
     "spec.template.spec.domain.memory": {"guest", "hugepages"},
@@ -53,7 +59,7 @@ FIELDS_OF_VM = {
     "spec.template.spec.networks": {"name", "pod"},
     "spec.template.spec.volumes": {"name", "persistentVolumeClaim"},
     "spec.template.spec.volumes.persistentVolumeClaim": {"claimName"},
-}  # fmt: skip
+}
 """Fields of kubevirt.io/v1 that we use, as spelled in KubeVirt's own example of every field
 (staging/src/kubevirt.io/api/apitesting/testdata/HEAD/kubevirt.io.v1.VirtualMachine.json, 01cc9157).
 """
@@ -112,14 +118,16 @@ def test_the_example_fits_a_node_that_gives_whole_cores_alone() -> None:
     kubelet = read_kubelet(
         json.dumps(
             {
-                "cpuManagerPolicy": "static", "reservedSystemCPUs": "0-3,128-131",
+                "cpuManagerPolicy": "static",
+                "reservedSystemCPUs": "0-3,128-131",
                 "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
-                "topologyManagerPolicy": "restricted", "memoryManagerPolicy": "Static",
+                "topologyManagerPolicy": "restricted",
+                "memoryManagerPolicy": "Static",
                 "topologyManagerScope": "pod",
             }
         ),
         "kubelet",
-    )  # fmt: skip
+    )
     vmi = read_vmi(json.dumps(virtual_machine(ManifestOptions(vcpus=200))), "vm.yaml")
     found = check_fit(vmi, kubelet, load_host("hgx-a100-ibm"), Cluster(frozenset(GATES))).findings
     assert [f.id for f in found] == ["huge-pages-unknown"]

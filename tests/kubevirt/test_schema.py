@@ -109,14 +109,23 @@ def run_job(script: str, tmp_path: Path, code: int) -> subprocess.CompletedProce
     run = full_run("pin", 1, system="nvidia-h100", name="RUN")
     (tmp_path / "run.jsonl").write_text(run_text(run))
     environment = {
-        "RUN": f"{tmp_path}/run.jsonl", "HOMENODE": str(Path(sys.executable).with_name("homenode")),
-        "PATH": f"{programs}:{os.environ['PATH']}", "LOG": str(tmp_path / "log"),
-        "CODE": str(code), "GUEST": "cloud@gpu-vm", "NAME": "gpu-vm", "GUEST_HOME": str(guest),
-    }  # fmt: skip
+        "RUN": f"{tmp_path}/run.jsonl",
+        "HOMENODE": str(Path(sys.executable).with_name("homenode")),
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+        "CODE": str(code),
+        "GUEST": "cloud@gpu-vm",
+        "NAME": "gpu-vm",
+        "GUEST_HOME": str(guest),
+    }
     return subprocess.run(
         ["sh", "-c", script.replace("/results", f"{tmp_path}/results")],
-        env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("script", [GUEST_SCRIPT, NODE_SCRIPT], ids=["guest", "node"])

@@ -23,9 +23,11 @@ def random_case(random: Random) -> Case:
         memory["hugepages"] = {"pageSize": random.choice(("2Mi", "1Gi"))}
     spec: Case = {"architecture": "amd64", "domain": domain}
     vmi: Case = {
-        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
-        "metadata": {"name": "vm", "namespace": "default", "annotations": {}}, "spec": spec,
-    }  # fmt: skip
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "vm", "namespace": "default", "annotations": {}},
+        "spec": spec,
+    }
     for change in random.sample(_CHANGES, random.choice((0, 0, 1, 1, 2))):
         change(random, vmi)
     gates = [gate for gate in ("Sidecar", "CPUManager", "HostDevices") if random.random() < 0.7]
@@ -77,9 +79,11 @@ def _requests(random: Random, vmi: Case) -> None:
     resources = _domain(vmi)["resources"]
     for kind in random.sample(("requests", "limits"), random.choice((1, 2))):
         name = random.choice(("cpu", "memory"))
-        value = random.choice(("4", "8", "2500m")) if name == "cpu" else random.choice(
-            ("4Gi", "8Gi", "9Gi")
-        )  # fmt: skip
+        value = (
+            random.choice(("4", "8", "2500m"))
+            if name == "cpu"
+            else random.choice(("4Gi", "8Gi", "9Gi"))
+        )
         resources.setdefault(kind, {})[name] = value
 
 
@@ -138,7 +142,25 @@ def _small_request(random: Random, vmi: Case) -> None:
 
 
 _CHANGES = (
-    _arm_model, _no_devices, _default_architecture, _page_alone, _small_request,
-    _hook, _host_devices, _gpus, _threads, _arm, _odd_memory, _page, _no_memory, _requests,
-    _requests, _emulator, _only_resources, _sockets, _feature, _realtime, _iothreads,
-)  # fmt: skip
+    _arm_model,
+    _no_devices,
+    _default_architecture,
+    _page_alone,
+    _small_request,
+    _hook,
+    _host_devices,
+    _gpus,
+    _threads,
+    _arm,
+    _odd_memory,
+    _page,
+    _no_memory,
+    _requests,
+    _requests,
+    _emulator,
+    _only_resources,
+    _sockets,
+    _feature,
+    _realtime,
+    _iothreads,
+)

@@ -77,19 +77,33 @@ def boot(
     lab = need_lab()
     image = payload(program, work, files)
     argv = (
-        "qemu-system-x86_64", *machine.arguments,
-        "-accel", "tcg,thread=multi,tb-size=512",
-        "-drive", f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
-        "-device", "nvme,drive=root,serial=root,bus=pcie.0,addr=0x1d",
-        "-drive", f"file={image},format=raw,if=none,id=payload,readonly=on",
-        "-device", "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x1e",
-        "-kernel", str(lab / "vmlinuz"),
+        "qemu-system-x86_64",
+        *machine.arguments,
+        "-accel",
+        "tcg,thread=multi,tb-size=512",
+        "-drive",
+        f"file={lab}/root.ext4,format=raw,if=none,id=root,snapshot=on",
+        "-device",
+        "nvme,drive=root,serial=root,bus=pcie.0,addr=0x1d",
+        "-drive",
+        f"file={image},format=raw,if=none,id=payload,readonly=on",
+        "-device",
+        "nvme,drive=payload,serial=payload,bus=pcie.0,addr=0x1e",
+        "-kernel",
+        str(lab / "vmlinuz"),
         # Kernel page-table isolation costs half the time here: each system call empties QEMU's TLB.
         # On a busy machine ticks come too late for the check of the timer, which then panics.
-        "-append", "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check "
+        "-append",
+        "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check "
         f"root=/dev/nvme0n1 rw init=/sbin/homenode-init {kernel_words}",
-        "-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot",
-    )  # fmt: skip
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-serial",
+        "stdio",
+        "-no-reboot",
+    )
     console = work / "console"
     for attempt in range(1, TRIES + 1):
         seconds = run_to_its_end(argv, console, timeout_s)

@@ -46,9 +46,16 @@ def start_libvirtd() -> None:
     subprocess.run(["virtlogd", "-d"], check=True)
     subprocess.run(["libvirtd", "-d"], check=True)
     # Importing takes as long as libvirtd does to come up: the two at once.
-    for module in ("homenode.cli.main", "homenode.cli.apply", "homenode.sources", "homenode.tuning",
-                   "homenode.discover", "homenode.apply.definition", "homenode.domain.schema",
-                   "homenode.verify.live.domain"):  # fmt: skip
+    for module in (
+        "homenode.cli.main",
+        "homenode.cli.apply",
+        "homenode.sources",
+        "homenode.tuning",
+        "homenode.discover",
+        "homenode.apply.definition",
+        "homenode.domain.schema",
+        "homenode.verify.live.domain",
+    ):
         importlib.import_module(module)
     for _ in range(100):
         done = subprocess.run(["virsh", "-c", URI, "uri"], capture_output=True, check=False)

@@ -31,11 +31,24 @@ def main() -> None:
     vcpus = len(host["nodes"]) * 2
     Path("/tmp/vm.xml").write_text(DOMAIN.format(vcpus=vcpus, devices=devices))
     homenode(
-        "plan", "/tmp/vm.xml", "--host", "/tmp/host.tar.gz", "--layout", "pin-numa-pci",
-        "--policy", "spread", "--emulator", "share", "-q", "--save-plan", "/tmp/plan.json",
-        "--host-reserve", "memory=64MiB",
-        "-o", "/tmp/tuned.xml",
-    )  # fmt: skip
+        "plan",
+        "/tmp/vm.xml",
+        "--host",
+        "/tmp/host.tar.gz",
+        "--layout",
+        "pin-numa-pci",
+        "--policy",
+        "spread",
+        "--emulator",
+        "share",
+        "-q",
+        "--save-plan",
+        "/tmp/plan.json",
+        "--host-reserve",
+        "memory=64MiB",
+        "-o",
+        "/tmp/tuned.xml",
+    )
     say("plan", json.dumps(json.loads(Path("/tmp/plan.json").read_text())))
     step("planned")
 

@@ -70,10 +70,25 @@ def main() -> None:
     retrain("applied", bdf, "--apply")
     retrain("above", bdf, "--target", "6", "--apply")
     guest = subprocess.Popen(
-        ["qemu-system-x86_64", "-machine", "q35", "-m", "64", "-S", "-nodefaults", "-display",
-         "none", "-device", f"vfio-pci,host={bdf}", "-qmp", "stdio"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            "qemu-system-x86_64",
+            "-machine",
+            "q35",
+            "-m",
+            "64",
+            "-S",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-device",
+            f"vfio-pci,host={bdf}",
+            "-qmp",
+            "stdio",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert guest.stdin is not None and guest.stdout is not None
     guest.stdout.readline()  # its greeting: the machine is made, and so is the device
     retrain("held", bdf, "--apply")

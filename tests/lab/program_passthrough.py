@@ -57,9 +57,18 @@ def main() -> None:
     before = virsh("dumpxml", "--inactive", "--security-info", "vm")
     step("defined")
     homenode(
-        "apply", "vm", "--yes", "--layout", "pin-numa-pci", "--policy", "spread", "--save-plan",
-        "/tmp/plan.json", "-q", *RESERVE,
-    )  # fmt: skip
+        "apply",
+        "vm",
+        "--yes",
+        "--layout",
+        "pin-numa-pci",
+        "--policy",
+        "spread",
+        "--save-plan",
+        "/tmp/plan.json",
+        "-q",
+        *RESERVE,
+    )
     step("applied")
     virsh("start", "--paused", "vm")
     step("started")

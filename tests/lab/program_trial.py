@@ -118,11 +118,34 @@ def trial(name: str, disks: list[str], *options: str) -> None:
     step(f"{name} defined")
     results = Path(f"/tmp/{name}-results")
     code, said = homenode_ended(
-        "trial", name, "--layouts", LAYOUT, "--boots", "1", "--in-place", "--reach", "console",
-        "--tests", "cpu-single", "--quick", "--repeat", "1", "--probe", f"{FILES}/probe",
-        "--answer-within", "1500", "--stop-within", "60", "--name", name,
-        "--results", str(results), "--host-reserve", "memory=64MiB", *options,
-    )  # fmt: skip
+        "trial",
+        name,
+        "--layouts",
+        LAYOUT,
+        "--boots",
+        "1",
+        "--in-place",
+        "--reach",
+        "console",
+        "--tests",
+        "cpu-single",
+        "--quick",
+        "--repeat",
+        "1",
+        "--probe",
+        f"{FILES}/probe",
+        "--answer-within",
+        "1500",
+        "--stop-within",
+        "60",
+        "--name",
+        name,
+        "--results",
+        str(results),
+        "--host-reserve",
+        "memory=64MiB",
+        *options,
+    )
     print(said, flush=True)
     step(f"{name} tried")
     report = {

@@ -43,8 +43,10 @@ def virtual_host(host: Host, *, node_mib: int, iommu: bool = False) -> VirtualHo
     """
     return VirtualHost(
         (
-            "-machine", "q35,kernel-irqchip=split" if iommu else "q35",
-            "-cpu", _CPU,
+            "-machine",
+            "q35,kernel-irqchip=split" if iommu else "q35",
+            "-cpu",
+            _CPU,
             *_cpus(host),
             *_memory(host, node_mib),
             *(("-device", "intel-iommu,intremap=on,caching-mode=on") if iommu else ()),
@@ -55,7 +57,7 @@ def virtual_host(host: Host, *, node_mib: int, iommu: bool = False) -> VirtualHo
             for device in host.pci_devices
             if _is_stand_in(device) and device.node is not None
         },
-    )  # fmt: skip
+    )
 
 
 def _cpus(host: Host) -> Iterator[str]:
@@ -97,17 +99,18 @@ def _tree(host: Host) -> Iterator[str]:
         yield from (
             "-device",
             f"pxb-pcie,id={bus},bus=pcie.0,bus_nr={number * step},numa_node={complex_.node}",
-        )  # fmt: skip
+        )
         ports = [
-            device for device in host.pci_devices
+            device
+            for device in host.pci_devices
             if device.root_complex == complex_.name and device.parent is None and device.bridge
-        ]  # fmt: skip
+        ]
         for slot, port in enumerate(ports):
             yield from (
                 "-device",
                 f"pcie-root-port,id={_id(port)},bus={bus},addr={slot:#x},chassis={next(chassis)},"
                 "io-reserve=0",
-            )  # fmt: skip
+            )
             yield from _below(host, port, chassis)
 
 
@@ -119,8 +122,9 @@ def _below(host: Host, port: PciDevice, chassis: Iterator[int]) -> Iterator[str]
             yield from ("-device", f"x3130-upstream,{place}")
         elif kind is PortType.SWITCH_DOWNSTREAM:
             yield from (
-                "-device", f"xio3130-downstream,{place},addr={slot:#x},chassis={next(chassis)}",
-            )  # fmt: skip
+                "-device",
+                f"xio3130-downstream,{place},addr={slot:#x},chassis={next(chassis)}",
+            )
         elif _is_stand_in(device):
             serial = f",serial={_id(device)}" if device.kind is DeviceKind.NVME else ""
             yield from ("-device", f"{_STAND_INS.get(device.kind, 'edu')},{place}{serial}")

@@ -61,9 +61,17 @@ class RandomGuests:
         for number in range(self.boots):
             name = f"{layout}-{number}"
             head = RunHead(
-                name, "gpu", Origin.MEASURED, vantage, switches, host_kind="kind", host="host",
-                boots=(name,), experiment="trial", block=number,
-            )  # fmt: skip
+                name,
+                "gpu",
+                Origin.MEASURED,
+                vantage,
+                switches,
+                host_kind="kind",
+                host="host",
+                boots=(name,),
+                experiment="trial",
+                block=number,
+            )
             boot = math.exp(rng.gauss(0, self.boot_noise))
             boot *= SLOW_BOOT if self.two_states and rng.random() < 0.3 else 1.0
             yield Run(head, tuple(self._samples(layout, boot, rng)))
@@ -76,9 +84,12 @@ class RandomGuests:
             for number in range(ROUNDS):
                 value = level * math.exp(rng.gauss(0, self.round_noise))
                 yield Sample(
-                    "allreduce-busbw-peak", "bytes_per_s", value, number=number,
+                    "allreduce-busbw-peak",
+                    "bytes_per_s",
+                    value,
+                    number=number,
                     variant=settings.name,
-                )  # fmt: skip
+                )
             if self.logs == "none":
                 continue
             knows = self.knows(layout, settings)

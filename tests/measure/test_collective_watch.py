@@ -24,9 +24,16 @@ print("the tool's own output")
 
 def test_the_log_the_memory_and_the_threads_come_behind_the_tools_output() -> None:
     ended = run_program(
-        "collective_watch", "--gpus", "2", "--topology", "<system/>", "--", sys.executable, "-c",
+        "collective_watch",
+        "--gpus",
+        "2",
+        "--topology",
+        "<system/>",
+        "--",
+        sys.executable,
+        "-c",
         TOOL,
-    )  # fmt: skip
+    )
     own, watched = split(ended.stdout_or_raise())
     assert own.strip() == "the tool's own output"
     assert watched.facts.cpu_nodes == (0,)
@@ -46,9 +53,21 @@ def test_a_tool_that_is_missing_or_fails_ends_with_its_status() -> None:
 
 def test_a_process_for_each_gpu_is_our_own_program() -> None:
     ended = run_program(
-        "collective_watch", "--gpus", "2", "--", "torch", "--gpus", "2", "--largest", "4096",
-        "--iterations", "5", "--warmups", "1", "--no-peers",
-    )  # fmt: skip
+        "collective_watch",
+        "--gpus",
+        "2",
+        "--",
+        "torch",
+        "--gpus",
+        "2",
+        "--largest",
+        "4096",
+        "--iterations",
+        "5",
+        "--warmups",
+        "1",
+        "--no-peers",
+    )
     own, _ = split(ended.stdout_or_raise())
     assert any(run.rows for run in torch_report.parse(own))
 

@@ -63,9 +63,13 @@ def environment(probe: Path) -> dict[str, str]:
 def bench(probe: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", "homenode.cli.main", "bench", *words],
-        env=environment(probe), cwd=probe.parent, capture_output=True, text=True, timeout=600,
+        env=environment(probe),
+        cwd=probe.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
         check=False,
-    )  # fmt: skip
+    )
 
 
 def test_a_run_is_shown_stored_and_refused_a_second_time(probe: Path) -> None:
@@ -108,9 +112,20 @@ def test_a_dry_run_shows_every_step_and_runs_none(probe: Path) -> None:
 
 def test_the_users_own_program_needs_no_shell(probe: Path) -> None:
     done = bench(
-        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host", "--force",
-        "--app", "echo 'took $HOME 2.5 s'", "--metric", r"([0-9.]+) s$", "--lower",
-    )  # fmt: skip
+        probe,
+        "mine",
+        "--quick",
+        "--repeat",
+        "1",
+        "--vantage",
+        "host",
+        "--force",
+        "--app",
+        "echo 'took $HOME 2.5 s'",
+        "--metric",
+        r"([0-9.]+) s$",
+        "--lower",
+    )
     assert done.returncode in (0, 1), done.stderr
     (folder,) = (probe.parent / "results").glob("*/mine")
     assert read_run(folder).head.switches == Switches(None, None, None, None, None)
@@ -158,9 +173,13 @@ def test_ctrl_c_says_how_to_go_on_and_that_works(probe: Path) -> None:
     words = [sys.executable, "-m", "homenode.cli.main", "bench", "it's mine", *SHORT]
     leader, follower = pty.openpty()
     child = subprocess.Popen(
-        words, env=environment(probe), cwd=probe.parent, stdout=subprocess.PIPE,
-        stderr=follower, start_new_session=True,
-    )  # fmt: skip
+        words,
+        env=environment(probe),
+        cwd=probe.parent,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        start_new_session=True,
+    )
     os.close(follower)
     shown = b""
     deadline = time.monotonic() + 300
@@ -221,9 +240,13 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
     words = ("mine", "--quick", "--repeat", "1", "--vantage", "host", "--force", "--app", program)
     child = subprocess.Popen(
         [*before, sys.executable, "-m", "homenode.cli.main", "bench", *words, "--metric", "(x)"],
-        env=environment(probe), cwd=probe.parent, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+        env=environment(probe),
+        cwd=probe.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
     deadline = time.monotonic() + 300
     while not number.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -232,9 +255,21 @@ def started(probe: Path, *before: str) -> tuple["subprocess.Popen[str]", int]:
 
 def test_a_program_that_hangs_is_stopped_when_its_time_is_up(probe: Path) -> None:
     done = bench(
-        probe, "mine", "--quick", "--repeat", "1", "--vantage", "host", "--force",
-        "--app", "sleep 60", "--metric", "(x)", "--app-timeout", "1",
-    )  # fmt: skip
+        probe,
+        "mine",
+        "--quick",
+        "--repeat",
+        "1",
+        "--vantage",
+        "host",
+        "--force",
+        "--app",
+        "sleep 60",
+        "--metric",
+        "(x)",
+        "--app-timeout",
+        "1",
+    )
     assert "sleep: no end after 1 s" in done.stdout
 
 

@@ -49,9 +49,12 @@ def files(changed: Mapping[str, str]) -> dict[str, str]:
 
 def host(**changed: object) -> Host:
     settings = HostSettings(
-        kernel_release="6.8.0", smt_control="on", governors=("performance",),
-        transparent_hugepages="madvise", numa_balancing=0,
-    )  # fmt: skip
+        kernel_release="6.8.0",
+        smt_control="on",
+        governors=("performance",),
+        transparent_hugepages="madvise",
+        numa_balancing=0,
+    )
     made = even_host(packages=2, cores_per_llc=1, devices=[DeviceSpec("0000:19:00.0")])
     return replace(made, settings=settings, **changed)  # type: ignore[arg-type]
 
@@ -103,10 +106,11 @@ def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], 
 def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
     made = host()
     smaller = replace(
-        made, nodes=tuple(replace(node, memory_bytes=GIB) for node in made.nodes),
+        made,
+        nodes=tuple(replace(node, memory_bytes=GIB) for node in made.nodes),
         settings=replace(made.settings, governors=("powersave",)),
         pus=(replace(made.pus[0], online=False), *made.pus[1:]),
-    )  # fmt: skip
+    )
     reasons = " ".join(changes(look(), look(smaller)))
     assert "memory changed" in reasons
     assert "governor changed" in reasons
@@ -236,10 +240,12 @@ def test_running_neighbours_are_named_with_their_places() -> None:
     made = replace(
         host(),
         domains=(
-            pinned_domain("0-1", name="near"), pinned_domain("2-3", name="far"),
-            floating_domain(2, name="anywhere"), pinned_domain("0", name="off", running=False),
+            pinned_domain("0-1", name="near"),
+            pinned_domain("2-3", name="far"),
+            floating_domain(2, name="anywhere"),
+            pinned_domain("0", name="off", running=False),
         ),
-    )  # fmt: skip
+    )
     quiet = Looks(look(), look(changed={"/proc/stat": stat(1000, 2000, 0)}), CpuSet.parse("0-1"))
     subjects = [f.subject for f in preflight(made, quiet) if f.id == "bench-neighbour"]
     assert subjects == ["domain near", "domain anywhere"]

@@ -63,13 +63,20 @@ def test_a_visit_leaves_runs_that_are_results_and_a_line_for_each_part(tmp_path:
     parts = [line for line in kept["checked"] if not line.startswith("not measured: ")]
     names = [line.partition(":")[0] for line in parts]
     assert names == [
-        "host captured", "links while they copy", "figures", "PyTorch's figures",
+        "host captured",
+        "links while they copy",
+        "figures",
+        "PyTorch's figures",
         "nvbandwidth against PyTorch",
-    ]  # fmt: skip
+    ]
     # No GPU here for the load that links need, and the two stand-ins have no GPU in common.
     assert [": not possible: " in line for line in parts] == [
-        False, True, False, False, True,
-    ]  # fmt: skip
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
     assert (folder / "host.tar.gz").exists()
     runs = load_runs(folder / "results").runs
     assert {run.head.name for run in runs} == {"gpu-check", "gpu-check-torch"}

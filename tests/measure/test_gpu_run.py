@@ -65,9 +65,11 @@ class GpuMachine(FakeMachine):
             return Completed(words, 0, LOG if is_log else nccl.TEXT, "")
         settings = json.dumps({"addresses": GPUS})
         return LocalMachine().run(
-            (sys.executable, *words[1:]), timeout_s, input,
+            (sys.executable, *words[1:]),
+            timeout_s,
+            input,
             environment={"PYTHONPATH": str(STAND_IN), "STAND_IN": settings, **(environment or {})},
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,14 @@ from tests.small_hosts import DeviceSpec, even_host
 NVIDIA = frozenset({"numactl", "nvbandwidth", "all_reduce_perf"})
 TWO = (DeviceSpec("0000:19:00.0"), DeviceSpec("0000:9b:00.0", node=1, root=1))
 SAME = (DeviceSpec("0000:19:00.0", node=1), DeviceSpec("0000:1a:00.0", node=1))
-GPU_GROUPS = (Group.GPU_COPY, Group.MATMUL, Group.GPU_BANDWIDTH, Group.GPU_SMALL, Group.GPU_PEER,
-              Group.NCCL)  # fmt: skip
+GPU_GROUPS = (
+    Group.GPU_COPY,
+    Group.MATMUL,
+    Group.GPU_BANDWIDTH,
+    Group.GPU_SMALL,
+    Group.GPU_PEER,
+    Group.NCCL,
+)
 
 
 def host_with(*devices: DeviceSpec, vendor: int = 0x10DE, driver: str | None = None) -> Host:
@@ -43,9 +49,11 @@ def host_with(*devices: DeviceSpec, vendor: int = 0x10DE, driver: str | None = N
 
 
 def suite(
-    host: Host, installed: frozenset[str], groups: Sequence[Group] = GPU_GROUPS,
+    host: Host,
+    installed: frozenset[str],
+    groups: Sequence[Group] = GPU_GROUPS,
     depth: Depth = Depth.NORMAL,
-) -> Suite:  # fmt: skip
+) -> Suite:
     return suite_for(host, installed, SuiteOptions(tuple(groups), depth))
 
 
@@ -100,8 +108,9 @@ def test_without_numactl_pytorch_binds_itself() -> None:
     poor = suite(host_with(*TWO), frozenset({"nvbandwidth"}), [Group.GPU_BANDWIDTH])
     assert [test.id for test in poor.tests] == ["gpu-bandwidth"]
     assert [gap.reason for gap in poor.left_out] == [
-        "from node 0: numactl is not installed", "from node 1: numactl is not installed",
-    ]  # fmt: skip
+        "from node 0: numactl is not installed",
+        "from node 1: numactl is not installed",
+    ]
 
 
 def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
@@ -109,8 +118,10 @@ def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
     each = [test for name, test in tests.items() if "a process for each GPU" in name]
     assert len(each) == 6
     assert {test.binding for test in each} == {
-        "nothing bound", ON_GPU_NODES, "everything on node 0",
-    }  # fmt: skip
+        "nothing bound",
+        ON_GPU_NODES,
+        "everything on node 0",
+    }
     assert {test.argv[test.argv.index("--bind") + 1] for test in each} == {"none", "gpu", "0"}
     assert sum("--no-peers" in test.argv for test in each) == 3
     assert all(test.variant for test in each)
@@ -120,9 +131,14 @@ def test_gpus_on_two_nodes_run_all_three_bindings_with_a_process_each() -> None:
 def test_gpus_on_one_node_are_bound_to_it_by_numactl() -> None:
     tests = by_id(suite(host_with(*SAME), NVIDIA, [Group.NCCL]))
     assert list(tests) == [
-        "nccl", "nccl: P2P off", f"nccl: {ON_GPU_NODES}", f"nccl: P2P off, {ON_GPU_NODES}",
-        "nccl: everything on node 0", "nccl: P2P off, everything on node 0", "nccl choices",
-    ]  # fmt: skip
+        "nccl",
+        "nccl: P2P off",
+        f"nccl: {ON_GPU_NODES}",
+        f"nccl: P2P off, {ON_GPU_NODES}",
+        "nccl: everything on node 0",
+        "nccl: P2P off, everything on node 0",
+        "nccl choices",
+    ]
     assert tests[f"nccl: {ON_GPU_NODES}"].argv[:2] == ("numactl", "--cpunodebind=1")
     assert tests["nccl choices"].reads is Reader.NCCL_CHOICES
     assert ("NCCL_DEBUG_SUBSYS", "TUNING") in tests["nccl choices"].environment
@@ -148,8 +164,10 @@ def test_amds_tools_are_tried_in_order_and_their_quirks_are_known() -> None:
     installed = frozenset({"rocm-bandwidth-test", "TransferBench", "all_reduce_perf", TORCH})
     tests = by_id(suite(host_with(*TWO, vendor=0x1002), installed))
     assert [one.reads for one in tests["gpu-bandwidth by node"].attempts] == [
-        Reader.ROCM, Reader.TRANSFER_BENCH, Reader.TORCH,
-    ]  # fmt: skip
+        Reader.ROCM,
+        Reader.TRANSFER_BENCH,
+        Reader.TORCH,
+    ]
     assert "--each-node" in tests["gpu-bandwidth by node"].attempts[-1].argv
     both = tests["gpu-bandwidth both ways"]
     assert both.argv == ("rocm-bandwidth-test", "-A")
@@ -197,8 +215,11 @@ def test_controls_that_no_layout_moves_are_of_the_gpu_too() -> None:
 def test_every_test_ends_by_itself_or_is_stopped() -> None:
     for depth in Depth:
         for test in suite(host_with(*TWO), NVIDIA | {TORCH}, depth=depth).tests:
-            assert all(60 <= 2 * one.seconds < one.timeout_s < 7200 for one in test.attempts
-                       if one.seconds > 30)  # fmt: skip
+            assert all(
+                60 <= 2 * one.seconds < one.timeout_s < 7200
+                for one in test.attempts
+                if one.seconds > 30
+            )
             assert all(one.seconds < one.timeout_s for one in test.attempts)
 
 

@@ -147,9 +147,11 @@ def driver(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, int]:
 def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
     folder, code = driver
     ended = LocalMachine().run(
-        (sys.executable, "-", "cuda"), 60, program_text("gpus_shown"),
+        (sys.executable, "-", "cuda"),
+        60,
+        program_text("gpus_shown"),
         environment={"LD_LIBRARY_PATH": str(folder)},
-    )  # fmt: skip
+    )
     expected = ShownGpus((Bdf.parse("0001:9b:00.0"), Bdf.parse("0001:19:00.0")))
     none = ShownGpus((), "cuInit says error 802")
     assert parse_shown(ended.stdout_or_raise()) == (none if code else expected)
@@ -157,9 +159,11 @@ def test_the_driver_is_asked_itself(driver: tuple[Path, int]) -> None:
 
 def test_without_a_driver_nothing_is_asked() -> None:
     ended = LocalMachine().run(
-        (sys.executable, "-", "hip"), 60, program_text("gpus_shown"),
+        (sys.executable, "-", "hip"),
+        60,
+        program_text("gpus_shown"),
         environment={"LD_LIBRARY_PATH": ""},
-    )  # fmt: skip
+    )
     assert parse_shown(ended.stdout_or_raise()) is None
 
 

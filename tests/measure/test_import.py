@@ -72,7 +72,7 @@ STUDY = {
     "gpu_bandwidth.txt": f"# run 1\n{cuda.OUTPUT}# run 2\n{cuda.OUTPUT.replace('55.3', '54.3')}",
     "nccl_allreduce.txt": nccl.TEXT,
     "summary.csv": "nccl_peak_busbw\n214.75\n",
-}  # fmt: skip
+}
 
 
 def pinned(node: int, local: str = "411.60", remote: str = "88.60") -> str:
@@ -133,14 +133,21 @@ def test_every_test_of_the_study_has_its_metric_and_unit() -> None:
     one = only(imported_runs([folder(STUDY)], ImportOptions()))
     found = {sample.metric: sample.unit for sample in one.run.samples}
     assert found == {
-        "cpu-single": "events_per_s", "cpu-throughput": "events_per_s",
-        "cpu-per-thread": "events_per_s", "cpu-fairness": "ratio",
+        "cpu-single": "events_per_s",
+        "cpu-throughput": "events_per_s",
+        "cpu-per-thread": "events_per_s",
+        "cpu-fairness": "ratio",
         "memory-bandwidth": "bytes_per_s",
-        "memory-latency": "ns", "matmul-time": "ns", "h2d-bandwidth": "bytes_per_s",
-        "d2h-bandwidth": "bytes_per_s", "d2d-bandwidth": "bytes_per_s",
-        "allreduce-busbw": "bytes_per_s", "allreduce-busbw-peak": "bytes_per_s",
-        "allreduce-busbw-mean": "bytes_per_s", "allreduce-latency": "ns",
-    }  # fmt: skip
+        "memory-latency": "ns",
+        "matmul-time": "ns",
+        "h2d-bandwidth": "bytes_per_s",
+        "d2h-bandwidth": "bytes_per_s",
+        "d2d-bandwidth": "bytes_per_s",
+        "allreduce-busbw": "bytes_per_s",
+        "allreduce-busbw-peak": "bytes_per_s",
+        "allreduce-busbw-mean": "bytes_per_s",
+        "allreduce-latency": "ns",
+    }
     assert all(METRICS[m].unit == unit for m, unit in found.items() if m != "cpu-fairness")
 
 
@@ -154,8 +161,10 @@ def test_local_and_remote_are_node_0_and_node_1_and_no_verdict() -> None:
     one = only(imported_runs([folder(STUDY)], ImportOptions()))
     triads = chosen(one, "memory-bandwidth", variant="triad")
     assert [(sample.node, sample.value) for sample in triads] == [
-        (None, 263.2087e9), (0, 263.2087e9), (1, 101.2087e9),
-    ]  # fmt: skip
+        (None, 263.2087e9),
+        (0, 263.2087e9),
+        (1, 101.2087e9),
+    ]
 
 
 def test_each_run_of_a_copy_is_a_sample_and_none_is_picked() -> None:
@@ -371,15 +380,26 @@ def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "tool"),
     [
-        (nvbandwidth.TEXT, Tool.NVBANDWIDTH), (nvbandwidth.document(), Tool.NVBANDWIDTH),
-        (nccl.TEXT, Tool.NCCL_TESTS), (nccl.document(), Tool.NCCL_TESTS),
-        (nccl.RCCL, Tool.NCCL_TESTS), (mlc.OUTPUT, Tool.INTEL_MLC), (stream.OUTPUT, Tool.STREAM),
-        (sysbench.CPU, Tool.SYSBENCH), (sysbench.MEMORY, Tool.SYSBENCH),
-        (likwid.OUTPUT, Tool.LIKWID), (cuda.OUTPUT, Tool.CUDA), (rocm.MATRICES, Tool.ROCM),
-        (rocm.PAIR, Tool.ROCM), (openssl.RSA_3_5, Tool.OPENSSL), (openssl.BULK, Tool.OPENSSL),
-        (numactl.HARDWARE, None), ("", None), ('{"format": "homenode.plan/1"}', None),
+        (nvbandwidth.TEXT, Tool.NVBANDWIDTH),
+        (nvbandwidth.document(), Tool.NVBANDWIDTH),
+        (nccl.TEXT, Tool.NCCL_TESTS),
+        (nccl.document(), Tool.NCCL_TESTS),
+        (nccl.RCCL, Tool.NCCL_TESTS),
+        (mlc.OUTPUT, Tool.INTEL_MLC),
+        (stream.OUTPUT, Tool.STREAM),
+        (sysbench.CPU, Tool.SYSBENCH),
+        (sysbench.MEMORY, Tool.SYSBENCH),
+        (likwid.OUTPUT, Tool.LIKWID),
+        (cuda.OUTPUT, Tool.CUDA),
+        (rocm.MATRICES, Tool.ROCM),
+        (rocm.PAIR, Tool.ROCM),
+        (openssl.RSA_3_5, Tool.OPENSSL),
+        (openssl.BULK, Tool.OPENSSL),
+        (numactl.HARDWARE, None),
+        ("", None),
+        ('{"format": "homenode.plan/1"}', None),
     ],
-)  # fmt: skip
+)
 def test_files_are_known_by_what_they_hold(text: str, tool: Tool | None) -> None:
     assert tool_of(text) is tool
 

@@ -53,8 +53,9 @@ def test_the_command_writes_runs_that_are_read_back(tree: Path, tmp_path: Path) 
     assert code == 0, said
     runs = load_runs(tmp_path / "out").runs
     assert [(run.head.system, run.head.name) for run in runs] == [
-        ("h200", "default"), ("h200", "vcpu_pin_numa"),
-    ]  # fmt: skip
+        ("h200", "default"),
+        ("h200", "vcpu_pin_numa"),
+    ]
     assert runs[0].head.host_kind == "2x Xeon 8558, 7x H200"
     assert "2 nodes" in runs[0].head.unusable[0]
 
@@ -205,8 +206,11 @@ def test_files_of_one_name_below_two_layouts_are_two_layouts(tmp_path: Path) -> 
     paths = logs(tmp_path, "pin/x.log", "pin/y.log", "pin-numa/x.log", "pin-numa/y.log")
     assert _run(*paths, "-o", str(tmp_path / "results"))[0] == 0
     expected = {
-        "pin-x": "pin", "pin-y": "pin", "pin-numa-x": "pin-numa", "pin-numa-y": "pin-numa",
-    }  # fmt: skip
+        "pin-x": "pin",
+        "pin-y": "pin",
+        "pin-numa-x": "pin-numa",
+        "pin-numa-y": "pin-numa",
+    }
     assert layouts_of(tmp_path / "results") == expected
 
 
@@ -226,9 +230,11 @@ def test_a_pattern_names_the_layout_of_several_runs_and_a_name_goes_before_it(
     single = ("--layout", "after-run2=pin-numa")
     assert _run(*paths, *layouts, *single, "-o", str(tmp_path / "results"))[0] == 0
     assert layouts_of(tmp_path / "results") == {
-        "before-run1": "default", "before-run2": "default", "after-run1": "pin",
+        "before-run1": "default",
+        "before-run2": "default",
+        "after-run1": "pin",
         "after-run2": "pin-numa",
-    }  # fmt: skip
+    }
 
 
 def test_a_pattern_of_no_run_or_of_another_layout_is_refused(tmp_path: Path) -> None:
@@ -245,8 +251,9 @@ def test_a_table_alone_is_read_with_the_nodes_that_its_threads_ran_on(tmp_path: 
     assert _run(path, "-o", str(tmp_path / "results"))[0] == 0
     (found,) = load_runs(tmp_path / "results").runs
     assert [(one.metric, one.value, one.index, one.node) for one in found.samples] == [
-        ("h2d-bandwidth", 12.5e9, 0, 1), ("h2d-bandwidth", 15.46e9, 1, 0),
-    ]  # fmt: skip
+        ("h2d-bandwidth", 12.5e9, 0, 1),
+        ("h2d-bandwidth", 15.46e9, 1, 0),
+    ]
 
 
 def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> None:
@@ -261,10 +268,14 @@ def test_two_tables_of_one_text_are_repeats_of_each_other(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        ("vcpu_pin_60c", "pin"), ("vcpu_pin-1", "pin"), ("vcpu_pin_numa_smt_run2", "pin-numa-smt"),
-        ("vcpu_pin_numa_56-3", "pin-numa"), ("vcpu_pin_old", "unknown"), ("60c", "unknown"),
+        ("vcpu_pin_60c", "pin"),
+        ("vcpu_pin-1", "pin"),
+        ("vcpu_pin_numa_smt_run2", "pin-numa-smt"),
+        ("vcpu_pin_numa_56-3", "pin-numa"),
+        ("vcpu_pin_old", "unknown"),
+        ("60c", "unknown"),
     ],
-)  # fmt: skip
+)
 def test_the_studys_names_are_known_with_a_number_of_cores_or_a_repeat(
     name: str, layout: str
 ) -> None:

@@ -74,8 +74,10 @@ def test_a_folder_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     before = given_up if os.geteuid() == 0 else ()
     done = subprocess.run(
         [*before, sys.executable, "-c", looking, str(tmp_path)],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert "Permission denied" in done.stdout
 
 

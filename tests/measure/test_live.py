@@ -22,8 +22,12 @@ from homenode.results.vantage import Vantage
 from tests.probe_build import allowed_pus, probe_file
 
 GROUPS = (
-    Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.CORE_TO_CORE, Group.PLACEMENT,
-)  # fmt: skip
+    Group.CPU_SINGLE,
+    Group.CPU_ALL,
+    Group.MEMORY_BANDWIDTH,
+    Group.CORE_TO_CORE,
+    Group.PLACEMENT,
+)
 
 
 @pytest.fixture(autouse=True)

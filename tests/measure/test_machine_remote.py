@@ -297,8 +297,9 @@ def test_what_is_sent_in_pieces_has_a_deadline_of_its_size(monkeypatch: pytest.M
 
         def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
             passed[0] += 59
-            shell = subprocess.run(["sh", "-c", script], input=input or "", text=True,
-                                   capture_output=True, check=False)  # fmt: skip
+            shell = subprocess.run(
+                ["sh", "-c", script], input=input or "", text=True, capture_output=True, check=False
+            )
             return Said(shell.stdout, shell.stderr)
 
         def close(self) -> None:

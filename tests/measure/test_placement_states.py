@@ -121,9 +121,13 @@ def test_no_class_spans_too_much_and_classes_follow_the_latency(values: list[flo
 
 def run(name: str, states: list[tuple[str, float]], layout: str = "pin") -> Run:
     head = RunHead(
-        name, "cpu-only", Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS[layout]),
+        name,
+        "cpu-only",
+        Origin.MEASURED,
+        Vantage.GUEST,
+        Switches.of(PRESETS[layout]),
         boots=(f"boot of {name}",),
-    )  # fmt: skip
+    )
     samples = [
         Sample("memory-bandwidth", "bytes_per_s", value, variant="triad", state=state)
         for state, value in states
@@ -177,8 +181,9 @@ def test_layouts_that_stand_elsewhere_are_compared_where_they_usually_are() -> N
 
 def test_where_unpinned_vcpus_happen_to_stand_is_not_their_layouts_doing() -> None:
     runs = [
-        run("a", [("110 ns", 9e9)] * 9, "default"), run("b", [("27 ns", 2e9)] * 9, "pin"),
-    ]  # fmt: skip
+        run("a", [("110 ns", 9e9)] * 9, "default"),
+        run("b", [("27 ns", 2e9)] * 9, "pin"),
+    ]
     first, second = alternatives(runs)
     assert not first.series.keys() & second.series.keys()
     moving = run("a", [(MOVING, 1e9)] * 9, "default")

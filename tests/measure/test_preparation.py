@@ -117,9 +117,10 @@ def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:
     app = AppOrder(("./train",), "([0-9]+)")
     orders = replace(HOST_ORDERS, app=app, pus=CpuSet.parse("0-1"))
     (test,) = (
-        one for one in prepared(orders, even_host(), INSTALLED, "b").record.tests
+        one
+        for one in prepared(orders, even_host(), INSTALLED, "b").record.tests
         if one.reads is Reader.APP
-    )  # fmt: skip
+    )
     assert test.argv == ("taskset", "-c", "0-1", "./train")
     without = prepared(orders, even_host(), {PROBE}, "b").record
     assert not any(one.reads is Reader.APP for one in without.tests)
@@ -139,8 +140,14 @@ def test_gpu_tools_bound_to_a_node_are_kept_to_the_pus_of_the_run_there() -> Non
     assert tests["gpu-bandwidth"].argv[:5] == ("taskset", "-c", "0-1,4", "nvbandwidth", "-d")
     row = tests["gpu-bandwidth from node 0"]
     assert row.argv[:7] == (
-        "numactl", "--cpunodebind=0", "--membind=0", "taskset", "-c", ours[0], "nvbandwidth",
-    )  # fmt: skip
+        "numactl",
+        "--cpunodebind=0",
+        "--membind=0",
+        "taskset",
+        "-c",
+        ours[0],
+        "nvbandwidth",
+    )
     assert row.argv.count("-d") == 1
     (torch,) = row.alternatives
     assert torch.argv[:4] == ("taskset", "-c", "0-1,4", "python3")  # binds itself within these

@@ -30,9 +30,10 @@ def figures(text: str) -> StepReading:
 
 def values(found: StepReading, metric: str, variant: str | None) -> list[float]:
     return [
-        one.sample.value for one in found.placed
+        one.sample.value
+        for one in found.placed
         if (one.sample.metric, one.sample.variant) == (metric, variant)
-    ]  # fmt: skip
+    ]
 
 
 def test_reported_and_moved_bytes_are_two_metrics() -> None:
@@ -162,14 +163,16 @@ def test_damaged_documents_are_read_or_refused_and_nothing_else(command: str) ->
 @pytest.mark.parametrize(
     "command",
     [
-        ("bandwidth", *FEW_BYTES), ("bandwidth", "--matrix", *FEW_BYTES),
-        ("core-to-core", "--seconds", "0.05"), ("throughput", "--seconds", "0.05"),
+        ("bandwidth", *FEW_BYTES),
+        ("bandwidth", "--matrix", *FEW_BYTES),
+        ("core-to-core", "--seconds", "0.05"),
+        ("throughput", "--seconds", "0.05"),
         ("placement", "--seconds", "0.05"),
         ("smt", "--core", "both", "--seconds", "0.1"),
         ("loaded-latency", "--seconds", "0.1", "--chain-bytes", "4M", "--array-bytes", "4M"),
     ],
     ids=lambda command: " ".join(command[:2]),
-)  # fmt: skip
+)
 def test_what_the_real_probe_prints_is_read(command: tuple[str, ...]) -> None:
     pus = two_pus()
     words = [pus if word == "both" else word for word in command]

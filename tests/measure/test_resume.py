@@ -71,7 +71,7 @@ def test_two_runs_do_not_write_into_one_folder(tmp_path: Path) -> None:
         (replace(ORDERS, suite=replace(QUICK, groups=(Group.CPU_ALL,))), FakeMachine(), "tests"),
         (replace(ORDERS, suite=SuiteOptions()), FakeMachine(), "tests with other commands"),
     ],
-)  # fmt: skip
+)
 def test_a_run_goes_on_under_the_same_orders_alone(
     orders: BenchOptions, machine: FakeMachine, says: str, tmp_path: Path
 ) -> None:

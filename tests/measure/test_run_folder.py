@@ -28,9 +28,16 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 def step(number: int, output: str = "text") -> StepRecord:
     return StepRecord(
-        number, 0, f"test {number}", f"test {number}", StepStatus.DONE, 1.0, f"{number:04}-x.txt",
-        digest(output), 0,
-    )  # fmt: skip
+        number,
+        0,
+        f"test {number}",
+        f"test {number}",
+        StepStatus.DONE,
+        1.0,
+        f"{number:04}-x.txt",
+        digest(output),
+        0,
+    )
 
 
 def test_steps_come_back_in_their_order_however_many(folder: RunFolder) -> None:

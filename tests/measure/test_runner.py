@@ -152,8 +152,9 @@ def test_a_test_that_fails_is_left_out_and_the_rest_goes_on(
     assert not [one for one in measured(outcome).samples if one.metric == "memory-latency"]
     assert of(outcome, "core-to-core-latency", "0 to 1")
     assert [gap.subject for gap in outcome.gaps if gap.subject.startswith("mem-latency")] == [
-        "mem-latency, round 1", "mem-latency, round 2",
-    ]  # fmt: skip
+        "mem-latency, round 1",
+        "mem-latency, round 2",
+    ]
     assert "bench-test-failed" in ids(outcome)
 
 
@@ -237,9 +238,10 @@ def test_what_stands_in_for_a_tool_that_fails_gives_the_figures(tmp_path: Path) 
         return text_of(COPIES)
 
     machine = FakeMachine(
-        host="hgx-h100", answer=gpus,
+        host="hgx-h100",
+        answer=gpus,
         programs=frozenset({PROBE, "nvbandwidth", "numactl", "taskset"}),
-    )  # fmt: skip
+    )
     options = replace(QUICK, groups=(Group.GPU_BANDWIDTH,))
     outcome = run(tmp_path, machine, replace(ORDERS, repeats=1, suite=options))
     run_of_gpus = measured(outcome)
@@ -340,8 +342,11 @@ def test_looks_are_never_written_over_each_other(tmp_path: Path) -> None:
     run(tmp_path, resume=True)
     looks = RunFolder(journal.parent).looks()
     assert [(look.number, look.is_before) for look in looks] == [
-        (0, True), (1, False), (2, True), (3, False),
-    ]  # fmt: skip
+        (0, True),
+        (1, False),
+        (2, True),
+        (3, False),
+    ]
 
 
 def test_what_was_read_once_comes_to_the_same_as_read_anew(tmp_path: Path) -> None:

@@ -75,9 +75,14 @@ def test_a_schedule_that_makes_no_sense_is_refused(
 def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
     suite = suite_for(even_host(), EVERYTHING, SuiteOptions())
     assert {test.group for test in suite.tests} == {
-        Group.CPU_SINGLE, Group.CPU_ALL, Group.MEMORY_BANDWIDTH, Group.MEMORY_LATENCY,
-        Group.CORE_TO_CORE, Group.SMT, Group.PLACEMENT,
-    }  # fmt: skip
+        Group.CPU_SINGLE,
+        Group.CPU_ALL,
+        Group.MEMORY_BANDWIDTH,
+        Group.MEMORY_LATENCY,
+        Group.CORE_TO_CORE,
+        Group.SMT,
+        Group.PLACEMENT,
+    }
     assert {gap.reason for gap in suite.left_out} == {"no GPU"}
     assert len({test.id for test in suite.tests}) == len(suite.tests)
 
@@ -85,8 +90,10 @@ def test_a_machine_without_gpus_gets_processors_and_memory() -> None:
 def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
     suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.GPU_BANDWIDTH,)))
     assert [test.id for test in suite.tests] == [
-        "gpu-bandwidth", "gpu-bandwidth from node 0", "gpu-bandwidth from node 1",
-    ]  # fmt: skip
+        "gpu-bandwidth",
+        "gpu-bandwidth from node 0",
+        "gpu-bandwidth from node 1",
+    ]
     own, first, _ = suite.tests
     assert "-d" not in own.argv
     assert first.argv[:5] == ("numactl", "--cpunodebind=0", "--membind=0", "nvbandwidth", "-d")
@@ -95,9 +102,12 @@ def test_host_transfers_run_from_each_node_and_once_as_the_tool_binds() -> None:
 def test_collectives_run_with_and_without_peer_access_and_on_the_first_node() -> None:
     suite = suite_for(even_host(devices=GPUS), EVERYTHING, SuiteOptions((Group.NCCL,)))
     assert [test.id for test in suite.tests] == [
-        "nccl", "nccl: P2P off", "nccl: everything on node 0",
-        "nccl: P2P off, everything on node 0", "nccl choices",
-    ]  # fmt: skip
+        "nccl",
+        "nccl: P2P off",
+        "nccl: everything on node 0",
+        "nccl: P2P off, everything on node 0",
+        "nccl choices",
+    ]
     assert ("NCCL_P2P_DISABLE", "1") in suite.tests[1].environment
     assert all(test.timeout_s > test.seconds for test in suite.tests)
 

@@ -48,9 +48,10 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = f'while [ "$1" != --output ]; do shift; done; cp {archive} "$2"'
     script(folder, "curl", copy)
     script(
-        folder, "cmake",
+        folder,
+        "cmake",
         'if [ "$1" = --build ]; then echo "#!/bin/true" > "$2/nvbandwidth"; else mkdir -p "$4"; fi',
-    )  # fmt: skip
+    )
     script(folder, "c++", "exit 0")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder

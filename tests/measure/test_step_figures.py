@@ -25,27 +25,38 @@ HOST: Host = even_host(devices=[DeviceSpec(GPUS[0]), DeviceSpec(GPUS[1], node=1,
 
 def made(reads: Reader, group: Group, node: int | None = None) -> BenchTest:
     return BenchTest(
-        "a test", group, ("tool",), 1.0, 10.0, reads=reads,
+        "a test",
+        group,
+        ("tool",),
+        1.0,
+        10.0,
+        reads=reads,
         node=None if node is None else NodeIndex(node),
-    )  # fmt: skip
+    )
 
 
 def nvbandwidth_text(names: tuple[str, ...] = HOST_COPIES) -> str:
     """JSON of v0.8 with one row for each test, figures made up."""
     cases = [
         {
-            "name": name, "status": "Passed",
+            "name": name,
+            "status": "Passed",
             "bandwidth_description": f"memcpy {'(ns)' if 'latency' in name else '(GB/s)'}",
-            "bandwidth_matrix": [[f"{50 + number}.5", f"{20 + number}.25"]], "sum": 1.0,
+            "bandwidth_matrix": [[f"{50 + number}.5", f"{20 + number}.25"]],
+            "sum": 1.0,
         }
         for number, name in enumerate(names)
-    ]  # fmt: skip
+    ]
     head = {
-        "version": "v0.8", "git_version": "v0.8", "CUDA Runtime Version": 13000,
-        "Driver Version": "580.1", "testcases": cases,
-        "GPU Device list": [f"{n}: NVIDIA H200 ({gpu[:-2].rjust(14, '0')})"
-                            for n, gpu in enumerate(GPUS)],
-    }  # fmt: skip
+        "version": "v0.8",
+        "git_version": "v0.8",
+        "CUDA Runtime Version": 13000,
+        "Driver Version": "580.1",
+        "testcases": cases,
+        "GPU Device list": [
+            f"{n}: NVIDIA H200 ({gpu[:-2].rjust(14, '0')})" for n, gpu in enumerate(GPUS)
+        ],
+    }
     return json.dumps({"nvbandwidth": head}, indent="\t")
 
 
@@ -79,8 +90,9 @@ def test_gpus_without_addresses_are_in_the_order_that_the_test_asked_for() -> No
 def test_tests_of_nvbandwidth_have_metrics_that_are_compared() -> None:
     figures = figures_of_step(
         made(Reader.NVBANDWIDTH, Group.GPU_BANDWIDTH),
-        nvbandwidth_text((*HOST_COPIES, "host_to_all_memcpy_ce", "all_to_host_memcpy_ce")), HOST,
-    )  # fmt: skip
+        nvbandwidth_text((*HOST_COPIES, "host_to_all_memcpy_ce", "all_to_host_memcpy_ce")),
+        HOST,
+    )
     series = {(one.metric, one.variant) for one in figures.samples}
     ways = {None, "sm", "both ways", "all at once"}
     assert series == {
@@ -108,9 +120,10 @@ def test_a_tool_that_measured_nothing_is_refused_with_what_it_said() -> None:
 
 def test_collectives_carry_their_binding_and_what_their_curve_says() -> None:
     test = replace(
-        made(Reader.NCCL_TESTS, Group.NCCL), variant="everything on node 0",
+        made(Reader.NCCL_TESTS, Group.NCCL),
+        variant="everything on node 0",
         binding="everything on node 0",
-    )  # fmt: skip
+    )
     figures = figures_of_step(test, nccl.TEXT, HOST)
     assert all((s.variant or "").startswith("everything on node 0") for s in figures.samples)
     assert {"allreduce-busbw-peak", "allreduce-half-peak"} <= {s.metric for s in figures.samples}
@@ -169,9 +182,11 @@ def test_several_cpus_of_rocm_bandwidth_test_are_nodes_and_not_repeats() -> None
 """
     figures = figures_of_step(made(Reader.ROCM, Group.GPU_BANDWIDTH), text, HOST)
     assert {(s.metric, s.node): s.value for s in figures.samples} == {
-        ("h2d-bandwidth", 0): 55.177e9, ("h2d-bandwidth", 1): 41.5e9,
-        ("d2h-bandwidth", 0): 56.151e9, ("d2h-bandwidth", 1): 42e9,
-    }  # fmt: skip
+        ("h2d-bandwidth", 0): 55.177e9,
+        ("h2d-bandwidth", 1): 41.5e9,
+        ("d2h-bandwidth", 0): 56.151e9,
+        ("d2h-bandwidth", 1): 42e9,
+    }
     assert {s.number for s in figures.samples} == {0}
     assert any("taken for node n" in gap.reason for gap in figures.gaps)
 

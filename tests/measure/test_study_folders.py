@@ -18,20 +18,20 @@ from homenode.results.store import load_runs
 from tests.study_folders import write_study_folders
 
 RECOMMENDED = {
-    ("H200", Objective.COLLECTIVE): "pin", ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("MI350X", Objective.COLLECTIVE): "pin", ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
+    ("H200", Objective.COLLECTIVE): "pin",
+    ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
+    ("MI350X", Objective.COLLECTIVE): "pin",
+    ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
     ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
     ("RTX 4080", Objective.THROUGHPUT): "default",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Objective], Verdict]:
     root = tmp_path_factory.mktemp("study")
     systems = write_study_folders(root / "results")
-    done = CliRunner().invoke(
-        app, ["import", str(root / "results"), "-o", str(root / "imported")]
-    )  # fmt: skip
+    done = CliRunner().invoke(app, ["import", str(root / "results"), "-o", str(root / "imported")])
     assert done.exit_code == 0, done.output
     runs = load_runs(root / "imported").runs
     assert {run.head.system for run in runs} == set(systems)
@@ -78,7 +78,7 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
         (folder / "mem_latency.txt").write_text(f"4096 0\n{512 << 20} 0\n")
     done = CliRunner().invoke(
         app, ["import", str(tmp_path / "results"), "-o", str(tmp_path / "imported")]
-    )  # fmt: skip
+    )
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
     found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))

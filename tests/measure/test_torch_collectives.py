@@ -50,9 +50,15 @@ def test_an_all_reduce_without_peers_is_slower_and_bound_ranks_say_so() -> None:
 
 def test_variants_keep_collectives_under_other_bindings_apart() -> None:
     test = BenchTest(
-        "nccl: P2P off", Group.NCCL, REDUCE.argv, 1, 1, reads=REDUCE.reads,
-        variant="P2P off", binding="nothing bound",
-    )  # fmt: skip
+        "nccl: P2P off",
+        Group.NCCL,
+        REDUCE.argv,
+        1,
+        1,
+        reads=REDUCE.reads,
+        variant="P2P off",
+        binding="nothing bound",
+    )
     figures = read(all_reduce("--no-peers").stdout_or_raise(), test)
     assert all((one.variant or "").startswith("P2P off") for one in figures.samples)
 

@@ -94,9 +94,11 @@ def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -
     )
     shown = parse_shown(said.stdout_or_raise())
     ended = LocalMachine().run(
-        (python, "-", "small-copies", "--seconds", "0.1"), 120, program_text("torch_copies"),
+        (python, "-", "small-copies", "--seconds", "0.1"),
+        120,
+        program_text("torch_copies"),
         environment=order,
-    )  # fmt: skip
+    )
     (run,) = torch_report.parse(ended.stdout_or_raise())
     assert shown is not None
     assert [str(one) for one in shown.addresses] == [device.address for device in run.devices]
@@ -105,9 +107,10 @@ def test_the_driver_shows_the_gpus_that_pytorch_sees_in_its_order(python: str) -
 def test_host_memory_of_a_bound_run_is_seen_on_its_node(python: str) -> None:
     node = str(nodes_to_bind()[0])
     ended = LocalMachine().run(
-        (python, "-", "host-copies", "--seconds", "0.1", "--node", node), 120,
+        (python, "-", "host-copies", "--seconds", "0.1", "--node", node),
+        120,
         program_text("torch_copies"),
-    )  # fmt: skip
+    )
     (run,) = torch_report.parse(ended.stdout_or_raise())
     assert {one.memory_node for one in run.figures} == {int(node)}
 

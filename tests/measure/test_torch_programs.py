@@ -153,8 +153,11 @@ def test_where_memory_lies_is_known_where_move_pages_is_forbidden(
 def test_a_mapping_on_several_nodes_is_on_none() -> None:
     text = "7e00 default heap anon=3 N0=3\n7f00 default anon=2 N0=1 N1=1\n8000 default file=/x\n"
     assert [torch_place.node_of_mapping(at, text) for at in (0x7E08, 0x7F00, 0x8000, 1)] == [
-        0, None, None, None,
-    ]  # fmt: skip
+        0,
+        None,
+        None,
+        None,
+    ]
 
 
 def test_memory_that_lies_on_another_node_gives_no_cell_of_the_row() -> None:

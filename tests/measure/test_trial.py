@@ -119,10 +119,12 @@ def test_known_effects_come_to_the_right_verdict(
     assert daemon.definition() == ORIGINAL
     assert found.comparison is not None
     effect = next(
-        one for one in found.comparison.effects
-        if one.alternative.startswith("pin-numa") and one.primary
+        one
+        for one in found.comparison.effects
+        if one.alternative.startswith("pin-numa")
+        and one.primary
         and one.metric == "memory-bandwidth"
-    )  # fmt: skip
+    )
     assert effect.boots == (3, 3)
     assert effect.low is not None
     assert effect.high is not None
@@ -163,12 +165,21 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     assert known.head == head
     of_first = [entry.what for entry in known.entries if entry.number == 0]
     assert of_first == [
-        What.APPLYING, What.APPLIED, What.STARTING, What.STARTED, What.ANSWERED, What.MEASURING,
-        What.MEASURED, What.STOPPING, What.STOPPED,
-    ]  # fmt: skip
+        What.APPLYING,
+        What.APPLIED,
+        What.STARTING,
+        What.STARTED,
+        What.ANSWERED,
+        What.MEASURING,
+        What.MEASURED,
+        What.STOPPING,
+        What.STOPPED,
+    ]
     assert [entry.what for entry in known.entries][-3:] == [
-        What.RESTORING, What.RESTORED, What.ENDED,
-    ]  # fmt: skip
+        What.RESTORING,
+        What.RESTORED,
+        What.ENDED,
+    ]
     assert known.state.ended
     assert not known.state.to_undo
     started = [line for line in daemon.commands() if line.startswith("start")]
@@ -316,9 +327,8 @@ def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
         run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
     assert outcome_code(journal.known().state) == 0
     advice = next(
-        one for one in conclusion(head, journal).advice
-        if one.objective is Objective.HOST_BANDWIDTH
-    )  # fmt: skip
+        one for one in conclusion(head, journal).advice if one.objective is Objective.HOST_BANDWIDTH
+    )
     assert advice.command is not None
     assert advice.command.split(" && ")[1] == (
         "homenode plan vm.xml --node-pus 2-3 --node-pus 10-11 --layout pin-numa -o vm-pin-numa.xml"

@@ -82,9 +82,16 @@ def test_resuming_without_a_trial_says_how_to_list_them(daemon: StandIn) -> None
 
 def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path: Path) -> None:
     done = trial(
-        "--layouts", "default,pin,pin-numa", "--boots", "2", "--in-place", "--dry-run", *HERE,
-        "--", NAME,
-    )  # fmt: skip
+        "--layouts",
+        "default,pin,pin-numa",
+        "--boots",
+        "2",
+        "--in-place",
+        "--dry-run",
+        *HERE,
+        "--",
+        NAME,
+    )
     assert done.exit_code == 0, done.output
     assert "6 boots, about" in done.output
     order = next(line for line in done.output.splitlines() if line.startswith("order:"))
@@ -96,9 +103,16 @@ def test_a_dry_run_shows_the_order_and_writes_nothing(daemon: StandIn, tmp_path:
 
 def test_a_dry_run_of_the_experiment_shows_what_each_comparison_decides(daemon: StandIn) -> None:
     done = trial(
-        "--tests", "collectives", "--layouts", "pin,pin-numa", "--in-place", "--dry-run", *HERE,
-        "--", NAME,
-    )  # fmt: skip
+        "--tests",
+        "collectives",
+        "--layouts",
+        "pin,pin-numa",
+        "--in-place",
+        "--dry-run",
+        *HERE,
+        "--",
+        NAME,
+    )
     assert done.exit_code == 0, done.output
     assert "2 boots, about" in done.output and "7 settings of NCCL" in done.output
     shown = " ".join(done.output.split())
@@ -109,8 +123,18 @@ def test_a_dry_run_of_the_experiment_shows_what_each_comparison_decides(daemon: 
 def test_a_layout_that_does_not_fit_stops_everything_before_the_first_boot(
     daemon: StandIn, tmp_path: Path
 ) -> None:
-    done = trial("--layouts", "default,pin", "--in-place", "--page-size", "1GiB", *HERE,
-                 "--reserve-pus", "0-15", "--", NAME)  # fmt: skip
+    done = trial(
+        "--layouts",
+        "default,pin",
+        "--in-place",
+        "--page-size",
+        "1GiB",
+        *HERE,
+        "--reserve-pus",
+        "0-15",
+        "--",
+        NAME,
+    )
     assert done.exit_code == 4, done.output
     assert "nothing was booted" in done.output
     assert known_trials(tmp_path / "state") == ()
@@ -216,9 +240,7 @@ def test_another_instance_that_somebody_started_is_left_alone(
 def test_without_a_static_probe_it_says_how_to_make_one(daemon: StandIn, tmp_path: Path) -> None:
     dynamic = tmp_path / "probe"
     dynamic.write_bytes(Path("/bin/ls").read_bytes())
-    error = refusal(
-        "--layouts", "pin", "--in-place", "--probe", str(dynamic), *HERE, "--", NAME
-    )  # fmt: skip
+    error = refusal("--layouts", "pin", "--in-place", "--probe", str(dynamic), *HERE, "--", NAME)
     assert error.exit_code == 2
     assert "make -C native static" in str(error.hint)
     assert known_trials(tmp_path / "state") == ()
@@ -234,11 +256,27 @@ def test_without_the_reports_library_a_trial_is_none_the_worse(
     probe, report = tmp_path / "probe", tmp_path / "report.html"
     probe.write_text("put there by the reach, which is simulated")
     done = trial(
-        "--layouts", "pin", "--boots", "1", "--in-place", "--tests", "cpu-single", "--quick",
-        "--repeat", "1", "--probe", str(probe), "--stop-within", "0.2", "--results",
-        str(tmp_path / "results"), *HERE, *(["--report", str(report)] if is_asked_for else []),
-        "--", NAME,
-    )  # fmt: skip
+        "--layouts",
+        "pin",
+        "--boots",
+        "1",
+        "--in-place",
+        "--tests",
+        "cpu-single",
+        "--quick",
+        "--repeat",
+        "1",
+        "--probe",
+        str(probe),
+        "--stop-within",
+        "0.2",
+        "--results",
+        str(tmp_path / "results"),
+        *HERE,
+        *(["--report", str(report)] if is_asked_for else []),
+        "--",
+        NAME,
+    )
     assert done.exit_code == (3 if is_asked_for else 0), done.output
     assert "no report: report: expected the Python package jinja2" in done.output
     assert daemon.definition() == ORIGINAL

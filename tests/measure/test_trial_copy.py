@@ -77,18 +77,30 @@ def test_every_disk_that_is_written_gets_an_overlay() -> None:
 @pytest.mark.parametrize(
     ("disk", "what"),
     [
-        ("<disk type='network'><source protocol='rbd' name='p/i'/><target dev='vda'/></disk>",
-         "disk of network"),
-        ("<disk type='volume'><source pool='p' volume='v'/><target dev='vda'/></disk>",
-         "disk of volume"),
-        ("<disk type='block' device='lun'><source dev='/dev/sdx'/><target dev='sda'/></disk>",
-         "lun of block"),
-        ("<disk type='file'><source file='/x'><encryption format='luks'/></source>"
-         "<target dev='vda'/></disk>", "an encrypted one"),
-        ("<disk type='file'><source file='/x'/><encryption format='qcow'/>"
-         "<target dev='vda'/></disk>", "an encrypted one"),
+        (
+            "<disk type='network'><source protocol='rbd' name='p/i'/><target dev='vda'/></disk>",
+            "disk of network",
+        ),
+        (
+            "<disk type='volume'><source pool='p' volume='v'/><target dev='vda'/></disk>",
+            "disk of volume",
+        ),
+        (
+            "<disk type='block' device='lun'><source dev='/dev/sdx'/><target dev='sda'/></disk>",
+            "lun of block",
+        ),
+        (
+            "<disk type='file'><source file='/x'><encryption format='luks'/></source>"
+            "<target dev='vda'/></disk>",
+            "an encrypted one",
+        ),
+        (
+            "<disk type='file'><source file='/x'/><encryption format='qcow'/>"
+            "<target dev='vda'/></disk>",
+            "an encrypted one",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_disk_that_can_have_none_is_refused_by_name(disk: str, what: str) -> None:
     with pytest.raises(InputError, match=what) as raised:
         writable_disks(domain(disk), "vm")

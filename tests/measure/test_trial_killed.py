@@ -52,8 +52,9 @@ Keys = Counter[tuple[object, ...]]
 
 def keys_of(run: Run) -> Keys:
     """What gives the samples of a run apart, and how often."""
-    return Counter((s.metric, s.variant, s.number, s.size_bytes, s.node, s.state)
-                   for s in run.samples)  # fmt: skip
+    return Counter(
+        (s.metric, s.variant, s.number, s.size_bytes, s.node, s.state) for s in run.samples
+    )
 
 
 class Trials:

@@ -56,13 +56,35 @@ def options(
     daemon: TwoNodes, folder: Path, layouts: str, boots: int, how: str = "--in-place"
 ) -> list[str]:
     return [
-        "trial", NAME, "--layouts", layouts, "--boots", str(boots), how,
-        "--reach", "console", "--connect", daemon.uri, "--host", str(daemon.host),
-        "--tests", "cpu-single,core-to-core", "--quick", "--repeat", "1",
-        "--probe", str(daemon.folder / "probe"), "--answer-within", "600",
-        "--stop-within", "1", "--results", str(folder / "results"),
-        "--report", str(folder / "report.html"),
-    ]  # fmt: skip
+        "trial",
+        NAME,
+        "--layouts",
+        layouts,
+        "--boots",
+        str(boots),
+        how,
+        "--reach",
+        "console",
+        "--connect",
+        daemon.uri,
+        "--host",
+        str(daemon.host),
+        "--tests",
+        "cpu-single,core-to-core",
+        "--quick",
+        "--repeat",
+        "1",
+        "--probe",
+        str(daemon.folder / "probe"),
+        "--answer-within",
+        "600",
+        "--stop-within",
+        "1",
+        "--results",
+        str(folder / "results"),
+        "--report",
+        str(folder / "report.html"),
+    ]
 
 
 def only(state: Path) -> Known:

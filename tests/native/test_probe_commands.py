@@ -8,8 +8,14 @@ import pytest
 from tests.probe_build import FEW_BYTES, allowed_pus, one_pu, probe, two_pus
 
 COMMANDS = (
-    "bandwidth", "latency", "loaded-latency", "core-to-core", "throughput", "smt", "placement",
-)  # fmt: skip
+    "bandwidth",
+    "latency",
+    "loaded-latency",
+    "core-to-core",
+    "throughput",
+    "smt",
+    "placement",
+)
 REPORTED = {"read": 8, "write": 8, "copy": 16, "scale": 16, "add": 24, "triad": 24}
 
 
@@ -169,9 +175,20 @@ def test_a_latency_curve_has_its_samples_and_does_not_fall_with_size() -> None:
 
 def test_a_wide_stride_still_chases_the_whole_buffer() -> None:
     document = probe(
-        "latency", "--pus", one_pu(), "--max-bytes", "64K", "--orders", "random", "--stride", "256",
-        "--pages", "base", "--seconds", "0.2",
-    ).document  # fmt: skip
+        "latency",
+        "--pus",
+        one_pu(),
+        "--max-bytes",
+        "64K",
+        "--orders",
+        "random",
+        "--stride",
+        "256",
+        "--pages",
+        "base",
+        "--seconds",
+        "0.2",
+    ).document
     assert document["curves"][0]["stride_bytes"] == 256
 
 
@@ -208,9 +225,18 @@ def test_on_a_machine_without_siblings_the_message_says_how_to_measure_anyway() 
 
 def test_loaded_latency_begins_without_load_and_ends_with_it() -> None:
     document = probe(
-        "loaded-latency", "--pus", two_pus(), "--chain-bytes", "8M", "--array-bytes", "4M",
-        "--delays", "1000,0", "--seconds", "0.3",
-    ).document  # fmt: skip
+        "loaded-latency",
+        "--pus",
+        two_pus(),
+        "--chain-bytes",
+        "8M",
+        "--array-bytes",
+        "4M",
+        "--delays",
+        "1000,0",
+        "--seconds",
+        "0.3",
+    ).document
     points = document["points"]
     assert [point["delay_cycles"] for point in points] == [None, 1000, 0]
     injected = [point["median_injected_bytes_per_s"] for point in points]
@@ -278,9 +304,7 @@ def test_what_cannot_be_done_is_refused_with_what_was_expected_and_found(
 def test_huge_pages_that_are_not_reserved_are_refused_by_name() -> None:
     if not Path("/sys/kernel/mm/hugepages/hugepages-2048kB").exists():
         pytest.skip("this kernel has no 2 MiB hugetlb pages")
-    answer = probe(
-        "bandwidth", "--pus", one_pu(), "--pages", "hugetlb", "--array-bytes", "1024M"
-    )  # fmt: skip
+    answer = probe("bandwidth", "--pus", one_pu(), "--pages", "hugetlb", "--array-bytes", "1024M")
     if answer.code == 0:
         pytest.skip("this machine has them reserved")
     assert answer.code == 3

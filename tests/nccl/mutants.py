@@ -13,11 +13,38 @@ SEED, COUNT = 22, 600
 """Of the recorded answers."""
 _LETTERS = "<>/=\"' \n\r\t!-?&;x0\0"
 _PIECES = (
-    "<!-- a -->", "<!--a-->", "<!---->", "<!-- a", "-->", "<cpu>", "</cpu>", "</pci>", "</system>",
-    "<a>", "</a>", "<a/>", "<a><b/></a>", "<nic/>", '<gpu dev="0"/>', '<net keep="1"/>', "<?xml?>",
-    "<gpu><nvlink/></gpu>", " x='1'", ' x="1"', ' x=""', " x=1", " x", "  ", " />", "<![CDATA[]]>",
-    "<nic><net/><gin/><rma/></nic>", "<pcilink/>", "<xgmi/>", "<system/>", '<system version="1"/>',
-)  # fmt: skip
+    "<!-- a -->",
+    "<!--a-->",
+    "<!---->",
+    "<!-- a",
+    "-->",
+    "<cpu>",
+    "</cpu>",
+    "</pci>",
+    "</system>",
+    "<a>",
+    "</a>",
+    "<a/>",
+    "<a><b/></a>",
+    "<nic/>",
+    '<gpu dev="0"/>',
+    '<net keep="1"/>',
+    "<?xml?>",
+    "<gpu><nvlink/></gpu>",
+    " x='1'",
+    ' x="1"',
+    ' x=""',
+    " x=1",
+    " x",
+    "  ",
+    " />",
+    "<![CDATA[]]>",
+    "<nic><net/><gin/><rma/></nic>",
+    "<pcilink/>",
+    "<xgmi/>",
+    "<system/>",
+    '<system version="1"/>',
+)
 _INSERTED: tuple[str, ...] = (*_LETTERS, *_PIECES)
 
 
@@ -101,8 +128,20 @@ def _many(random: Random, text: str) -> str:
     return text.replace("</system>", "<a>" * depth + "</a>" * depth + "</system>", 1)
 
 
-_CHANGES = (_inserted, _inserted, _inserted, _replaced, _replaced, _deleted, _deleted, _line, _line,
-            _quotes, _long, _many)  # fmt: skip
+_CHANGES = (
+    _inserted,
+    _inserted,
+    _inserted,
+    _replaced,
+    _replaced,
+    _deleted,
+    _deleted,
+    _line,
+    _line,
+    _quotes,
+    _long,
+    _many,
+)
 
 
 def parsed(folder: Path, files: list[bytes]) -> list[list[str | None]]:

@@ -65,17 +65,24 @@ ODD = at(
         + port(11, "0a:00.0")
         + "<controller type='usb' model='none'/><memballoon model='none'/>",
     ),
-    "05:00.0", "06:00.0", "02:00.0", "08:00.0", "0b:00.0",
-)  # fmt: skip
+    "05:00.0",
+    "06:00.0",
+    "02:00.0",
+    "08:00.0",
+    "0b:00.0",
+)
 """A tree in which indices, slots and numbers run in different orders.
 
 Bus 0 has the switch below the port at 02.0 (buses 1-4), then the port at 02.1 (5), then 03.0 (6).
 """
 
 ODD_IDS = {
-    GPU: "0000:04:00.0", NIC: "0000:03:00.0", "0000:12:00.0": "0000:05:00.0",
-    "0000:82:00.0": "0000:ca:00.0", "0000:83:00.0": "0000:65:00.0",
-}  # fmt: skip
+    GPU: "0000:04:00.0",
+    NIC: "0000:03:00.0",
+    "0000:12:00.0": "0000:05:00.0",
+    "0000:82:00.0": "0000:ca:00.0",
+    "0000:83:00.0": "0000:65:00.0",
+}
 
 
 def test_bus_numbers_follow_a_depth_first_walk_from_each_root() -> None:

@@ -128,19 +128,28 @@ SILENT = {
     "width 0": (broken(('link_width="16"', 'link_width="0"')), "nccl-link-width"),
     "width x16": (broken(('link_width="16"', 'link_width="x16"')), "nccl-link-width"),
     "a switch without class": (broken((' class="0x060400"', "")), "nccl-switch"),
-    "a switch without speed": (
-        broken((' link_speed="32.0 GT/s PCIe"', "")), "nccl-switch"),
+    "a switch without speed": (broken((' link_speed="32.0 GT/s PCIe"', "")), "nccl-switch"),
     "a switch without width": (broken((' link_width="16"', "")), "nccl-switch"),
     "a Broadcom switch": (
-        broken((SWITCH, SWITCH.replace("0xffff", "0x1000"))), "nccl-switch-vendor"),
+        broken((SWITCH, SWITCH.replace("0xffff", "0x1000"))),
+        "nccl-switch-vendor",
+    ),
     "a switch with a GPU's class": (broken(("0x060400", "0x030200")), "nccl-class"),
     "a switch with an NVSwitch's class": (broken(("0x060400", "0x068000")), "nccl-class"),
     "a class without 0x": (broken(("0x030200", "030200")), "nccl-class"),
     "a gpu of a dump": (
-        broken((f'{GPU_81} link_speed="32.0 GT/s PCIe" link_width="16"/>',
-                f'{GPU_81}><gpu dev="0" sm="90" rank="0"/></pci>')), "nccl-of-a-dump"),
+        broken(
+            (
+                f'{GPU_81} link_speed="32.0 GT/s PCIe" link_width="16"/>',
+                f'{GPU_81}><gpu dev="0" sm="90" rank="0"/></pci>',
+            )
+        ),
+        "nccl-of-a-dump",
+    ),
     "a net of a dump": (
-        broken(("</cpu>", '<nic><net name="mlx5_0" dev="0"/></nic></cpu>')), "nccl-of-a-dump"),
+        broken(("</cpu>", '<nic><net name="mlx5_0" dev="0"/></nic></cpu>')),
+        "nccl-of-a-dump",
+    ),
     "a host_hash": (broken(('numaid="0"', 'numaid="0" host_hash="0x1"')), "nccl-of-a-dump"),
     "no numaid": (broken(('numaid="0" ', "")), "nccl-numaid"),
     "one numaid twice": (broken(('numaid="1"', 'numaid="0"')), "nccl-numaid-twice"),
@@ -155,17 +164,30 @@ SILENT = {
     "a pci without bus id": (broken((' busid="0000:c1:00.0"', "")), "nccl-busid"),
     "a device twice": (broken(("0000:c1:00.0", "0000:81:00.0")), "nccl-busid-twice"),
     "an element that NCCL ignores": (
-        broken(("</system>", "<nvswitches><nvswitch/></nvswitches></system>")), "nccl-ignored"),
+        broken(("</system>", "<nvswitches><nvswitch/></nvswitches></system>")),
+        "nccl-ignored",
+    ),
     "a misspelt attribute": (broken(("link_speed", "link-speed")), "nccl-attribute-unknown"),
     "two spaces": (broken(('numaid="0" ', 'numaid="0"  ')), "nccl-spaces"),
     "a space before the slash": (broken(('"16"/>', '"16" />')), "nccl-spaces"),
     "17 attributes": (
-        broken(('numaid="0"', 'numaid="0"' + ' vendor="GenuineIntel"' * 12)), "nccl-attributes"),
+        broken(('numaid="0"', 'numaid="0"' + ' vendor="GenuineIntel"' * 12)),
+        "nccl-attributes",
+    ),
     "126 NICs, each to get a nic and a net": (
-        broken(("</system>", '<cpu numaid="2">' + "".join(
-            f'<pci busid="0000:{bus:02x}:00.0" class="0x020000"/>' for bus in range(126))
-            + "</cpu></system>")), "nccl-too-many-nodes"),
-}  # fmt: skip
+        broken(
+            (
+                "</system>",
+                '<cpu numaid="2">'
+                + "".join(
+                    f'<pci busid="0000:{bus:02x}:00.0" class="0x020000"/>' for bus in range(126)
+                )
+                + "</cpu></system>",
+            )
+        ),
+        "nccl-too-many-nodes",
+    ),
+}
 
 
 @pytest.mark.parametrize("what", SILENT)

@@ -84,8 +84,9 @@ def test_words_and_elements_that_nccl_does_not_know_are_warnings() -> None:
         "INFO XML Parse : Ignoring extra attributes (max 16)",
     )
     assert ids(verdict) == {
-        "nccl-log-no-word": Severity.WARNING, "nccl-log-ignored": Severity.WARNING,
-    }  # fmt: skip
+        "nccl-log-no-word": Severity.WARNING,
+        "nccl-log-ignored": Severity.WARNING,
+    }
     assert "'32.0 GT/s'" in [f.subject for f in verdict.findings]
 
 

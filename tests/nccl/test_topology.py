@@ -138,9 +138,10 @@ def test_an_nps4_host_has_a_cpu_for_each_of_its_8_nodes() -> None:
 def test_virtual_functions_have_the_place_and_link_of_their_physical_function() -> None:
     host = load_host("mi350x-epyc9575f")
     vfs = tuple(
-        str(d.bdf) for d in host.pci_devices
+        str(d.bdf)
+        for d in host.pci_devices
         if d.physical_function is not None and d.kind is DeviceKind.GPU
-    )  # fmt: skip
+    )
     made = assembled(host, tuned_for("mi350x-epyc9575f", vfs, vcpus=64), Flavour.RCCL)
     judged(made)
     assert len(vfs) == 8 and len(switches(made.topology)) == 8
@@ -157,9 +158,10 @@ def test_gpus_of_the_other_library_are_refused_by_name() -> None:
     assert "--rccl" in (caught.value.hint or "")
     with pytest.raises(InputError, match=r"AMD GPUs for RCCL.*10de"):
         assembled(
-            load_host("small-2n8c-2gpu"), tuned_for("small-2n8c-2gpu", SMALL, vcpus=4),
+            load_host("small-2n8c-2gpu"),
+            tuned_for("small-2n8c-2gpu", SMALL, vcpus=4),
             Flavour.RCCL,
-        )  # fmt: skip
+        )
 
 
 def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_there() -> None:
@@ -167,16 +169,21 @@ def test_a_flat_guest_still_gets_a_cpu_for_each_host_node_with_the_vcpus_pinned_
     document = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4[7]), "pin", vcpus=16)
     with pytest.raises(InputError, match="expected a guest address"):
         assembled(host, document)
-    ports = "".join(
-        f"<controller type='pci' index='{i}' model='pcie-root-port'>"
-        f"<address type='pci' slot='{i:#x}'/></controller>" for i in (1, 2)
-    ) + "<controller type='usb' model='none'/><memballoon model='none'/>"  # fmt: skip
+    ports = (
+        "".join(
+            f"<controller type='pci' index='{i}' model='pcie-root-port'>"
+            f"<address type='pci' slot='{i:#x}'/></controller>"
+            for i in (1, 2)
+        )
+        + "<controller type='usb' model='none'/><memballoon model='none'/>"
+    )
     xml = document.replace(b"<hostdev", ports.encode() + b"<hostdev", 1)
     for i in (1, 2):
         xml = xml.replace(
-            b"</source></hostdev>", f"</source><address type='pci' bus='{i}'/></hostdev >".encode(),
+            b"</source></hostdev>",
+            f"</source><address type='pci' bus='{i}'/></hostdev >".encode(),
             1,
-        )  # fmt: skip
+        )
     made = assembled(host, xml)
     judged(made)
     assert [device.bus_id for device in made.devices] == ["0000:01:00.0", "0000:02:00.0"]
@@ -257,11 +264,14 @@ def test_nested_switches_stay_nested() -> None:
     moved = replace(
         host,
         pci_devices=tuple(
-            replace(d, parent=gpu.parent) if d.bdf == other.bdf else replace(d, node=gpu.node)
-            if str(d.bdf) == NPS4[4] else d
+            replace(d, parent=gpu.parent)
+            if d.bdf == other.bdf
+            else replace(d, node=gpu.node)
+            if str(d.bdf) == NPS4[4]
+            else d
             for d in host.pci_devices
         ),
-    )  # fmt: skip
+    )
     xml = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0], NPS4[4]))
     made = assemble_topology(moved, side(xml), Flavour.NCCL, "vm.xml")
     outer, inner = switches(made.topology)
@@ -343,8 +353,12 @@ def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
         crowded = replace(guest, bus_ids=tuple((bdf, bdf) for bdf in bdfs[:count]))
         if ids is None:
             with pytest.raises(InputError, match="at most 255 elements"):
-                assemble_topology(many, replace(crowded, bus_ids=tuple((b, b) for b in bdfs)),
-                                  Flavour.NCCL, "vm.xml")  # fmt: skip
+                assemble_topology(
+                    many,
+                    replace(crowded, bus_ids=tuple((b, b) for b in bdfs)),
+                    Flavour.NCCL,
+                    "vm.xml",
+                )
         else:
             made = assemble_topology(many, crowded, Flavour.NCCL, "vm.xml")
             assert doubts(made) == ids
@@ -369,8 +383,10 @@ def test_a_file_for_another_vm_is_distinguished() -> None:
     swapped = good.replace(ids[0], "@").replace(ids[2], ids[0]).replace("@", ids[2])
     assert found(swapped) == {"nccl-device-on-other-cpu", "nccl-switch-group"}
     assert found(good.replace(ids[0], "0000:fe:00.0")) == {
-        "nccl-device-missing", "nccl-busid-of-no-device", "nccl-switch-group",
-    }  # fmt: skip
+        "nccl-device-missing",
+        "nccl-busid-of-no-device",
+        "nccl-switch-group",
+    }
     assert found(good.replace("affinity=", "affinity='1' x=")) == {"nccl-other-vcpus"}
 
 
@@ -385,17 +401,25 @@ def test_a_mask_is_as_long_as_the_guest_in_groups_of_32() -> None:
 
 @pytest.mark.parametrize(
     ("gt_per_s", "text"),
-    [(2.5, "2.5 GT/s PCIe"), (5.0, "5.0 GT/s PCIe"), (8.0, "8.0 GT/s PCIe"),
-     (16.0, "16.0 GT/s PCIe"), (32.0, "32.0 GT/s PCIe"), (64.0, "64.0 GT/s PCIe"),
-     (20.0, "16.0 GT/s PCIe"), (1.0, "2.5 GT/s PCIe")],
-)  # fmt: skip
+    [
+        (2.5, "2.5 GT/s PCIe"),
+        (5.0, "5.0 GT/s PCIe"),
+        (8.0, "8.0 GT/s PCIe"),
+        (16.0, "16.0 GT/s PCIe"),
+        (32.0, "32.0 GT/s PCIe"),
+        (64.0, "64.0 GT/s PCIe"),
+        (20.0, "16.0 GT/s PCIe"),
+        (1.0, "2.5 GT/s PCIe"),
+    ],
+)
 def test_every_speed_has_a_word_that_nccl_knows(gt_per_s: float, text: str) -> None:
     assert link_speed_text(gt_per_s) == text
 
 
 def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:
-    cpu = NcclCpu(0, CpuSet([0]), "x86_64", None, None, None, (NcclPci("0000:01:00.0", 0x030200,
-                  32.0, 16),))  # fmt: skip
+    cpu = NcclCpu(
+        0, CpuSet([0]), "x86_64", None, None, None, (NcclPci("0000:01:00.0", 0x030200, 32.0, 16),)
+    )
     text = write_topology(NcclTopology(Flavour.NCCL, (cpu,)))
     snippet = cloud_config(text)
     assert snippet.startswith("#cloud-config\nwrite_files:\n")

@@ -51,11 +51,15 @@ def program(name: str) -> str:
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(words[0]).parent}:{os.environ['PATH']}"
     environment = {
-        **os.environ, "PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8",
-        "ANSIBLE_CONFIG": str(ROLE / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+        **os.environ,
+        "PATH": path,
+        "HOME": str(folder),
+        "LC_ALL": "C.UTF-8",
+        "ANSIBLE_CONFIG": str(ROLE / "ansible.cfg"),
+        "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
         "ANSIBLE_SSH_CONTROL_PATH_DIR": f"/tmp/homenode-{os.getpid()}",  # sockets: a short path
-    }  # fmt: skip
+    }
     return subprocess.run(
         words, cwd=ROLE, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
@@ -92,9 +96,18 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
             for part in ("bin", "units", "metrics"):
                 (folder / part).mkdir(parents=True)
             inside = (
-                "unshare", "--mount", "--uts", "--propagation", "private",
-                "sh", "-ec", _IN_NAMESPACES, "sh", name, str(folder),
-            )  # fmt: skip
+                "unshare",
+                "--mount",
+                "--uts",
+                "--propagation",
+                "private",
+                "sh",
+                "-ec",
+                _IN_NAMESPACES,
+                "sh",
+                name,
+                str(folder),
+            )
             target = daemons.enter_context(ssh_target(folder, inside))
             inventory[name] = {
                 **address(target, folder),

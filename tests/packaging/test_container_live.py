@@ -39,10 +39,18 @@ def image() -> Iterator[str]:
     name = f"localhost/homenode-test:{uuid.uuid4().hex}"
     file = str(ROOT / "containers" / "Containerfile")
     built = podman(
-        "build", "--no-cache", "--layers=false", "-f", file, "-t", name,
-        "--build-arg", f"BASE={BASE}", str(ROOT),
+        "build",
+        "--no-cache",
+        "--layers=false",
+        "-f",
+        file,
+        "-t",
+        name,
+        "--build-arg",
+        f"BASE={BASE}",
+        str(ROOT),
         timeout_s=1800,
-    )  # fmt: skip
+    )
     assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
     yield name
     podman("rmi", "--force", name)

@@ -74,12 +74,21 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_is_copied_is_enough_for_the_package(context: Path, tmp_path: Path) -> None:
     subprocess.run(
         [
-            sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check",
-            "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path), str(context),
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(tmp_path),
+            str(context),
         ],
         check=True,
         env={**os.environ, "HOMENODE_NO_PROBE": "1"},
-    )  # fmt: skip
+    )
     (wheel,) = tmp_path.glob("homenode-*.whl")
     assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
 

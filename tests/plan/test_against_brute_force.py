@@ -41,9 +41,15 @@ SHRINKING = settings(
 KINDS = (*(DeviceKind.GPU,) * 5, DeviceKind.NIC, DeviceKind.NVME, DeviceKind.NVSWITCH)
 BOARDS = (None, None, None, "NVIDIA H100 80GB HBM3", "NVIDIA B200")
 LAYOUTS = (
-    "pin", "pin-bound", "pin-numa", "pin-numa", "pin-numa-smt", "pin-numa-pci", "pin-numa-pci",
+    "pin",
+    "pin-bound",
+    "pin-numa",
+    "pin-numa",
+    "pin-numa-smt",
+    "pin-numa-pci",
+    "pin-numa-pci",
     "pin-numa-pci-smt",
-)  # fmt: skip
+)
 LOCALITIES = (*(DeviceLocality.PREFER,) * 4, DeviceLocality.REQUIRE, DeviceLocality.IGNORE)
 RESERVES = (
     HostReserve(),

@@ -31,8 +31,9 @@ from tests.small_hosts import (
 
 
 def gpu(bus: int, node: int, switch: int | None = None) -> DeviceSpec:
-    return DeviceSpec(f"0000:{bus:02x}:00.0", node=node, root=bus if switch is None else node,
-                      switch=switch)  # fmt: skip
+    return DeviceSpec(
+        f"0000:{bus:02x}:00.0", node=node, root=bus if switch is None else node, switch=switch
+    )
 
 
 def agreed(host: Host, request: GuestRequest) -> Placement:

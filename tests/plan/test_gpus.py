@@ -14,11 +14,15 @@ from tests.figures import numbers
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
 
 HGX = [
-    *(DeviceSpec(f"0000:{bus:02x}:00.0", node=0, root=i // 2, switch=i // 2)
-      for i, bus in enumerate((0x19, 0x3B, 0x4C, 0x5D))),
-    *(DeviceSpec(f"0000:{bus:02x}:00.0", node=1, root=2 + i // 2, switch=i // 2)
-      for i, bus in enumerate((0x9B, 0xAB, 0xBB, 0xDB))),
-]  # fmt: skip
+    *(
+        DeviceSpec(f"0000:{bus:02x}:00.0", node=0, root=i // 2, switch=i // 2)
+        for i, bus in enumerate((0x19, 0x3B, 0x4C, 0x5D))
+    ),
+    *(
+        DeviceSpec(f"0000:{bus:02x}:00.0", node=1, root=2 + i // 2, switch=i // 2)
+        for i, bus in enumerate((0x9B, 0xAB, 0xBB, 0xDB))
+    ),
+]
 
 
 def hgx(**changes: object) -> Host:
@@ -84,8 +88,10 @@ def test_a_gpu_brings_its_audio_function_and_keeps_the_documents_devices() -> No
     host = even_host(1, devices=specs)
     request = replace(small_request(2, devices=["05:00.0"]), gpu_count=1)
     assert [str(b) for b in place(host, request).devices] == [
-        "0000:05:00.0", "0000:19:00.0", "0000:19:00.1",
-    ]  # fmt: skip
+        "0000:05:00.0",
+        "0000:19:00.0",
+        "0000:19:00.1",
+    ]
 
 
 def test_gpus_joined_by_nvlink_stay_together_before_those_of_a_switch() -> None:

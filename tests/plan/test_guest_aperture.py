@@ -118,8 +118,9 @@ def test_iommu_entries_count_memory_and_bars_in_pages() -> None:
 def test_unknown_bars_are_a_gap_and_no_value_is_invented() -> None:
     plan = planned(replace(hgx_host(), settings=QEMU_8))
     assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
-    assert any("BAR sizes of 0000:19:00.0" in gap.reason and "4 more" in gap.reason
-               for gap in plan.gaps)  # fmt: skip
+    assert any(
+        "BAR sizes of 0000:19:00.0" in gap.reason and "4 more" in gap.reason for gap in plan.gaps
+    )
 
 
 def test_layouts_that_leave_pcie_as_it_was_leave_its_window_too_and_say_so() -> None:

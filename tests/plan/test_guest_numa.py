@@ -129,8 +129,9 @@ def test_a_flat_guest_has_one_cell_with_everything() -> None:
     plan = assemble(even_host(2), request, placed((2, 2), bound=False))
     assert len(plan.cells) == 1
     assert (plan.cells[0].vcpus, plan.cells[0].memory_bytes) == (
-        CpuSet.parse("0-3"), 4 * GIB + 3 * KIB,
-    )  # fmt: skip
+        CpuSet.parse("0-3"),
+        4 * GIB + 3 * KIB,
+    )
     assert plan.cells[0].host_nodes == (0, 1) and plan.cells[0].distances == ()
     assert (plan.memory_mode, plan.memory_nodes) == (None, ())
 

@@ -120,9 +120,11 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
     hostdevs[0] = replace(hostdevs[0], address=GuestAddress(0, 2, 0, 0))
     in_use = [c.address for c in controllers if c.address] + [GuestAddress(0, 2, 0, 0)]
     guest = replace(
-        request.guest, controllers=controllers, hostdevs=tuple(hostdevs),
+        request.guest,
+        controllers=controllers,
+        hostdevs=tuple(hostdevs),
         addresses=tuple(sorted(in_use)),
-    )  # fmt: skip
+    )
     request = replace(request, guest=guest)
     plan = assemble(hgx_host(), request, placed((2, 2), devices=HGX_GPUS[:3]))
     assert addresses(plan)[HGX_GPUS[0]] == GuestAddress(0, 2, 0, 0)
@@ -220,9 +222,14 @@ def test_a_kind_that_leaves_a_tuned_document_and_returns_moves_nothing() -> None
 
 
 KINDS = (
-    DeviceKind.GPU, DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NIC, DeviceKind.NVME,
-    DeviceKind.NVSWITCH, DeviceKind.OTHER,
-)  # fmt: skip
+    DeviceKind.GPU,
+    DeviceKind.GPU,
+    DeviceKind.NIC,
+    DeviceKind.NIC,
+    DeviceKind.NVME,
+    DeviceKind.NVSWITCH,
+    DeviceKind.OTHER,
+)
 
 
 @st.composite
@@ -350,9 +357,11 @@ def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
     in_use |= {h.address for h in hostdevs if h.address is not None}
     request = ask(devices, defined=False)
     guest = replace(
-        request.guest, controllers=tuple(controllers), hostdevs=tuple(hostdevs),
+        request.guest,
+        controllers=tuple(controllers),
+        hostdevs=tuple(hostdevs),
         addresses=tuple(sorted(in_use)),
-    )  # fmt: skip
+    )
     request = replace(
         request,
         guest=guest,

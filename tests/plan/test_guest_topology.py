@@ -116,8 +116,9 @@ def test_cells_of_one_package_are_a_socket_each_and_it_is_said() -> None:
     host = even_host(1, 4)
     plan = shaped((4, 4, 4, 4), host=host)
     assert plan.topology is not None and plan.topology.sockets == 4
-    assert any("4 guest cells is a socket" in text and "1 package" in text
-               for text in plan.consequences)  # fmt: skip
+    assert any(
+        "4 guest cells is a socket" in text and "1 package" in text for text in plan.consequences
+    )
 
 
 def test_unequal_cells_are_several_sockets_and_none_is_cut() -> None:

@@ -83,13 +83,18 @@ def test_whoever_follows_a_hint_gets_a_plan(path: Path) -> None:
     memory = max((node.memory_bytes or 0 for node in host.nodes), default=0) // GIB * GIB
     tried = 0
     for vcpus in {cores - 2, cores - 1, cores, cores + 1, pus - 3, pus, pus + 1} - {0, -1}:
-        for layout, keep in (("pin", False), ("pin-numa", False), ("pin-numa-smt", False),
-                             ("pin-numa-smt", True)):  # fmt: skip
+        for layout, keep in (
+            ("pin", False),
+            ("pin-numa", False),
+            ("pin-numa-smt", False),
+            ("pin-numa-smt", True),
+        ):
             for most_nodes, size in ((None, 2 * GIB), (1, 2 * GIB), (None, memory + 8 * GIB)):
                 request = replace(
-                    small_request(vcpus, size, layout=layout), keep_vcpus=keep,
+                    small_request(vcpus, size, layout=layout),
+                    keep_vcpus=keep,
                     max_nodes=most_nodes,
-                )  # fmt: skip
+                )
                 try:
                     place(host, request)
                     continue

@@ -177,10 +177,12 @@ def grace() -> Host:
     gpus = [DeviceSpec(f"000{i + 8}:01:00.0", node=i, root=i) for i in range(4)]
     home = [*range(4), *(i // 8 for i in range(32))]
     table = tuple(
-        tuple(10 if i == j else 80 if a == b else 40 if max(i, j) < 4 else 120
-              for j, b in enumerate(home))
+        tuple(
+            10 if i == j else 80 if a == b else 40 if max(i, j) < 4 else 120
+            for j, b in enumerate(home)
+        )
         for i, a in enumerate(home)
-    )  # fmt: skip
+    )
     return host_of([*cpus, *hbm], devices=gpus, distances=table, vendor="ARM", name="4xGH200")
 
 

@@ -136,8 +136,9 @@ def test_cells_may_get_uneven_memory_where_shares_do_not_fit() -> None:
 
 def test_pages_that_do_not_divide_lie_where_there_are_any() -> None:
     pools = [(PagePool(GIB, 4, 4),), (PagePool(GIB, 3, 3),)]
-    host = host_of([NodeSpec(((1,) * 4,), i, memory_bytes=16 * GIB, pools=one)
-                    for i, one in enumerate(pools)])  # fmt: skip
+    host = host_of(
+        [NodeSpec(((1,) * 4,), i, memory_bytes=16 * GIB, pools=one) for i, one in enumerate(pools)]
+    )
     filled = replace(host, nodes=tuple(replace(n, memory_free_bytes=GIB) for n in host.nodes))
     placement = place(filled, replace(small_request(6, 7 * GIB), page_bytes=GIB))
     assert placement.cell_memory_bytes == (4 * GIB, 3 * GIB)

@@ -119,8 +119,9 @@ def test_one_cell_has_all_memory_devices_and_several_each_their_own() -> None:
 
 def test_a_node_too_small_for_its_cells_devices_gives_way_to_another() -> None:
     sizes = (64, 64, 20, 64)
-    host = host_of([NodeSpec(((1,) * 4,), i, memory_bytes=size * GIB) for i, size in
-                    enumerate(sizes)])  # fmt: skip
+    host = host_of(
+        [NodeSpec(((1,) * 4,), i, memory_bytes=size * GIB) for i, size in enumerate(sizes)]
+    )
     placement = place(host, with_devices(small_request(8, 32 * GIB), (0, 1), (1, 40)))
     assert len(placement.nodes) == 2
     assert 2 not in placement.nodes[1:]

@@ -101,10 +101,13 @@ def plain_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
     """Two to five nodes of two sockets with GPUs, some of all this taken, and a VM with some."""
     count = seeded.randint(2, 5)
     specs = [
-        NodeSpec(((1,) * seeded.randint(2, 5),), package=number * 2 // count,
-                 memory_bytes=seeded.choice((16, 32)) * GIB)
+        NodeSpec(
+            ((1,) * seeded.randint(2, 5),),
+            package=number * 2 // count,
+            memory_bytes=seeded.choice((16, 32)) * GIB,
+        )
         for number in range(count)
-    ]  # fmt: skip
+    ]
     gpus = [
         DeviceSpec(f"0000:{16 + number:02x}:00.0", node=seeded.randrange(count), root=number)
         for number in range(seeded.randint(0, 4))
@@ -143,9 +146,14 @@ def nova_answers(
             continue
         for packs, requires in product((False, True), repeat=2):
             chosen = nova_cells(
-                cells, number, cores=request.vcpus // number, gpus=gpus, packs=packs,
-                memory_bytes=request.memory_bytes // number, requires_gpus=requires,
-            )  # fmt: skip
+                cells,
+                number,
+                cores=request.vcpus // number,
+                gpus=gpus,
+                packs=packs,
+                memory_bytes=request.memory_bytes // number,
+                requires_gpus=requires,
+            )
             if chosen is not None:
                 near = sorted(open_gpus, key=lambda gpu: (gpu.node not in chosen, gpu.bdf))
                 yield chosen, tuple(gpu.bdf for gpu in near[:gpus])

@@ -108,10 +108,14 @@ def test_a_thread_policy_that_agrees_changes_nothing(policy: ThreadPolicy, prese
 @pytest.mark.parametrize(
     ("name", "preset"),
     [
-        ("vcpu_pin", "pin"), ("vcpu_pin_numa", "pin-numa"), ("vcpu_pin_numa_smt", "pin-numa-smt"),
-        ("A", "pin"), ("B", "pin-numa"), ("C", "pin-numa-smt"),
+        ("vcpu_pin", "pin"),
+        ("vcpu_pin_numa", "pin-numa"),
+        ("vcpu_pin_numa_smt", "pin-numa-smt"),
+        ("A", "pin"),
+        ("B", "pin-numa"),
+        ("C", "pin-numa-smt"),
     ],
-)  # fmt: skip
+)
 def test_the_studys_names_are_layouts(name: str, preset: str) -> None:
     assert layout_for(PlanOptions(name)) == PRESETS[preset]
 

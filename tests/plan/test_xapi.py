@@ -28,9 +28,17 @@ XAPI_HOST = even_host(2, 1, 1, 16, 2, memory_bytes=512 * GIB)
 def as_domain(name: str, placement: Placement, request: GuestRequest) -> RunningDomain:
     share = request.memory_bytes // len(placement.nodes)
     return RunningDomain(
-        name, True, placement.vcpu_pins, placement.emulator_pus, (), request.memory_bytes, True,
-        tuple((node, share) for node in placement.nodes), request.page_bytes, (),
-    )  # fmt: skip
+        name,
+        True,
+        placement.vcpu_pins,
+        placement.emulator_pus,
+        (),
+        request.memory_bytes,
+        True,
+        tuple((node, share) for node in placement.nodes),
+        request.page_bytes,
+        (),
+    )
 
 
 def fill(host: Host, requests: list[GuestRequest]) -> list[Placement]:
@@ -128,11 +136,15 @@ def test_a_vm_larger_than_a_node_gets_neighbours_however_many_nodes_there_are(no
 
 
 OPTERON = (
-    (10, 16, 16, 22, 16, 22, 16, 22), (16, 10, 22, 16, 16, 22, 22, 16),
-    (16, 22, 10, 16, 16, 16, 16, 16), (22, 16, 16, 10, 16, 16, 22, 22),
-    (16, 16, 16, 16, 10, 16, 16, 22), (22, 22, 16, 16, 16, 10, 22, 16),
-    (16, 22, 16, 22, 16, 22, 10, 16), (22, 16, 16, 22, 22, 16, 16, 10),
-)  # fmt: skip
+    (10, 16, 16, 22, 16, 22, 16, 22),
+    (16, 10, 22, 16, 16, 22, 22, 16),
+    (16, 22, 10, 16, 16, 16, 16, 16),
+    (22, 16, 16, 10, 16, 16, 22, 22),
+    (16, 16, 16, 16, 10, 16, 16, 22),
+    (22, 22, 16, 16, 16, 10, 22, 16),
+    (16, 22, 16, 22, 16, 22, 10, 16),
+    (22, 16, 16, 22, 22, 16, 16, 10),
+)
 
 
 def test_a_mesh_of_eight_nodes_gives_pairs_and_triples_one_hop_apart() -> None:

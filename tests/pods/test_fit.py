@@ -45,9 +45,12 @@ def gpus(count: int, cpus: int, memory: str = "64Gi") -> Pod:
 
 def kubelet(policy: str, **changes: Any) -> Kubelet:
     config = {
-        "cpuManagerPolicy": "static", "topologyManagerPolicy": policy,
-        "memoryManagerPolicy": "None", "reservedSystemCPUs": "0,112", **changes,
-    }  # fmt: skip
+        "cpuManagerPolicy": "static",
+        "topologyManagerPolicy": policy,
+        "memoryManagerPolicy": "None",
+        "reservedSystemCPUs": "0,112",
+        **changes,
+    }
     return read_kubelet(json.dumps(config), "kubelet")
 
 
@@ -110,17 +113,23 @@ def test_whole_cores_are_named_where_full_pcpus_only_refuses() -> None:
 def test_what_runs_counts_from_the_kubelets_own_files() -> None:
     states: dict[str, Any] = {
         "cpu_manager_state": {
-            "policyName": "static", "defaultCpuSet": "0-19,56-131,168-223", "entries": {},
+            "policyName": "static",
+            "defaultCpuSet": "0-19,56-131,168-223",
+            "entries": {},
         },
         "kubelet_internal_checkpoint": {
             "Data": {
                 "PodDeviceEntries": [
-                    {"PodUID": "x", "ContainerName": "c", "ResourceName": GPU,
-                     "DeviceIDs": {"1": ["GPU-1", "GPU-2", "GPU-3"]}},
+                    {
+                        "PodUID": "x",
+                        "ContainerName": "c",
+                        "ResourceName": GPU,
+                        "DeviceIDs": {"1": ["GPU-1", "GPU-2", "GPU-3"]},
+                    },
                 ]
             }
         },
-    }  # fmt: skip
+    }
     assert answered(gpus(2, 40), kubelet(SINGLE)).own.refusal is None
     found = answered(gpus(2, 40), kubelet(SINGLE), states)
     assert found.own.refusal is not None
@@ -140,11 +149,12 @@ def test_memory_that_other_pods_have_is_read_from_the_memory_managers_file() -> 
     table = {"total": 0, "systemReserved": 0, "allocatable": 1 << 40, "reserved": 0}
     state = {
         str(node): {
-            "numberOfAssignments": 1, "cells": [node],
+            "numberOfAssignments": 1,
+            "cells": [node],
             "memoryMap": {"memory": {**table, "free": free}},
         }
         for node, free in ((0, 32 << 30), (1, 16 << 30))
-    }  # fmt: skip
+    }
     states = {"memory_manager_state": {"policyName": "Static", "machineState": state}}
     assert answered(gpus(1, 8, "24Gi"), config, states).own.refusal is None
     found = answered(gpus(1, 8, "40Gi"), config, states)
@@ -242,10 +252,16 @@ def test_the_quality_of_service_is_kubernetes_own(
 @pytest.mark.parametrize(
     "text",
     [
-        "a: &x [1]\nb: *x\n", "- 1\n", "a: 1\n---\nb: 2\n", "", "a: [", "\x00", "[" * 5000,
+        "a: &x [1]\nb: *x\n",
+        "- 1\n",
+        "a: 1\n---\nb: 2\n",
+        "",
+        "a: [",
+        "\x00",
+        "[" * 5000,
         "a: !!python/object:os.system x\n",
     ],
-)  # fmt: skip
+)
 def test_manifests_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="expected"):
         read_manifest(text.encode(), "pod.yaml", "a Pod")
@@ -260,9 +276,13 @@ def test_yaml_json_and_lists_of_one_are_read() -> None:
 
 @pytest.mark.parametrize(
     "document",
-    [{"kind": "Service", "spec": {}}, {"a": 1}, {"kind": "Pod", "spec": {"containers": 1}},
-     manifest()],
-)  # fmt: skip
+    [
+        {"kind": "Service", "spec": {}},
+        {"a": 1},
+        {"kind": "Pod", "spec": {"containers": 1}},
+        manifest(),
+    ],
+)
 def test_what_is_no_pod_is_refused(document: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         read_pod(document, "pod")
@@ -345,10 +365,13 @@ MANY = {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "36"}}
         (SINGLE, MANY, None),
         (SINGLE, {**MANY, "memoryManagerPolicy": "Static"}, "numa-nodes-unsearchable"),
         ("none", {"memoryManagerPolicy": "Static"}, "numa-nodes-unsearchable"),
-        (SINGLE, {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "4"}},
-         "numa-nodes-many"),
+        (
+            SINGLE,
+            {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "4"}},
+            "numa-nodes-many",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_machine_of_36_nodes_is_answered_as_its_kubelet_does(
     policy: str, changes: dict[str, Any], finding: str | None
 ) -> None:

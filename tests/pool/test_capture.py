@@ -74,10 +74,15 @@ def test_two_captures_of_one_folder_at_once_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "listed",
     [
-        "-oProxyCommand=x", "gpu-1 rack=2", "gpu-1\nroot@gpu-1", "gpu-1 name=../x", "gpu;rm",
-        "gpu-1 name=a/b", "gpu-1 name=",
+        "-oProxyCommand=x",
+        "gpu-1 rack=2",
+        "gpu-1\nroot@gpu-1",
+        "gpu-1 name=../x",
+        "gpu;rm",
+        "gpu-1 name=a/b",
+        "gpu-1 name=",
     ],
-)  # fmt: skip
+)
 def test_a_list_with_anything_else_in_it_is_refused_by_line(listed: str) -> None:
     if listed == "gpu-1 name=":
         assert [one.name for one in read_list(listed, "hosts")] == ["gpu-1"]

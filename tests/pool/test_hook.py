@@ -46,12 +46,24 @@ def test_an_answer_has_the_places_and_what_they_cost(hook: Hook) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b"", b"x", b"[]", b"{}", b'{"vm":1}', b'{"vm":""}', b'{"vm":"a","gpus":-1}',
-        b'{"vm":"a","op":"start"}', b'{"vm":"a","flavour":"none"}', b'{"vm":"a"}',
-        b'{"vm":"a","gpus":1,"memory":"lots"}', b'{"vm":"a","gpus":1,"layout":"none"}',
-        b'{"vm":"a\\u001b[31m","gpus":1}', b"[" * 100_000, b"\xff", b'{"vm":"' + b"a" * 100_000,
+        b"",
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"vm":1}',
+        b'{"vm":""}',
+        b'{"vm":"a","gpus":-1}',
+        b'{"vm":"a","op":"start"}',
+        b'{"vm":"a","flavour":"none"}',
+        b'{"vm":"a"}',
+        b'{"vm":"a","gpus":1,"memory":"lots"}',
+        b'{"vm":"a","gpus":1,"layout":"none"}',
+        b'{"vm":"a\\u001b[31m","gpus":1}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"vm":"' + b"a" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_a_request_that_is_none_is_answered_and_does_nothing(hook: Hook, line: bytes) -> None:
     answer = json.loads(hook.answer(line))
     assert answer["error"]

@@ -41,8 +41,10 @@ def test_a_drained_host_is_empty_and_every_vm_has_a_place() -> None:
     plan = drain(pool, "a", FLAVOURS)
     assert not plan.stuck
     assert sorted(move.vm for group in plan.groups for move in group.moves) == [
-        "four", "one", "two",
-    ]  # fmt: skip
+        "four",
+        "one",
+        "two",
+    ]
     assert all(move.restart for group in plan.groups for move in group.moves)
     after = _done(pool, plan)
     assert not next(one for one in after.hosts if one.name == "a").domains

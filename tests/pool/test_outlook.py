@@ -274,13 +274,18 @@ value = 3
 @pytest.mark.parametrize(
     ("line", "key"),
     [
-        ("gpu = 1", "gpu"), ("vcpus = 0", "vcpus"), ("vcpus = true", "vcpus"),
-        ("memory = 512", "memory"), ('memory = "0GiB"', "memory"),
+        ("gpu = 1", "gpu"),
+        ("vcpus = 0", "vcpus"),
+        ("vcpus = true", "vcpus"),
+        ("memory = 512", "memory"),
+        ('memory = "0GiB"', "memory"),
         ('page_size = "3KiB"', "page_size"),
-        ('layout = "none"', "layout"), ('gpu_model = "\\u001b[2J"', "gpu_model"),
-        ('gpu_model = " "', "gpu_model"), ("value = -1", "value"),
+        ('layout = "none"', "layout"),
+        ('gpu_model = "\\u001b[2J"', "gpu_model"),
+        ('gpu_model = " "', "gpu_model"),
+        ("value = -1", "value"),
     ],
-)  # fmt: skip
+)
 def test_a_refused_flavour_names_its_key(line: str, key: str) -> None:
     text = f'format = 1\n[[flavour]]\nname = "a"\ngpus = 1\n{line}\n'
     with pytest.raises(InputError, match=rf"^f\.toml: flavour\[0\]\.{key}: expected"):

@@ -136,10 +136,15 @@ def test_a_small_packing_has_as_much_value_as_any(seed: int) -> None:
     rng = random.Random(seed)
     pool = load_pool(["small-2n8c-2gpu*2"])
     flavours = [
-        Flavour(f"vm{i}", rng.choice((0, 1, 1, 2)), rng.choice((1, 2, 3)), rng.choice((1, 2)) * GIB,
-                value=rng.randint(1, 5))
+        Flavour(
+            f"vm{i}",
+            rng.choice((0, 1, 1, 2)),
+            rng.choice((1, 2, 3)),
+            rng.choice((1, 2)) * GIB,
+            value=rng.randint(1, 5),
+        )
         for i in range(5)
-    ]  # fmt: skip
+    ]
     requests = [PackRequest(flavour, (flavour.name,)) for flavour in flavours]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
@@ -223,9 +228,13 @@ def test_requests_are_read_with_their_rules_and_refused_by_key() -> None:
     assert request.names == ("a-1", "a-2", "a-3")
     assert request.rules == Rules(anti_affinity="g")
     for broken in (
-        text.replace("= 3", "= 0"), text.replace("gpus", "gpu"), text.replace("1\n[[", "2\n[["),
-        text + '[[vm]]\nname = "a-2"\ngpus = 1\n', "", "format = 1\n",
-    ):  # fmt: skip
+        text.replace("= 3", "= 0"),
+        text.replace("gpus", "gpu"),
+        text.replace("1\n[[", "2\n[["),
+        text + '[[vm]]\nname = "a-2"\ngpus = 1\n',
+        "",
+        "format = 1\n",
+    ):
         with pytest.raises(InputError):
             parse_requests(broken, "v.toml")
 
@@ -261,9 +270,11 @@ def test_two_hundred_vms_on_twenty_hosts_are_within_one_per_cent_of_the_bound() 
     for number in range(200):
         gpus = rng.choice((1, 1, 1, 1, 2, 2, 0, 0)) if number < 190 else 4
         flavour = Flavour(
-            f"vm{number}", gpus, rng.randint(8, 13) * max(1, gpus),
+            f"vm{number}",
+            gpus,
+            rng.randint(8, 13) * max(1, gpus),
             rng.choice((64, 100, 150, 200)) * GIB * max(1, gpus),
-        )  # fmt: skip
+        )
         requests.append(PackRequest(flavour, (flavour.name,)))
     found = pack(pool, requests, seconds=60)
     check(pool, found, requests)

@@ -34,9 +34,12 @@ pytest.importorskip("numpy")
 OPENB = Path(__file__).parents[3] / "shared/traces/openb"
 CELLS = OPENB.parent / "numa-vms"
 PUBLISHED = {
-    "default": (95.39, 93.08), "multigpu20": (95.65, 93.93), "multigpu30": (96.46, 94.72),
-    "multigpu40": (96.99, 95.23), "multigpu50": (97.18, 95.74),
-}  # fmt: skip
+    "default": (95.39, 93.08),
+    "multigpu20": (95.65, 93.93),
+    "multigpu30": (96.46, 94.72),
+    "multigpu40": (96.99, 95.23),
+    "multigpu50": (97.18, 95.74),
+}
 """Share of GPUs allocated by FGD and by best fit, mean of ten orders (USENIX ATC'23)."""
 
 
@@ -174,8 +177,10 @@ def test_hosts_take_arrivals_until_they_are_full_and_again_after_departures() ->
     flavours = default_flavours()
     load = drawn_load(flavours, (4, 2, 1, 1), 16, load=0.9, count=25, seed=3)
     planner = Planner(pool)
-    runs = {policy: replay_hosts(pool, flavours, (4, 2, 1, 1), load, policy, planner)
-            for policy in HostPolicy}  # fmt: skip
+    runs = {
+        policy: replay_hosts(pool, flavours, (4, 2, 1, 1), load, policy, planner)
+        for policy in HostPolicy
+    }
     ours = runs[HostPolicy.HOMENODE]
     assert ours.stranded == 0
     assert ours.degraded == 0
@@ -200,9 +205,16 @@ def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:
     pytest.importorskip("ortools")
     pool = load_pool(["hgx-h100*1"])
     found = simulate_hosts(
-        "two", pool, default_flavours(), (1, 1, 1, 1), ("first-fit", "homenode"), 2,
-        lambda done, total: None, load=0.5, vms=6,
-    )  # fmt: skip
+        "two",
+        pool,
+        default_flavours(),
+        (1, 1, 1, 1),
+        ("first-fit", "homenode"),
+        2,
+        lambda done, total: None,
+        load=0.5,
+        vms=6,
+    )
     assert found.simulated
     assert [one.policy for one in found.outcomes] == ["first-fit", "homenode"]
     assert found.bound is not None
@@ -226,13 +238,15 @@ def test_unknown_policies_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "a,b\n1,2", "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,3",
+        "",
+        "a,b\n1,2",
+        "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,3",
         "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,x,1000",
         "cpu_milli,memory_mib,num_gpu,gpu_milli\n1,2,2,500",
         "cpu_milli,memory_mib,num_gpu,gpu_milli\n",
         "cpu_milli,memory_mib,num_gpu,gpu_milli\n-1,1,0,0",
     ],
-)  # fmt: skip
+)
 def test_a_trace_of_another_form_is_refused_by_line(text: str) -> None:
     with pytest.raises(InputError):
         if trace_kind(text, "t.csv") is TraceKind.TASKS:

@@ -228,5 +228,6 @@ def test_long_names_stay_in_their_cells_and_in_the_window(
 
 def test_the_summary_needs_no_scrolling_in_a_wide_window(page: Path, tab: Tab) -> None:
     tab.open(page, width=1600)
-    assert tab.value("(r => r.scrollWidth <= r.clientWidth)"
-                     "(document.querySelector('#summary .scroll'))")  # fmt: skip
+    assert tab.value(
+        "(r => r.scrollWidth <= r.clientWidth)(document.querySelector('#summary .scroll'))"
+    )

@@ -43,23 +43,40 @@ def _inside(svg: str) -> ElementTree.Element:
     return root
 
 
-@given(UNITS, st.lists(st.tuples(NAMES, FIGURES, st.none() | FIGURES), min_size=1, max_size=6),
-       st.booleans(), st.booleans())  # fmt: skip
+@given(
+    UNITS,
+    st.lists(st.tuples(NAMES, FIGURES, st.none() | FIGURES), min_size=1, max_size=6),
+    st.booleans(),
+    st.booleans(),
+)
 def test_bars_of_any_figures_stay_inside(
     unit: str, given: list[tuple[str, float, float | None]], log: bool, is_range: bool
 ) -> None:
     bars = [
-        Bar(name, value, None if high is None else min(value, high),
-            None if high is None else max(value, high), 1, note=name[:9], is_range=is_range)
+        Bar(
+            name,
+            value,
+            None if high is None else min(value, high),
+            None if high is None else max(value, high),
+            1,
+            note=name[:9],
+            is_range=is_range,
+        )
         for name, value, high in given
-    ]  # fmt: skip
+    ]
     groups = [BarGroup("", tuple(bars[:1])), BarGroup("others", tuple(bars[1:]))]
     root = _inside(bar_chart("bars", unit, groups, log=log))
     assert len(root.findall("rect")) == 2 * len(bars)
 
 
-@given(UNITS, st.lists(st.dictionaries(st.integers(1, 1 << 50), FIGURES, min_size=1, max_size=9),
-                       min_size=1, max_size=4))  # fmt: skip
+@given(
+    UNITS,
+    st.lists(
+        st.dictionaries(st.integers(1, 1 << 50), FIGURES, min_size=1, max_size=9),
+        min_size=1,
+        max_size=4,
+    ),
+)
 def test_curves_of_any_figures_stay_inside(unit: str, given: list[dict[int, float]]) -> None:
     curves = [
         Curve("pin", tuple(sorted((float(size), value) for size, value in points.items())), n)
@@ -82,8 +99,11 @@ def test_matrices_of_any_size_and_figures_stay_inside(
     assert 1 <= drawn <= MOST_CELLS * MOST_CELLS
 
 
-@given(st.lists(st.tuples(NAMES, st.floats(1e-6, 1e6), st.floats(1, 1e3), NAMES), min_size=1,
-                max_size=5))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(NAMES, st.floats(1e-6, 1e6), st.floats(1, 1e3), NAMES), min_size=1, max_size=5
+    )
+)
 def test_effects_of_any_size_stay_inside(given: list[tuple[str, float, float, str]]) -> None:
     rows = [
         ForestRow(label, gain, gain / reach, gain * reach, said[:24], "better")
@@ -184,8 +204,15 @@ def test_ink_on_heat_is_legible() -> None:
 
 
 def test_presets_have_colours_of_their_own() -> None:
-    presets = ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt", "pin-numa-pci",
-               "pin-numa-pci-smt")  # fmt: skip
+    presets = (
+        "default",
+        "pin",
+        "pin-bound",
+        "pin-numa",
+        "pin-numa-smt",
+        "pin-numa-pci",
+        "pin-numa-pci-smt",
+    )
     assert len({series_number(name, 0) for name in presets}) == len(presets)
 
 

@@ -81,8 +81,10 @@ def test_runs_of_made_up_logs_say_so_and_decide_nothing(machine: Machine) -> Non
     assert machine.graded.grade is Grade.NOT_REAL
     assert "its figures are synthesised" in machine.graded.reason
     assert [one.label for one in machine.chosen] == [
-        "exclusive_4gpu", "shared_array_1gpu", "shared_array_2gpu",
-    ]  # fmt: skip
+        "exclusive_4gpu",
+        "shared_array_1gpu",
+        "shared_array_2gpu",
+    ]
 
 
 def test_both_directions_and_latency_are_maps_of_four_nodes_and_four_gpus(machine: Machine) -> None:
@@ -128,9 +130,10 @@ def test_the_page_shows_the_maps_and_the_table(results: Path, tmp_path: Path) ->
         assert figure in text
     maps = re.findall(r'aria-label="([^"]*, exclusive_4gpu)"', text)
     assert maps == [
-        "host to device, exclusive_4gpu", "device to host, exclusive_4gpu",
+        "host to device, exclusive_4gpu",
+        "device to host, exclusive_4gpu",
         "host to device latency, exclusive_4gpu",
-    ]  # fmt: skip
+    ]
     assert "shared_array_1gpu, as bound" in text
     assert "synthesised" in text
 

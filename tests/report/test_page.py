@@ -160,20 +160,24 @@ def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
 def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
     (part, other) = document_of(full, (), "now").parts
     assert [one.title for one in part.forests] == [
-        "pin against default", "pin-numa-pci against default",
-    ]  # fmt: skip
+        "pin against default",
+        "pin-numa-pci against default",
+    ]
     bars = {one.title for one in part.bars}
     assert {"memory bandwidth", "memory latency", "all-reduce, peak bus bandwidth"} <= bars
     assert [one.title for one in part.curves] == [
-        "memory latency by size", "all-reduce, bus bandwidth by size, in-place",
-    ]  # fmt: skip
+        "memory latency by size",
+        "all-reduce, bus bandwidth by size, in-place",
+    ]
     assert "DRAM" in part.curves[0].svg, "levels are marked"
     assert "beyond every cache" not in part.curves[0].note, "the curve begins within them"
     heats = {one.title for one in part.heats}
     assert {
-        "host to device, default", "memory bandwidth, read, default", "GPU to GPU, default",
+        "host to device, default",
+        "memory bandwidth, read, default",
+        "GPU to GPU, default",
         "core to core, default",
-    } <= heats  # fmt: skip
+    } <= heats
     assert part.localities[0].ratio == "2.50x"
     assert other.forests == (), "one layout alone is compared with nothing"
     assert part.host.missing
@@ -213,8 +217,9 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
     assert set(one.guests) == {"default", "pin"}
     (part,) = document_of([one], (), "now").parts
     assert [drawn.title for drawn in part.host.maps] == [
-        "what the suite saw under default", "what the suite saw under pin",
-    ]  # fmt: skip
+        "what the suite saw under default",
+        "what the suite saw under pin",
+    ]
 
 
 def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Path) -> None:
@@ -268,9 +273,11 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
     results = full_results(tmp_path / "results")
     whole = (results / "H200/pin/results.jsonl").read_text(encoding="utf-8")
     for name, text in (
-        ("half", whole[: len(whole) // 2]), ("running", whole[: whole.rindex('{"end"')]),
-        ("broken", "<html>\n"), ("newer", whole.replace("results/2", "results/9", 1)),
-    ):  # fmt: skip
+        ("half", whole[: len(whole) // 2]),
+        ("running", whole[: whole.rindex('{"end"')]),
+        ("broken", "<html>\n"),
+        ("newer", whole.replace("results/2", "results/9", 1)),
+    ):
         folder = results / "H200" / name
         folder.mkdir()
         (folder / "results.jsonl").write_text(text, encoding="utf-8")
@@ -284,10 +291,14 @@ def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
     html = path.read_text(encoding="utf-8")
     skipped = html[html.index('id="skipped"') :]
     for name, reason in (
-        ("half", "half-written"), ("running", "no end"), ("broken", "a line of JSON"),
-        ("newer", "newer homenode|up to version"), ("foreign", "not a run of homenode"),
-        ("nothing", "found nothing"), ("plan.json", "plan"),
-    ):  # fmt: skip
+        ("half", "half-written"),
+        ("running", "no end"),
+        ("broken", "a line of JSON"),
+        ("newer", "newer homenode|up to version"),
+        ("foreign", "not a run of homenode"),
+        ("nothing", "found nothing"),
+        ("plan.json", "plan"),
+    ):
         assert re.search(rf"{name}[^\n]*({reason})", skipped), name
         assert name in err
     assert "MI350X" in html
@@ -302,8 +313,9 @@ def test_nothing_but_broken_folders_is_an_error_that_says_why(
     assert not (tmp_path / "x.html").exists()
 
 
-@pytest.mark.parametrize("arguments", [(), ("-o", "x.html"), ("r",), ("r", "-o", "x.txt"),
-                                       ("r", "--csv", "--json")])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments", [(), ("-o", "x.html"), ("r",), ("r", "-o", "x.txt"), ("r", "--csv", "--json")]
+)
 def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]) -> None:
     assert report(*arguments) == 2
 

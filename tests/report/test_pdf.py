@@ -68,9 +68,18 @@ def test_no_word_of_any_page_is_cut_off(pdf: Path) -> None:
 def test_everything_that_is_folded_on_a_screen_is_on_paper(pdf: Path) -> None:
     text = words(pdf)
     for stated in (
-        "Which layout to run", "Effects and risks", "Summary", "What is measured", "Doubts (",
-        "Environment", "Notes and sources", "As printed", "not ready", "561.2", "page 1 of",
-    ):  # fmt: skip
+        "Which layout to run",
+        "Effects and risks",
+        "Summary",
+        "What is measured",
+        "Doubts (",
+        "Environment",
+        "Notes and sources",
+        "As printed",
+        "not ready",
+        "561.2",
+        "page 1 of",
+    ):
         assert stated in text, stated
 
 

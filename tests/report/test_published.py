@@ -64,8 +64,10 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
     }
     host = answers["H200", "host-bandwidth"]
     assert (host.choice, host.effect, host.sure) == (
-        "pin-numa", "561.2 GB/s, 7.3 x default", "published",
-    )  # fmt: skip
+        "pin-numa",
+        "561.2 GB/s, 7.3 x default",
+        "published",
+    )
     collective = answers["H200", "collective"]
     assert collective.effect == "18.4 GB/s, like default (20.2 GB/s)", "which is no better"
     assert collective.authors == ""
@@ -85,9 +87,10 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
 
 def test_a_printed_range_makes_a_range_of_multiples(document: Document) -> None:
     (losses,) = [
-        one for one in part_of(document, "Xen, 2 nodes of 16 cores").card.answers
+        one
+        for one in part_of(document, "Xen, 2 nodes of 16 cores").card.answers
         if one.objective == "throughput"
-    ]  # fmt: skip
+    ]
     assert (losses.choice, losses.layout) == ("cores-first", "pin")
     assert losses.effect.endswith("1.67 to 4 x memory-first"), "40 to 75 % lost"
     reason = part_of(document, "GH200 x4").card.reason
@@ -136,8 +139,9 @@ def test_ranges_are_ranges_in_the_summary_and_in_the_links(document: Document) -
     links = {row.machine: row for row in document.link_speeds}
     assert (links["H200"].generation, links["H200"].d2h) == ("Gen 5", "41.5\u201355.3 GB/s")
     assert (links["RTX 5090"].generation, links["RTX 5090"].h2d) == (
-        "Gen 2 (bug)", "5.0\u20135.3 GB/s",
-    )  # fmt: skip
+        "Gen 2 (bug)",
+        "5.0\u20135.3 GB/s",
+    )
 
 
 def test_machines_are_compared_on_one_axis_for_each_metric(document: Document) -> None:
@@ -145,8 +149,12 @@ def test_machines_are_compared_on_one_axis_for_each_metric(document: Document) -
     assert next(iter(charts)) == "memory bandwidth"
     words = texts(charts["memory bandwidth"].svg)
     assert [word for word in words if word in ARTICLE] == [
-        "H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 5090",
-    ]  # fmt: skip
+        "H200",
+        "MI350X",
+        "RTX PRO 6000",
+        "RTX 4090",
+        "RTX 5090",
+    ]
     assert {"7.3 x", "3.4 x", "3.2 x", "1.9 x"} <= set(words)
     matmul = next(one for title, one in charts.items() if title.startswith("matrix product"))
     assert {"2.6 x H200", "0.66 x H200", "8.1\u20138.3 ms"} <= set(texts(matmul.svg))
@@ -192,8 +200,9 @@ def test_the_articles_summary_stands_next_to_our_effects(document: Document) -> 
     rows = {row.metric.id: row.authors for row in document.effects}
     assert rows["memory-bandwidth"][0][2]["guest cells"] == "2\u20137\u00d7"
     assert [label for _, label, _ in rows["allreduce-busbw-peak"]] == [
-        "NCCL (same-node GPUs)", "NCCL (cross-node GPUs)",
-    ]  # fmt: skip
+        "NCCL (same-node GPUs)",
+        "NCCL (cross-node GPUs)",
+    ]
     assert {"cpu-single", "h2d-bandwidth", "matmul-time"} <= set(rows)
 
 
@@ -236,8 +245,10 @@ def plain(text: str) -> str:
 
 STUDY, SCRIPTS = "000_2d6e43fb326d5310.txt", "001_0e7d6af3fa4b28bb.txt"
 IBM, SDUMONT, XAPI = (
-    "002_3ec5936733e7fa59.txt", "003_babfeca1c0efd1b9.txt", "004_abbde5934c03793c.txt",
-)  # fmt: skip
+    "002_3ec5936733e7fa59.txt",
+    "003_babfeca1c0efd1b9.txt",
+    "004_abbde5934c03793c.txt",
+)
 SLURM, XEN = ["GH200 x4"], ["Xen, 2 nodes of 16 cores"]
 
 CHECKLIST: list[tuple[str, str, str, str, list[str]]] = [
@@ -255,15 +266,27 @@ CHECKLIST: list[tuple[str, str, str, str, list[str]]] = [
     (STUDY, "NCCL of MI350X", "stable across all configs\n|", "The MI350X VF setup", ["MI350X"]),
     (STUDY, "NCCL of RTX 5090", "flat at 0.53", "Summary: What", ["RTX 5090"]),
     (STUDY, "what matters", "| Metric | vcpu_pin", "If you want one", ["Effects and risks"]),
-    (STUDY, "conclusions", "| System | Verdict |", "The biggest lesson", [
-        "Which layout to run, for what, and how sure that is",
-    ]),
+    (
+        STUDY,
+        "conclusions",
+        "| System | Verdict |",
+        "The biggest lesson",
+        [
+            "Which layout to run, for what, and how sure that is",
+        ],
+    ),
     (SCRIPTS, "latency by size", "| Array size", "For vCPU tuning this", ["Sources"]),
     (SCRIPTS, "slow link", "A newer GPU (e.g.", "Device-to-device (internal", ["Sources"]),
     (IBM, "copies before", "Running host_to", "Notice that four", ["HGX A100"]),
-    (IBM, "copies with threads", "Running host_to_device_memcpy_ce.\nThread", "The logs are", [
-        "HGX A100",
-    ]),
+    (
+        IBM,
+        "copies with threads",
+        "Running host_to_device_memcpy_ce.\nThread",
+        "The logs are",
+        [
+            "HGX A100",
+        ],
+    ),
     (IBM, "near and far, in the mean", "As a result, we observed", "image3", ["HGX A100"]),
     (IBM, "latency, in the mean", "The same pattern appears", "image4", ["HGX A100"]),
     (IBM, "copies after", "We would expect", "We also observe", ["HGX A100"]),
@@ -279,7 +302,7 @@ CHECKLIST: list[tuple[str, str, str, str, list[str]]] = [
     (XAPI, "gain and loss", "The potential gain", "If the NUMA node is large", XEN),
     (XAPI, "unbalanced hosts", "E.g. if you have 1 large VM", "We probably", XEN),
     (XAPI, "test of the change", "I've tested this on a host", "None of those", XEN),
-]  # fmt: skip
+]
 """Each table and figure of the five sources: from where to where, and our sections with it."""
 
 INSTRUCTIONS = ("| Part | Meaning |", "| Offset | Register |", "| Value | Speed |")
@@ -311,8 +334,9 @@ def test_the_checklist_leaves_out_no_table_of_the_sources() -> None:
         text = shared(f"seeds/{source}").read_text(encoding="utf-8")
         ranges = [
             (begins := text.index(start), text.index(end, begins))
-            for of, _, start, end, _ in CHECKLIST if of == source
-        ]  # fmt: skip
+            for of, _, start, end, _ in CHECKLIST
+            if of == source
+        ]
         tables = re.finditer(r"^\|.*\|\n\|[-|]+\|$", text, re.MULTILINE)
         heads = [match.start() for match in tables]
         heads += [match.start() for match in re.finditer(r"^Running \w+\.$", text, re.MULTILINE)]

@@ -124,9 +124,10 @@ def test_a_gpu_without_a_node_in_the_guest_says_so() -> None:
 def test_cores_of_other_vms_are_hatched_and_their_siblings_too() -> None:
     root = _parsed(topology_map(h200_host()))
     hatched = [
-        rect for rect in root.iterchildren(f"{SVG}rect")
+        rect
+        for rect in root.iterchildren(f"{SVG}rect")
         if rect.get("style") == "fill:url(#taken)" and rect.find(f"{SVG}title") is not None
-    ]  # fmt: skip
+    ]
     titles = {rect.findtext(f"{SVG}title") for rect in hatched}
     assert len(hatched) == 12
     assert "PU 95: used by build-farm" in titles
@@ -140,8 +141,16 @@ def test_names_from_outside_are_text_and_nothing_else() -> None:
     assert not list(root.iter(f"{SVG}script"))
     assert "<script" not in svg and "\x1b" not in svg and "\x00" not in svg
     assert {etree.QName(element).localname for element in root.iter()} <= {
-        "svg", "title", "desc", "style", "defs", "pattern", "rect", "text", "path",
-    }  # fmt: skip
+        "svg",
+        "title",
+        "desc",
+        "style",
+        "defs",
+        "pattern",
+        "rect",
+        "text",
+        "path",
+    }
     assert not any("href" in key for element in root.iter() for key in element.attrib)
 
 
@@ -178,10 +187,19 @@ def _seconds(host: Host, planned: Plan) -> float:
 def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
     full = hgx_host()
     host = Host(
-        name="lspci", architecture=None, cpu=CpuModel(None, None), packages=(), nodes=(),
-        distances=None, llcs=(), cores=(), pus=(), root_complexes=full.root_complexes,
-        pci_devices=full.pci_devices, gaps=(Gap("PUs", "lspci does not show"),),
-    )  # fmt: skip
+        name="lspci",
+        architecture=None,
+        cpu=CpuModel(None, None),
+        packages=(),
+        nodes=(),
+        distances=None,
+        llcs=(),
+        cores=(),
+        pus=(),
+        root_complexes=full.root_complexes,
+        pci_devices=full.pci_devices,
+        gaps=(Gap("PUs", "lspci does not show"),),
+    )
     svg = topology_map(host)
     assert_legible(svg)
     assert any("devices of node 1" in text for text in _texts(svg))

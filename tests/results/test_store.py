@@ -30,10 +30,18 @@ from tests.simulated_runs import simulated_run
 
 GPU = Bdf.parse("0000:19:00.0")
 HEAD = RunHead(
-    "pin-numa", "NVIDIA H200", Origin.MEASURED, Vantage.GUEST, Switches.of(PRESETS["pin-numa"]),
-    host_kind="2x Xeon 8558, H200", pus=CpuSet.parse("0-22,48-70"), nodes=(0, 1), boots=("a", "b"),
-    gpus=(GpuPlace(GPU, None),), conditions=(Condition("governor", "performance"),),
-)  # fmt: skip
+    "pin-numa",
+    "NVIDIA H200",
+    Origin.MEASURED,
+    Vantage.GUEST,
+    Switches.of(PRESETS["pin-numa"]),
+    host_kind="2x Xeon 8558, H200",
+    pus=CpuSet.parse("0-22,48-70"),
+    nodes=(0, 1),
+    boots=("a", "b"),
+    gpus=(GpuPlace(GPU, None),),
+    conditions=(Condition("governor", "performance"),),
+)
 RUN = Run(
     HEAD,
     (

@@ -21,13 +21,19 @@ from typing import Any
 SINFO = "n1|whole*|idle|64|512000|gpu:h100:8\nn2|whole*|idle|64|512000|gpu:h100:8\n"
 
 HEAD = {
-    "format": "homenode.results/2", "system": "nvidia-h100", "origin": "measured", "vantage": "job",
+    "format": "homenode.results/2",
+    "system": "nvidia-h100",
+    "origin": "measured",
+    "vantage": "job",
     "switches": dict.fromkeys(("pinning", "siblings", "cells", "pcie", "memory")),
     "experiment": "study",
-}  # fmt: skip
+}
 SAMPLE = {
-    "metric": "h2d-bandwidth", "unit": "bytes_per_s", "value": 55.31e9, "device": "0000:19:00.0"
-}  # fmt: skip
+    "metric": "h2d-bandwidth",
+    "unit": "bytes_per_s",
+    "value": 55.31e9,
+    "device": "0000:19:00.0",
+}
 """What each job measures."""
 
 LIMIT = """\
@@ -112,13 +118,17 @@ def submit(folder: Path, jobs: list[dict[str, Any]], words: list[str]) -> tuple[
     tasks = int(found.get("array", "0-0").partition("-")[2]) + 1
     jobs.append(
         {
-            "id": 100 + len(jobs), "name": found["job-name"], "tasks": tasks,
-            "is_array": "array" in found, "state": "PENDING",
+            "id": 100 + len(jobs),
+            "name": found["job-name"],
+            "tasks": tasks,
+            "is_array": "array" in found,
+            "state": "PENDING",
             "after": [int(job) for job in after.split(":") if job],
-            "study": options["chdir"], "experiment": Path(words[-1]).stem,
+            "study": options["chdir"],
+            "experiment": Path(words[-1]).stem,
             "environment": sorted(name for name in os.environ if name.startswith("SBATCH_")),
         }
-    )  # fmt: skip
+    )
     return 0, f"{jobs[-1]['id']}\n"
 
 

@@ -66,8 +66,12 @@ def test_every_layout_tells_the_same_places(layout: str) -> None:
     assert {job.state for job in jobs} == {"RUNNING"} and {job.user for job in jobs} == {"ada"}
     places = owned(jobs, machine(TESTBED))
     assert [str(place.pus) for place in places if place.gpus] == [
-        "16-19,48-51", "0-3,32-35", "20-21,52-53", "20-21,52-53", "4-5,36-37",
-    ]  # fmt: skip
+        "16-19,48-51",
+        "0-3,32-35",
+        "20-21,52-53",
+        "20-21,52-53",
+        "4-5,36-37",
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -231,13 +235,14 @@ def test_what_newer_parsers_add_is_no_harm() -> None:
 def test_a_whole_cluster_is_audited_job_by_job() -> None:
     jobs = [
         Listed(
-            4 * node + quarter, [f"n{node}"],
+            4 * node + quarter,
+            [f"n{node}"],
             range(8 * quarter, 8 * quarter + 8) if node % 100 else range(16, 24),
             (2 * quarter, 2 * quarter + 1),
         )
         for node in range(1000)
         for quarter in range(4)
-    ]  # fmt: skip
+    ]
     findings = audit(owned(parse_scontrol_jobs(scontrol_text(jobs)), machine(TESTBED)))
     far = [f for f in findings.findings if f.id == "job-gpu-far"]
     assert len(far) == 20 and len(findings.findings) == 20
@@ -283,8 +288,9 @@ def test_a_slice_is_judged_where_gres_conf_lists_its_gpus_file() -> None:
     slices = "".join(
         f"NodeName=gpu01 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu},"
         f"/dev/nvidia-caps/nvidia-cap{9 * gpu + part}\n"
-        for gpu in (0, 7) for part in (1, 2)
-    )  # fmt: skip
+        for gpu in (0, 7)
+        for part in (1, 2)
+    )
     text = scontrol_text([Listed(1, ["gpu01"], range(4), (2,))]).replace("h100", "1g.10gb")
     (job,) = parse_scontrol_jobs(text)
     there = node_machine(machine(TESTBED))

@@ -69,9 +69,11 @@ def run(
 
 
 def test_the_planted_misplacement_is_named(
-    slurm: Testbed, planted: str, monkeypatch: pytest.MonkeyPatch,
+    slurm: Testbed,
+    planted: str,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     code, out = run(["audit", "--host", NODE, "--json"], monkeypatch, capsys)
     bad = [f for f in json.loads(out)["findings"] if f["severity"] == "warning"]

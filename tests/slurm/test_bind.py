@@ -75,8 +75,15 @@ def test_on_a_captured_mi250x_each_rank_has_the_cores_that_are_nearest() -> None
     host = load_host(str(shared("machines/hwloc/eas-tioga.xml")))
     binding = bind_ranks(host, RankOptions(8))
     assert [str(rank.pus) for rank in binding.ranks] == [
-        "48-55", "56-63", "16-23", "24-31", "0-7", "8-15", "32-39", "40-47",
-    ]  # fmt: skip
+        "48-55",
+        "56-63",
+        "16-23",
+        "24-31",
+        "0-7",
+        "8-15",
+        "32-39",
+        "40-47",
+    ]
     assert [f.id for f in binding.findings] == ["gpu-order-naive"]
     for rank in bind_ranks(host, RankOptions(8, cores=7, siblings=True)).ranks:
         assert len(rank.pus) == 14
@@ -155,11 +162,13 @@ def test_of_several_nodes_of_a_gpu_the_one_with_cpus_is_home() -> None:
 @pytest.mark.parametrize(
     ("wishes", "said"),
     [
-        (RankOptions(0), "at least 1"), (RankOptions(3), "shares 4 GPUs out evenly"),
-        (RankOptions(1, gpus=(4,)), "GPUs 0-3"), (RankOptions(4, cores=0), "at least 1"),
+        (RankOptions(0), "at least 1"),
+        (RankOptions(3), "shares 4 GPUs out evenly"),
+        (RankOptions(1, gpus=(4,)), "GPUs 0-3"),
+        (RankOptions(4, cores=0), "at least 1"),
         (RankOptions(4, node=NodeIndex(36)), "no such node"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused(wishes: RankOptions, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         bind_ranks(load_host("gh200x4"), wishes)

@@ -28,9 +28,14 @@ NEW = SlurmVersion(24, 5)
 
 
 def checked(
-    gres: str, host: Host, shape: str, gpus: int | None = None, slurm: str = CLUSTER,
-    cgroup: str | None = CGROUP, version: SlurmVersion | None = NEW,
-) -> Checked:  # fmt: skip
+    gres: str,
+    host: Host,
+    shape: str,
+    gpus: int | None = None,
+    slurm: str = CLUSTER,
+    cgroup: str | None = CGROUP,
+    version: SlurmVersion | None = NEW,
+) -> Checked:
     sockets, cores, threads = shape.split("x")
     promised = len(right_gpus(host)) if gpus is None else gpus
     node = (
@@ -51,9 +56,13 @@ def ids(of: Checked, *, info: bool = False) -> list[str]:
 
 
 HOSTS = (
-    "hgx-h100", "gh200x4", "small-2n8c-2gpu", "mi350x-epyc9575f", "rtx4090-epyc7702",
+    "hgx-h100",
+    "gh200x4",
+    "small-2n8c-2gpu",
+    "mi350x-epyc9575f",
+    "rtx4090-epyc7702",
     "hgx-a100-ibm",
-)  # fmt: skip
+)
 
 
 def right_gres(host: Host) -> str:
@@ -203,9 +212,13 @@ def test_all_links_alike_are_not_missed() -> None:
 
 @pytest.mark.parametrize(
     ("host", "detector", "expected"),
-    [("hgx-h100", "nvml", []), ("hgx-h100", "rsmi", ["gres-autodetect"]),
-     ("mi350x-epyc9575f", "rsmi", []), ("mi350x-epyc9575f", "nvml", ["gres-autodetect"])],
-)  # fmt: skip
+    [
+        ("hgx-h100", "nvml", []),
+        ("hgx-h100", "rsmi", ["gres-autodetect"]),
+        ("mi350x-epyc9575f", "rsmi", []),
+        ("mi350x-epyc9575f", "nvml", ["gres-autodetect"]),
+    ],
+)
 def test_the_detector_fits_the_gpus(host: str, detector: str, expected: list[str]) -> None:
     there = load_host(host)
     assert ids(checked(f"AutoDetect={detector}\n", there, _shape(there))) == expected
@@ -245,10 +258,16 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     host = machine(TESTBED)
     found = checked(right_gres(host), host, "2x16x2", slurm=bare, cgroup="ConstrainCores=no\n")
     assert set(ids(found, info=True)) == {
-        "slurm-select-type", "slurm-gres-types", "slurm-cores-shared", "slurm-binding-optional",
-        "slurm-task-plugin", "slurm-proctrack", "cgroup-cores-open", "cgroup-devices-open",
+        "slurm-select-type",
+        "slurm-gres-types",
+        "slurm-cores-shared",
+        "slurm-binding-optional",
+        "slurm-task-plugin",
+        "slurm-proctrack",
+        "cgroup-cores-open",
+        "cgroup-devices-open",
         "gres-autodetect",
-    }  # fmt: skip
+    }
     assert found.slurm.splitlines()[1:4] == [
         "SelectType=select/cons_tres SelectTypeParameters=CR_Core,ENFORCE_BINDING_GRES  # old",
         "TaskPlugin=task/affinity,task/cgroup",
@@ -256,9 +275,12 @@ def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     ]
     assert found.slurm.endswith("ProctrackType=proctrack/cgroup\n")
     again = check(
-        parse_config(found.gres, "g"), parse_config(found.slurm, "s"), host,
-        cgroup=parse_config(CGROUP, "c"), version=NEW,
-    )  # fmt: skip
+        parse_config(found.gres, "g"),
+        parse_config(found.slurm, "s"),
+        host,
+        cgroup=parse_config(CGROUP, "c"),
+        version=NEW,
+    )
     assert ids(again) == [] and again.slurm == found.slurm
 
 

@@ -49,8 +49,9 @@ def test_cores_stay_where_the_machine_tells_no_better() -> None:
 SLICES = "".join(
     f"Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia{gpu},/dev/nvidia-caps/nvidia-cap{part}{gpu} "
     f"Cores={cores}\n"
-    for gpu, cores in ((0, "0-15"), (7, "16-31")) for part in (1, 2)
-)  # fmt: skip
+    for gpu, cores in ((0, "0-15"), (7, "16-31"))
+    for part in (1, 2)
+)
 
 
 def test_mig_slices_are_counted_and_have_their_gpus_cores() -> None:
@@ -59,9 +60,12 @@ def test_mig_slices_are_counted_and_have_their_gpus_cores() -> None:
 
     def found(gres: str, slurm: str = slurm) -> Checked:
         return check(
-            parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf"), host,
-            cgroup=parse_config(CGROUP, "c"), version=NEW,
-        )  # fmt: skip
+            parse_config(gres, "gres.conf"),
+            parse_config(slurm, "slurm.conf"),
+            host,
+            cgroup=parse_config(CGROUP, "c"),
+            version=NEW,
+        )
 
     assert ids(found(SLICES)) == ["gres-unjudged"]
     assert ids(found("AutoDetect=nvml\n")) == ["gres-unjudged"]
@@ -90,9 +94,10 @@ def test_what_an_unread_file_may_say_is_not_called_missing() -> None:
     assert by_id["slurm-select-type"] is Severity.CRITICAL
     assert "GresTypes" not in found.slurm and "SelectType=select/cons_tres" in found.slurm
     (empty,) = [
-        f for f in checked("Include gpus.conf\n", host, "2x16x2").findings.findings
+        f
+        for f in checked("Include gpus.conf\n", host, "2x16x2").findings.findings
         if f.id == "gres-count"
-    ]  # fmt: skip
+    ]
     assert empty.severity is Severity.INCONCLUSIVE
 
 
@@ -110,9 +115,12 @@ def test_cpus_alone_make_a_socket_of_each_thread() -> None:
     host = machine(TESTBED)
     slurm = CLUSTER + "NodeName=s CPUs=64 Gres=gpu:8\n"
     found = check(
-        parse_config(right_gres(host), "gres.conf"), parse_config(slurm, "slurm.conf"), host,
-        cgroup=parse_config(CGROUP, "c"), version=NEW,
-    )  # fmt: skip
+        parse_config(right_gres(host), "gres.conf"),
+        parse_config(slurm, "slurm.conf"),
+        host,
+        cgroup=parse_config(CGROUP, "c"),
+        version=NEW,
+    )
     assert ids(found) == ["slurm-shape-differs"]
     assert "each thread for a socket" in str(found.findings.findings[0].cost)
 

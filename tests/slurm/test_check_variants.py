@@ -17,9 +17,16 @@ from tests.slurm.gpu_nodes import MESH, MI250X, TESTBED, machine
 from tests.slurm.test_check import CGROUP, CLUSTER, NEW
 
 DESCRIBED = (
-    "hgx-h100", "gh200x4", "hgx-a100-ibm", "mi350x-epyc9575f", "rtx4090-epyc7702", "h200-xeon8558",
-    "rtxpro6000-xeon8468v", "epyc-nps4-gpu-nic", "small-2n8c-2gpu",
-)  # fmt: skip
+    "hgx-h100",
+    "gh200x4",
+    "hgx-a100-ibm",
+    "mi350x-epyc9575f",
+    "rtx4090-epyc7702",
+    "h200-xeon8558",
+    "rtxpro6000-xeon8468v",
+    "epyc-nps4-gpu-nic",
+    "small-2n8c-2gpu",
+)
 OWN = {"testbed": TESTBED, "mi250x": MI250X, "mesh": MESH}
 CASES = tuple(product((*DESCRIBED, *OWN), ("right", "none", "wrong"), ("right", "none", "wrong")))
 
@@ -71,9 +78,12 @@ def judge(name: str, count: int, cores: str, links: str) -> None:
         f"ThreadsPerCore={core_order(host(name)).threads} Gres=gpu:{count}\n"
     )
     found = check(
-        parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf"), host(name),
-        cgroup=parse_config(CGROUP, "cgroup.conf"), version=NEW,
-    )  # fmt: skip
+        parse_config(gres, "gres.conf"),
+        parse_config(slurm, "slurm.conf"),
+        host(name),
+        cgroup=parse_config(CGROUP, "cgroup.conf"),
+        version=NEW,
+    )
     expected = set()
     if len(nodes) > 1 and cores != "right":
         expected.add("gres-cores-missing" if cores == "none" else "gres-cores-wrong")
@@ -84,7 +94,10 @@ def judge(name: str, count: int, cores: str, links: str) -> None:
     stated = {f.id for f in found.findings.findings} - bad
     assert ("gres-count" in stated) == (count < len(gpus))
     again = check(
-        parse_config(found.gres, "gres.conf"), parse_config(found.slurm, "slurm.conf"), host(name),
-        cgroup=parse_config(CGROUP, "cgroup.conf"), version=NEW,
-    )  # fmt: skip
+        parse_config(found.gres, "gres.conf"),
+        parse_config(found.slurm, "slurm.conf"),
+        host(name),
+        cgroup=parse_config(CGROUP, "cgroup.conf"),
+        version=NEW,
+    )
     assert {f.id for f in again.findings.findings if f.severity is not Severity.INFO} == set()

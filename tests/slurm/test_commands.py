@@ -81,19 +81,23 @@ def test_one_job_is_audited(run: Run) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("audit", "--jobs", "none.txt"), ("audit", "--jobs", "empty.txt"),
+        ("audit", "--jobs", "none.txt"),
+        ("audit", "--jobs", "empty.txt"),
         ("audit", "--records", "none"),
-        ("audit", "--records", "."), ("audit", "--records", ".", "--jobs", "jobs.txt"),
+        ("audit", "--records", "."),
+        ("audit", "--records", ".", "--jobs", "jobs.txt"),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu01="),
         ("audit", "--jobs", "jobs.txt", "--host", "gpu[1-=gpu8.toml"),
-        ("audit", "--hooks", "jobs.txt"), ("audit", "--hooks", "h", "--spool", "a b"),
-        ("check", "gres.conf", "none.conf"), ("bind", "--host", "gpu8.toml"),
+        ("audit", "--hooks", "jobs.txt"),
+        ("audit", "--hooks", "h", "--spool", "a b"),
+        ("check", "gres.conf", "none.conf"),
+        ("bind", "--host", "gpu8.toml"),
         ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "x"),
         ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", "3b:00.0"),
         ("bind", "--host", "gpu8.toml", "--tasks", "2", "--gpus", ""),
         ("bind", "--wrapper", "jobs.txt"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_bad_input(run: Run, words: tuple[str, ...]) -> None:
     code, _, err = run(*words)
     assert code == 2 and err.startswith("homenode: ") and "expected" in err
@@ -269,11 +273,14 @@ def test_slurms_own_numbers_of_gpus_come_from_gres_conf(
     _, by_address, _ = run(*words)
     assert flags.rpartition(" ")[0] == by_address.rpartition(" ")[0]
     for text, said in (
-        ("NodeName=a Name=gpu File=/dev/nvidia[0-7]\nNodeName=b Name=gpu File=/dev/nvidia[7,0-6]\n",
-         "expected nodes that list their GPUs in one order, found 2 orders"),
+        (
+            "NodeName=a Name=gpu File=/dev/nvidia[0-7]\n"
+            "NodeName=b Name=gpu File=/dev/nvidia[7,0-6]\n",
+            "expected nodes that list their GPUs in one order, found 2 orders",
+        ),
         ("Name=gpu File=/dev/nvidia[0-3]\n", "expected lines about GPUs 0-7, each once"),
         ("GresTypes=gpu\n", "expected lines with Name=gpu or AutoDetect="),
-    ):  # fmt: skip
+    ):
         Path("gres.conf").write_text(text)
         code, _, err = run(*words, "--gres", "gres.conf")
         assert code == 2 and said in err

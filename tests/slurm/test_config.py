@@ -26,9 +26,12 @@ def test_keys_are_of_any_case_and_a_backslash_joins_lines() -> None:
     lines = parse_config(GRES, "gres.conf").lines
     assert [(line.first, line.last) for line in lines] == [(2, 2), (3, 4), (5, 5), (6, 6)]
     assert lines[1].words == (
-        ("nodename", "node[01-03]"), ("name", "gpu"), ("type", "h100"),
-        ("file", "/dev/nvidia[0-3]"), ("cores", "0-15"),
-    )  # fmt: skip
+        ("nodename", "node[01-03]"),
+        ("name", "gpu"),
+        ("type", "h100"),
+        ("file", "/dev/nvidia[0-3]"),
+        ("cores", "0-15"),
+    )
 
 
 def test_a_hash_begins_a_comment_unless_it_is_escaped() -> None:
@@ -63,10 +66,13 @@ def test_lines_of_an_included_file_stand_where_it_is_included() -> None:
     text = "ClusterName=hpc\nA=1\nInclude %c-more.conf\nA=4\nInclude gone.conf\n"
     config = parse_config(text, "slurm.conf", include)
     assert [(line.source, line.first, line.words[0]) for line in config.lines] == [
-        ("slurm.conf", 1, ("clustername", "hpc")), ("slurm.conf", 2, ("a", "1")),
-        ("hpc-more.conf", 1, ("a", "2")), ("deep.conf", 1, ("a", "3")),
-        ("hpc-more.conf", 3, ("b", "1")), ("slurm.conf", 4, ("a", "4")),
-    ]  # fmt: skip
+        ("slurm.conf", 1, ("clustername", "hpc")),
+        ("slurm.conf", 2, ("a", "1")),
+        ("hpc-more.conf", 1, ("a", "2")),
+        ("deep.conf", 1, ("a", "3")),
+        ("hpc-more.conf", 3, ("b", "1")),
+        ("slurm.conf", 4, ("a", "4")),
+    ]
     # Slurm 22.05.8 looks next to the file that has the line.
     assert asked[:2] == [("hpc-more.conf", "slurm.conf"), ("deep.conf", "hpc-more.conf")]
     assert [file.source for file in config.included] == ["hpc-more.conf", "deep.conf"]
@@ -169,9 +175,10 @@ def test_host_lists_that_are_none_or_too_long_are_refused(text: str) -> None:
 @given(
     st.lists(
         st.tuples(st.sampled_from(["gpu", "n-"]), st.integers(0, 2000), st.integers(1, 5)),
-        min_size=1, max_size=60,
+        min_size=1,
+        max_size=60,
     )
-)  # fmt: skip
+)
 def test_a_compressed_list_expands_to_the_same_names(parts: list[tuple[str, int, int]]) -> None:
     names = {f"{prefix}{number:0{width}}" for prefix, number, width in parts}
     assert set(expand_hostlist(compress_hostlist(names))) == names

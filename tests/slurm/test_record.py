@@ -92,10 +92,14 @@ def test_gpus_may_be_called_by_their_render_nodes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line"),
     [
-        ("record 1", "record 3", 1), ("homenode", "other", 1), ("gpu 0", "gpu x", 15),
-        ("numa 0 0-71", "numa 0 7-", 7), ("held 1", "what 1", 17), ("0009:01:00.0", "0", 15),
+        ("record 1", "record 3", 1),
+        ("homenode", "other", 1),
+        ("gpu 0", "gpu x", 15),
+        ("numa 0 0-71", "numa 0 7-", 7),
+        ("held 1", "what 1", 17),
+        ("0009:01:00.0", "0", 15),
     ],
-)  # fmt: skip
+)
 def test_a_bad_record_is_refused_with_its_line(old: str, new: str, line: int) -> None:
     with pytest.raises(ParseError) as caught:
         parse_record(RECORD.replace(old, new, 1), "7.rec")
@@ -154,9 +158,13 @@ def run_hook(
     assert name == "task_prolog.sh" or text.count("    sleep 5 &\n") == 1
     script.write_text(text.replace("    sleep 5 &\n", f"    sleep {waits_s} &\n"))
     done = subprocess.run(
-        [*shell.split(), str(script)], capture_output=True, text=True, check=True, timeout=300,
+        [*shell.split(), str(script)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
         env={"PATH": os.environ["PATH"], "SLURMD_NODENAME": "gpu01", **environment},
-    )  # fmt: skip
+    )
     assert done.stderr == ""
     return done.stdout
 
@@ -307,9 +315,11 @@ def test_a_users_own_lines_stop_no_audit() -> None:
 @pytest.mark.parametrize("name", ["prolog.sh", "task_prolog.sh", "epilog.sh"])
 def test_no_hook_ever_fails_or_prints(name: str, tmp_path: Path) -> None:
     for environment in (
-        {}, {"SLURM_JOB_ID": "../../x"}, {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a/b"},
+        {},
+        {"SLURM_JOB_ID": "../../x"},
+        {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "a/b"},
         {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": "no-such-user"},
-    ):  # fmt: skip
+    ):
         assert run_hook(name, tmp_path, **environment) == ""
     assert {p.name for p in tmp_path.iterdir()} <= {"spool", name}
 

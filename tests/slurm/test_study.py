@@ -88,8 +88,9 @@ def test_shared_jobs_run_alone_and_together_one_after_the_other() -> None:
         for mode in ("alone", "together")
     ]
     assert by_id.keys() == {
-        *(one.id for one in shared), *(f"exclusive-gh01-numa{numa}-r1" for numa in range(4)),
-    }  # fmt: skip
+        *(one.id for one in shared),
+        *(f"exclusive-gh01-numa{numa}-r1" for numa in range(4)),
+    }
     assert [one.jobs for one in shared] == [1, 4, 1, 2]
     assert [one.cpus for one in shared] == [72, 72, 144, 144]
     for before, one in pairwise(of_node):
@@ -118,8 +119,9 @@ def test_mig_slices_are_shared_jobs_of_their_own() -> None:
         one for one in planned(StudyOptions(nodes=1, rounds=1, shapes=shapes)) if one.gres != "gpu"
     ]
     assert {one.id for one in found} == {
-        "shared-1slice-1g.10gb-gh01-alone-r1", "shared-1slice-1g.10gb-gh01-together-r1",
-    }  # fmt: skip
+        "shared-1slice-1g.10gb-gh01-alone-r1",
+        "shared-1slice-1g.10gb-gh01-together-r1",
+    }
     assert "#SBATCH --gres=gpu:1g.10gb:1" in script_of(found[0], OPTIONS, "x")
 
 
@@ -175,15 +177,24 @@ def test_a_shared_partition_of_slices_alone_is_studied_by_slice() -> None:
     whole, shared = choose_nodes(nodes, options)
     found = experiments_for(whole, shared, {"gh01": load_host("gh200x4")}, options)
     assert {one.id for one in found if one.nodes == ("m1",)} == {
-        "shared-1slice-1g.10gb-m1-alone-r1", "shared-1slice-1g.10gb-m1-together-r1",
-    }  # fmt: skip
+        "shared-1slice-1g.10gb-m1-alone-r1",
+        "shared-1slice-1g.10gb-m1-together-r1",
+    }
 
 
 HOSTILE = StudyOptions(
-    partition_shared="gh200_shared", nodes=3, rounds=1, between_nodes=True, mpi="pmix",
-    app=("./my app", "$(touch pwned)", "it's", "`id`", "a\nb"), metric="(x)",
-    homenode="/srv/with space/homenode", setup="/srv/a'b/setup.sh", account="acc", qos="high",
-)  # fmt: skip
+    partition_shared="gh200_shared",
+    nodes=3,
+    rounds=1,
+    between_nodes=True,
+    mpi="pmix",
+    app=("./my app", "$(touch pwned)", "it's", "`id`", "a\nb"),
+    metric="(x)",
+    homenode="/srv/with space/homenode",
+    setup="/srv/a'b/setup.sh",
+    account="acc",
+    qos="high",
+)
 
 
 @pytest.mark.parametrize("one", planned(HOSTILE), ids=lambda one: one.id)
@@ -201,8 +212,10 @@ def test_scripts_pass_bash_and_quote_what_came_from_outside(one: Experiment) -> 
         given = f"homenode={shlex.quote(HOSTILE.homenode)} experiment=e task=0 attempt=5.0"
         shown = subprocess.run(
             ["bash", "-c", f"results=/r {given}\nprintf '%s\\0' {source}"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         words = shown.split("\0")[:-1]
         assert words[:3] == [HOSTILE.homenode, "bench", "e-task0-5.0"]
         assert tuple(shlex.split(words[words.index("--app") + 1])) == HOSTILE.app
@@ -228,8 +241,14 @@ def test_the_collective_job_goes_round_a_ring_of_its_nodes() -> None:
     text = script_of(one, HOSTILE, "x")
     steps = [line for line in text.splitlines() if line.startswith("all_reduce ")]
     assert [step.split()[-1] for step in steps] == [
-        "gh01", "gh02", "gh03", "gh01,gh02", "gh02,gh03", "gh03,gh01", "gh01,gh02,gh03",
-    ]  # fmt: skip
+        "gh01",
+        "gh02",
+        "gh03",
+        "gh01,gh02",
+        "gh02,gh03",
+        "gh03,gh01",
+        "gh01,gh02,gh03",
+    ]
     assert "srun --mpi=pmix" in text
 
 

@@ -73,10 +73,18 @@ def a_study(folder: Path) -> Study:
 
 def a_run(name: str, block: int | None, said: str = "made up") -> Run:
     head = RunHead(
-        name, "nvidia-h100", Origin.SYNTHESISED, Vantage.JOB, UNKNOWN_SWITCHES, nodes=(0,),
-        pus=CpuSet.parse("0-1", "x"), conditions=(Condition("replayed", said),),
-        unusable=(said,), experiment="abc", block=block,
-    )  # fmt: skip
+        name,
+        "nvidia-h100",
+        Origin.SYNTHESISED,
+        Vantage.JOB,
+        UNKNOWN_SWITCHES,
+        nodes=(0,),
+        pus=CpuSet.parse("0-1", "x"),
+        conditions=(Condition("replayed", said),),
+        unusable=(said,),
+        experiment="abc",
+        block=block,
+    )
     gpu = Bdf.parse("81:00.0")
     return Run(head, (Sample("h2d-bandwidth", "bytes_per_s", 50e9, device=gpu),))
 

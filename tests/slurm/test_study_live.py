@@ -84,8 +84,12 @@ def ended(process: "subprocess.Popen[str]", folder: Path, seconds: float = 400) 
 def report(slurm: Testbed, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         (HOMENODE, "slurm", "report", str(folder), "--json"),
-        env=slurm.environment, capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        env=slurm.environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -108,10 +112,18 @@ def schedules(slurm: Testbed) -> bool:
 def fill_first_socket(slurm: Testbed, node: str, until_file: str) -> None:
     """Somebody else's job on 32 of a node's CPUs, until a file is there."""
     slurm.client(
-        "sbatch", "--parsable", "-p", "parts", "-c32", "--mem=100", f"--nodelist={node}",
-        "--job-name=filler", "--output=/dev/null",
-        "--wrap", f"until ls {until_file} 2>/dev/null; do sleep 0.3; done",
-    )  # fmt: skip
+        "sbatch",
+        "--parsable",
+        "-p",
+        "parts",
+        "-c32",
+        "--mem=100",
+        f"--nodelist={node}",
+        "--job-name=filler",
+        "--output=/dev/null",
+        "--wrap",
+        f"until ls {until_file} 2>/dev/null; do sleep 0.3; done",
+    )
     until(lambda: "filler" in slurm.client("squeue", "-h", "-t", "R", "-o", "%j"), "the filler")
 
 
@@ -119,10 +131,21 @@ def test_a_study_of_three_nodes_runs_to_its_report(slurm: Testbed, tmp_path: Pat
     folder = tmp_path / "study"
     fill_first_socket(slurm, "gpu01", f"{folder}/raw/shared-6gpu-gpu01-alone-r1/task-0/*/done")
     process = start(
-        slurm, folder, *NEW, "--shared", "6x1", "--cpus-per-gpu", "1",
-        "--tests", "none", "--between-nodes",
-        "--app", "seq 41 42", "--metric", "^([0-9]+)$",
-    )  # fmt: skip
+        slurm,
+        folder,
+        *NEW,
+        "--shared",
+        "6x1",
+        "--cpus-per-gpu",
+        "1",
+        "--tests",
+        "none",
+        "--between-nodes",
+        "--app",
+        "seq 41 42",
+        "--metric",
+        "^([0-9]+)$",
+    )
     code, said = ended(process, folder)
     assert code == 0, said
     assert "7 of 7 jobs have results" in said
@@ -267,8 +290,23 @@ def test_a_study_is_refused_by_name_where_slurm_says_no(slurm: Testbed, tmp_path
     assert "expected nodes with GPUs, found no such partition" in said
     assert "partitions with GPUs: parts, whole" in said
     folder = tmp_path / "b"
-    bad = start(slurm, folder, *HOST, "--partition-shared", "parts", "--account", "x", "--nodes",
-                "1", "--minutes", "100000", "--shared", "1x1", "--patience", "0.02")  # fmt: skip
+    bad = start(
+        slurm,
+        folder,
+        *HOST,
+        "--partition-shared",
+        "parts",
+        "--account",
+        "x",
+        "--nodes",
+        "1",
+        "--minutes",
+        "100000",
+        "--shared",
+        "1x1",
+        "--patience",
+        "0.02",
+    )
     code, said = ended(bad, folder)
     assert code == 1, said
     assert "PartitionTimeLimit" in said or "time limit" in said.lower()

@@ -55,10 +55,13 @@ def run_job(
     words = shlex.join((sys.executable, str(HERE / "gpu_node_program.py")))
     homenode = program(tools, "homenode", f'#!/bin/sh\nexec {words if measure else "true"} "$@"\n')
     environment = {
-        "PATH": f"{tools}:{HERE / 'programs'}:{os.environ['PATH']}", "SLURM_JOB_ID": "5",
-        "SLURMD_NODENAME": "n1", "HOME": str(tmp_path), "STAND_IN_HOMENODE": str(homenode),
+        "PATH": f"{tools}:{HERE / 'programs'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "5",
+        "SLURMD_NODENAME": "n1",
+        "HOME": str(tmp_path),
+        "STAND_IN_HOMENODE": str(homenode),
         **variables,
-    }  # fmt: skip
+    }
     script = script_of(one, replace(options, homenode=str(homenode)), "abc")
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environment, capture_output=True, timeout=300
@@ -73,12 +76,15 @@ def a_study(options: StudyOptions, *experiments: Experiment) -> Study:
 
 def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -> None:
     options = StudyOptions(
-        tests=(), app=("sh", "-c", "echo speed $OMP_NUM_THREADS"), metric="speed ([0-9]+)",
+        tests=(),
+        app=("sh", "-c", "echo speed $OMP_NUM_THREADS"),
+        metric="speed ([0-9]+)",
         app_folder=str(tmp_path),
-    )  # fmt: skip
+    )
     for one in (ALONE, BOUND):
-        code, files = run_job(tmp_path, one, options, CUDA_VISIBLE_DEVICES="3,4",
-                              OMP_NUM_THREADS="7")  # fmt: skip
+        code, files = run_job(
+            tmp_path, one, options, CUDA_VISIBLE_DEVICES="3,4", OMP_NUM_THREADS="7"
+        )
         assert code == 0, files
         assert {"done", "ended", "exit", "job.txt", "bench.txt"} <= set(files)
     found = read_study(tmp_path / "study", a_study(options, ALONE, BOUND))
@@ -92,8 +98,11 @@ def test_a_job_leaves_an_ordinary_run_with_raw_output_and_time(tmp_path: Path) -
     assert len(list((folder / "raw").iterdir())) == 3
     assert {s.value for s in bound.samples if s.metric == "app-rate:sh"} == {7.0}
     # Of GPUs 3 and 4 the second is on node 1.
-    rates = {str(s.device): s.value / 1e9 for s in bound.samples
-             if s.metric == "h2d-bandwidth" and s.variant is None}  # fmt: skip
+    rates = {
+        str(s.device): s.value / 1e9
+        for s in bound.samples
+        if s.metric == "h2d-bandwidth" and s.variant is None
+    }
     assert rates == {"0000:14:00.0": 34.1, "0000:81:00.0": 55.3}
     assert (alone.record.queue_wait_s, alone.record.others) == (7.0, 1)
     # CPU ids 32-35 are the first cores of socket 1, and GPU 3 is on socket 0.
@@ -134,9 +143,13 @@ def test_jobs_wait_for_each_other_before_they_measure(
     for other in others:
         (meeting / str(other)).touch()
     _, files = run_job(
-        tmp_path, TOGETHER, StudyOptions(tests=()), measure=False, meet_seconds="1",
+        tmp_path,
+        TOGETHER,
+        StudyOptions(tests=()),
+        measure=False,
+        meet_seconds="1",
         SLURM_RESTART_COUNT=restart,
-    )  # fmt: skip
+    )
     assert files["met"] == expected
     # One that comes later does not count one that went on without it.
     left = meeting.with_name(f"meeting-5.{restart}")

@@ -210,9 +210,12 @@ def test_what_the_job_measured_itself_counts_before_slurms_word(
 def test_a_record_tells_waits_hours_and_neighbours() -> None:
     texts = {
         "job.txt": JOB + SHARE.format(ids="0-3", count=2, gpus="0-1"),
-        "others.txt": "7\n9\n9\n", "started": "1000\n", "ended": "2800\n", "met": "3 of 4\n",
+        "others.txt": "7\n9\n9\n",
+        "started": "1000\n",
+        "ended": "2800\n",
+        "met": "3 of 4\n",
         "squeue.err": "slow\nexit status 1\n",
-    }  # fmt: skip
+    }
     record = parse_record(texts, 1)
     assert (record.queue_wait_s, record.gpu_hours) == (125.0, 1.0)
     assert (record.others, record.met) == (1, "3 of 4")
@@ -268,9 +271,17 @@ def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
     head = {key: fields.pop(key) for key in ("experiment", "block") if key in fields}
     samples: tuple[Sample, ...] = fields.pop("samples", (copy,))  # type: ignore[assignment]
     one = JobEvidence(
-        name, mode, "n1", "gpu", 1, None, (0,), (0,), run_of(name, *samples, **head),
+        name,
+        mode,
+        "n1",
+        "gpu",
+        1,
+        None,
+        (0,),
+        (0,),
+        run_of(name, *samples, **head),
         homes=((str(gpu), 0),),
-    )  # fmt: skip
+    )
     return replace(one, **fields)  # type: ignore[arg-type]
 
 
@@ -298,8 +309,9 @@ def test_slices_are_compared_with_whole_gpus_and_decide_nothing() -> None:
     )
     (one,) = comparisons(jobs)
     assert (one.baseline, one.alternatives) == (
-        NEAR, ("1 GPU, together", "slice gpu:1g.10gb, together"),
-    )  # fmt: skip
+        NEAR,
+        ("1 GPU, together", "slice gpu:1g.10gb, together"),
+    )
     report = study_report("x", jobs, None, (), ())
     assert "slice gpu:1g.10gb, together" in text_of(report)
     assert report.verdicts[0].queue is Queue.EITHER
@@ -328,11 +340,19 @@ def test_the_job_of_all_nodes_counts_its_gpu_hours() -> None:
 
 def test_a_home_is_not_guessed_where_no_node_is_clearly_faster() -> None:
     jobs = tuple(
-        job(Mode.EXCLUSIVE, rate, homes=(), name=str(node), samples=(
-            Sample("h2d-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=node),
-        ))
+        job(
+            Mode.EXCLUSIVE,
+            rate,
+            homes=(),
+            name=str(node),
+            samples=(
+                Sample(
+                    "h2d-bandwidth", "bytes_per_s", rate, device=Bdf.parse("11:00.0"), node=node
+                ),
+            ),
+        )
         for node, rate in ((0, 50e9), (1, 48e9))
-    )  # fmt: skip
+    )
     (matrix,) = matrices(jobs)
     assert (matrix.homes, matrix.homes_measured) == ((None,), False)
     assert matrix.local is None
@@ -410,20 +430,34 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
         for node, level in ((0, 1.0), (1, 0.9))
     }
     jobs = [
-        job(Mode.EXCLUSIVE, rate, name=f"{node}-{number}", samples=tuple(
-            Sample("h2d-bandwidth", "bytes_per_s", rate * factor, device=gpu, node=node, number=n)
-            for n, factor in enumerate((0.99, 1.0, 1.01))
-        ))
+        job(
+            Mode.EXCLUSIVE,
+            rate,
+            name=f"{node}-{number}",
+            samples=tuple(
+                Sample(
+                    "h2d-bandwidth", "bytes_per_s", rate * factor, device=gpu, node=node, number=n
+                )
+                for n, factor in enumerate((0.99, 1.0, 1.01))
+            ),
+        )
         for node, of_node in rates.items()
         for number, rate in enumerate(of_node)
-    ]  # fmt: skip
+    ]
     runs = list(copies_as_runs(jobs))
     near, far = ([run for run in runs if run.head.arrangement == one] for one in (NEAR, FAR))
     boots = [
         [
             Run(
-                RunHead(str(number), "cluster", Origin.MEASURED, Vantage.GUEST,
-                        Switches.of(PRESETS[layout]), host="h", host_addresses=True),
+                RunHead(
+                    str(number),
+                    "cluster",
+                    Origin.MEASURED,
+                    Vantage.GUEST,
+                    Switches.of(PRESETS[layout]),
+                    host="h",
+                    host_addresses=True,
+                ),
                 tuple(
                     Sample("h2d-bandwidth", "bytes_per_s", rate * factor, index=0, number=n)
                     for n, factor in enumerate((0.99, 1.0, 1.01))
@@ -432,12 +466,15 @@ def test_a_study_of_bindings_has_the_intervals_of_a_trial_of_layouts() -> None:
             for number, rate in enumerate(rates[node])
         ]
         for layout, node in (("pin", 0), ("default", 1))
-    ]  # fmt: skip
+    ]
     study, trial = _effect(near, far), _effect(*boots)
     assert study.low is not None
     assert (study.ratio, study.low, study.high, study.p) == (
-        trial.ratio, trial.low, trial.high, trial.p,
-    )  # fmt: skip
+        trial.ratio,
+        trial.low,
+        trial.high,
+        trial.p,
+    )
 
 
 def _between(node: str, binding: int, rate: float, number: int) -> JobEvidence:
@@ -462,13 +499,28 @@ def test_what_sharing_changes_rests_on_the_users_own_program_alone() -> None:
     rng = random.Random(5)
 
     def verdict_of(ratio: float, count: int) -> tuple[Queue, bool]:
-        found = study_report("x", tuple(
-            job(mode, 1.0, name=f"{mode}-{number}", samples=(Sample(
-                "app-time:gmx", "ns", 1e9 * level * rng.lognormvariate(0, 0.005),
-            ),))
-            for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
-            for number in range(count)
-        ), None, (), ()).verdicts[1]  # fmt: skip
+        found = study_report(
+            "x",
+            tuple(
+                job(
+                    mode,
+                    1.0,
+                    name=f"{mode}-{number}",
+                    samples=(
+                        Sample(
+                            "app-time:gmx",
+                            "ns",
+                            1e9 * level * rng.lognormvariate(0, 0.005),
+                        ),
+                    ),
+                )
+                for mode, level in ((Mode.EXCLUSIVE, 1.0), (Mode.ALONE, ratio))
+                for number in range(count)
+            ),
+            None,
+            (),
+            (),
+        ).verdicts[1]
         return found.queue, found.measured
 
     assert verdict_of(1.0, 4) == (Queue.SHARED, True)
@@ -481,8 +533,10 @@ def test_the_page_has_the_studys_figures_as_charts_and_tables(gh200: Path) -> No
     page = slurm_study_page(report, "now")
     drawn = re.findall(r'<svg class="chart" role="img" aria-label="([^"]*)"', page)
     assert drawn[:3] == [
-        "the node: host to device", "the node: device to host", "the node: host to device latency",
-    ]  # fmt: skip
+        "the node: host to device",
+        "the node: device to host",
+        "the node: host to device latency",
+    ]
     bars = [one for one in drawn if "deviation" in one]
     assert bars[0] == "host to device, mean \u00b1 deviation"
     maps = page[page.index("Copies by NUMA node and GPU") : page.index("<h2>GPUs</h2>")]

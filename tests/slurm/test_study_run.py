@@ -81,9 +81,19 @@ def queue(tmp_path: Path) -> StandIn:
 
 
 NEW = (
-    "--host", str(HERE / "gpu-node.toml"), "--nodes", "2", "--tests", "none", "--shared", "1x2",
-    "--numa", "0", "--rounds", "1",
-)  # fmt: skip
+    "--host",
+    str(HERE / "gpu-node.toml"),
+    "--nodes",
+    "2",
+    "--tests",
+    "none",
+    "--shared",
+    "1x2",
+    "--numa",
+    "0",
+    "--rounds",
+    "1",
+)
 EXPERIMENTS = 2 * 3  # on each node: one shape alone and together, one NUMA node
 
 

@@ -70,8 +70,10 @@ class Rank:
         done = subprocess.run(
             [*self.shell, str(self.script), "echo", "a b", "*"],
             env={"PATH": str(self.tools), "HOMENODE_ROOT": str(self.root), **environment},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stdout.endswith("a b *\n")
         return done.stdout.removesuffix("a b *\n"), done.stderr
 
@@ -143,9 +145,11 @@ def test_ranks_that_see_all_gpus_take_theirs_by_turns(rank: Rank) -> None:
         )
         assert out.endswith(f"--membind={node}\n")
     out, _ = rank.run(
-        CUDA_VISIBLE_DEVICES="0,1", SLURM_LOCALID="1", SLURM_STEP_TASKS_PER_NODE="2",
+        CUDA_VISIBLE_DEVICES="0,1",
+        SLURM_LOCALID="1",
+        SLURM_STEP_TASKS_PER_NODE="2",
         SLURM_GPUS_PER_TASK="2",
-    )  # fmt: skip
+    )
     assert out.endswith("--membind=0\n")
 
 
@@ -200,11 +204,12 @@ def test_a_gpus_own_memory_is_never_bound_to(rank: Rank) -> None:
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({}, "no CUDA_VISIBLE_DEVICES"), ({"CUDA_VISIBLE_DEVICES": "7"}, "no address of GPU 7"),
+        ({}, "no CUDA_VISIBLE_DEVICES"),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, "no address of GPU 7"),
         ({"CUDA_VISIBLE_DEVICES": "$(x)"}, "is no number"),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1/2/3"}, "no address of GPU MIG-1/2/3"),
     ],
-)  # fmt: skip
+)
 def test_what_it_cannot_find_out_is_left_as_it_was_and_said(
     rank: Rank, environment: dict[str, str], said: str
 ) -> None:
@@ -229,8 +234,9 @@ def test_it_says_what_it_did_when_asked(rank: Rank) -> None:
 def test_the_commands_own_exit_is_the_wrappers(rank: Rank) -> None:
     done = subprocess.run(
         [str(shutil.which("sh")), str(rank.script), "sh", "-c", "exit 7"],
-        env={"PATH": str(rank.tools)}, capture_output=True,
-    )  # fmt: skip
+        env={"PATH": str(rank.tools)},
+        capture_output=True,
+    )
     assert done.returncode == 7
     bare = subprocess.run([str(shutil.which("sh")), str(rank.script)], capture_output=True)
     assert bare.returncode == 2 and b"usage" in bare.stderr

@@ -187,11 +187,16 @@ class Testbed:
         base.chmod(0o755)
         self._processes.append(
             self._daemon(
-                "munged", "--foreground", "--force", f"--key-file={key}",
-                f"--socket={base}/socket", f"--pid-file={base}/munged.pid",
-                f"--seed-file={base}/seed", f"--log-file={base}/munged.log",
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={base}/socket",
+                f"--pid-file={base}/munged.pid",
+                f"--seed-file={base}/seed",
+                f"--log-file={base}/munged.log",
             )
-        )  # fmt: skip
+        )
         _until(lambda: (base / "socket").exists(), "munged")
 
     def _until_idle(self) -> None:

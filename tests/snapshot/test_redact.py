@@ -169,9 +169,22 @@ def test_a_serial_that_one_tool_tells_is_found_in_all_others() -> None:
 def test_what_is_free_in_a_tools_document_does_not_survive() -> None:
     redacted = _texts(redact(_planted("PLANTED"), IDENTITIES).snapshot)
     for word in (
-        "hunter2", "customer", "our-", "/srv/", "our title", "our words", "our owner", "CHASSIS77",
-        "secret-job", "unheard-of", "SYS-", "DISK", "5000c50015ea71ac", "MT2311X12345", "svirt",
-    ):  # fmt: skip
+        "hunter2",
+        "customer",
+        "our-",
+        "/srv/",
+        "our title",
+        "our words",
+        "our owner",
+        "CHASSIS77",
+        "secret-job",
+        "unheard-of",
+        "SYS-",
+        "DISK",
+        "5000c50015ea71ac",
+        "MT2311X12345",
+        "svirt",
+    ):
         assert word not in redacted, word
 
 
@@ -179,11 +192,15 @@ def test_the_structure_of_a_tools_document_survives() -> None:
     commands = redact(_planted("PLANTED"), IDENTITIES).snapshot.commands
     domains = commands["virsh-domains"]
     for part in (
-        'type="kvm" id="4"', "<name>redacted/vm-1</name>", '<vcpupin vcpu="1" cpuset="3"/>',
-        '<memory mode="strict" nodeset="1"/>', '<memory unit="KiB">1048576</memory>',
-        '<address domain="0x0000" bus="0x3b" slot="0x00" function="0x0"/>', "<node>1</node>",
+        'type="kvm" id="4"',
+        "<name>redacted/vm-1</name>",
+        '<vcpupin vcpu="1" cpuset="3"/>',
+        '<memory mode="strict" nodeset="1"/>',
+        '<memory unit="KiB">1048576</memory>',
+        '<address domain="0x0000" bus="0x3b" slot="0x00" function="0x0"/>',
+        "<node>1</node>",
         "<emulator>/usr/bin/redacted</emulator>",
-    ):  # fmt: skip
+    ):
         assert part in domains, part
     assert '<gpu id="00000000:3B:00.0">' in commands["nvidia-smi-query"]
     assert "<module_id>3</module_id>" in commands["nvidia-smi-query"]
@@ -295,7 +312,7 @@ def test_a_command_line_keeps_what_bears_on_placement() -> None:
         ("mem=512G", "mem=512G"),
         ("ro", "ro"),
     ],
-)  # fmt: skip
+)
 def test_free_words_of_a_kernel_parameters_value_go(token: str, kept: str) -> None:
     assert redact_command_line(token, Pseudonyms()) == kept
 

@@ -16,9 +16,14 @@ DOCUMENTS = sorted((Path(__file__).parents[1] / "domains").glob("*.xml"))
 SCHEMAS = Path("/usr/share/libvirt/schemas")
 RNG = "{http://relaxng.org/ns/structure/1.0}"
 PARTS_OF_SCHEMA = (
-    "domaincommon", "basictypes", "cputypes", "networkcommon", "nwfilter_params", "privatedata",
+    "domaincommon",
+    "basictypes",
+    "cputypes",
+    "networkcommon",
+    "nwfilter_params",
+    "privatedata",
     "storagecommon",
-)  # fmt: skip
+)
 MARKER = "acmecorp"
 
 

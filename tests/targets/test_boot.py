@@ -88,8 +88,10 @@ def test_the_vcpus_of_a_started_command_are_pinned_by_its_script(tmp_path: Path)
     start, end = text.index("vcpu_pus=("), text.index("iothread_pus=")
     text = text[:start] + "vcpu_pus=(0 0 0 0)\n" + text[end:]
     text = text.replace("-accel kvm", "-accel tcg,thread=multi").replace("-cpu host", "-cpu max")
-    text = text.replace(next(line for line in text.splitlines() if line.startswith("emulator_pus")),
-                        "emulator_pus=0")  # fmt: skip
+    text = text.replace(
+        next(line for line in text.splitlines() if line.startswith("emulator_pus")),
+        "emulator_pus=0",
+    )
     text = text.replace("size=4G", "size=64M").replace("case ${1:-} in", "case ${1:-} in\n  x) ;;")
     text = text.replace(
         '  wait "$pid"',

@@ -14,9 +14,31 @@ from tests.targets.written import edited
 
 COUNT = int(os.environ.get("HOMENODE_FUZZ", "25"))
 PIECES = (
-    b"", b"\n", b"0", b"-1", b"99999999999999999999", b"[", b"]", b"{", b'"', b"'", b"\\", b"=",
-    b":", b",", b"\x00", b"\xff", b"#", b"$(id)", b"\r", b"  ", b"0-3", b"%s", b"null", b"^1",
-)  # fmt: skip
+    b"",
+    b"\n",
+    b"0",
+    b"-1",
+    b"99999999999999999999",
+    b"[",
+    b"]",
+    b"{",
+    b'"',
+    b"'",
+    b"\\",
+    b"=",
+    b":",
+    b",",
+    b"\x00",
+    b"\xff",
+    b"#",
+    b"$(id)",
+    b"\r",
+    b"  ",
+    b"0-3",
+    b"%s",
+    b"null",
+    b"^1",
+)
 
 
 @st.composite

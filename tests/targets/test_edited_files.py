@@ -244,14 +244,19 @@ def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
     for target in ("proxmox", "xen", "incus", "cloud-hypervisor"):
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
         chosen = {str(device.bdf) for device in after.plan.devices}
-        there = {str(bdf) for bdf, _ in
-                 read_facts(target, after.rendering.document).devices}  # fmt: skip
+        there = {str(bdf) for bdf, _ in read_facts(target, after.rendering.document).devices}
         assert there == chosen
 
 
 def read_facts(target: str, content: bytes):  # type: ignore[no-untyped-def]
-    modules = {"proxmox": proxmox, "xen": xen, "incus": incus, "qemu": qemu,
-               "cloud-hypervisor": cloud_hypervisor, "openstack": openstack}  # fmt: skip
+    modules = {
+        "proxmox": proxmox,
+        "xen": xen,
+        "incus": incus,
+        "qemu": qemu,
+        "cloud-hypervisor": cloud_hypervisor,
+        "openstack": openstack,
+    }
     return modules[target].read_facts(content, "vm")
 
 
@@ -330,8 +335,10 @@ def test_members_of_a_json_object_are_replaced_in_place() -> None:
     assert with_members(text, 0, {"a": 2}, "x") == '{ "a": 2,\n  "b": {"c": [1, 2]},"d":3 }'
     assert with_members(text, 0, {"b": None}, "x") == '{ "a": 1,"d":3 }'
     assert json.loads(with_members(text, 0, {"a": None, "e": "f"}, "x")) == {
-        "b": {"c": [1, 2]}, "d": 3, "e": "f"
-    }  # fmt: skip
+        "b": {"c": [1, 2]},
+        "d": 3,
+        "e": "f",
+    }
     assert with_members("{}", 0, {"a": 1}, "x") == '{"a": 1}'
     with pytest.raises(ParseError):
         with_members('{"a": 1, "a": 2}', 0, {"b": 1}, "x")
@@ -339,21 +346,31 @@ def test_members_of_a_json_object_are_replaced_in_place() -> None:
 
 PUBLISHED = [
     # (lines, options that Proxmox writes); restated from the pair of this name in src/test/cfg2cmd
-    ("memory-hugepages-1g",
-     "cores: 2\nmemory: 8192\nnuma: 1\nsockets: 2\nhugepages: 1024\n",
-     ("-smp 4,sockets=2,cores=2,maxcpus=4", "-m 8192",
-      "-object memory-backend-file,id=ram-node0,size=4096M,"
-      "mem-path=/run/hugepages/kvm/1048576kB,share=on,prealloc=yes",
-      "-numa node,nodeid=0,cpus=0-1,memdev=ram-node0",
-      "-numa node,nodeid=1,cpus=2-3,memdev=ram-node1")),
-    ("q35-linux-hostpci-multifunction",
-     "cores: 1\nmemory: 512\nmachine: q35\nnuma: 1\nsockets: 2\n",
-     ("-smp 2,sockets=2,cores=1,maxcpus=2", "-m 512",
-      "-object memory-backend-ram,id=ram-node0,size=256M",
-      "-numa node,nodeid=0,cpus=0,memdev=ram-node0",
-      "-object memory-backend-ram,id=ram-node1,size=256M",
-      "-numa node,nodeid=1,cpus=1,memdev=ram-node1")),
-]  # fmt: skip
+    (
+        "memory-hugepages-1g",
+        "cores: 2\nmemory: 8192\nnuma: 1\nsockets: 2\nhugepages: 1024\n",
+        (
+            "-smp 4,sockets=2,cores=2,maxcpus=4",
+            "-m 8192",
+            "-object memory-backend-file,id=ram-node0,size=4096M,"
+            "mem-path=/run/hugepages/kvm/1048576kB,share=on,prealloc=yes",
+            "-numa node,nodeid=0,cpus=0-1,memdev=ram-node0",
+            "-numa node,nodeid=1,cpus=2-3,memdev=ram-node1",
+        ),
+    ),
+    (
+        "q35-linux-hostpci-multifunction",
+        "cores: 1\nmemory: 512\nmachine: q35\nnuma: 1\nsockets: 2\n",
+        (
+            "-smp 2,sockets=2,cores=1,maxcpus=2",
+            "-m 512",
+            "-object memory-backend-ram,id=ram-node0,size=256M",
+            "-numa node,nodeid=0,cpus=0,memdev=ram-node0",
+            "-object memory-backend-ram,id=ram-node1,size=256M",
+            "-numa node,nodeid=1,cpus=1,memdev=ram-node1",
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "conf", "wanted"), PUBLISHED, ids=[p[0] for p in PUBLISHED])

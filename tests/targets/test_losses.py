@@ -86,10 +86,13 @@ def shown(facts: VmFacts, feature: Feature) -> bool | None:
 ELSEWHERE = {
     "proxmox": {Feature.VCPU_PINS},  # in the hook script
     "openstack": {
-        Feature.VCPU_PINS, Feature.EMULATOR_PINS, Feature.MEMORY_NODES, Feature.DEVICES
+        Feature.VCPU_PINS,
+        Feature.EMULATOR_PINS,
+        Feature.MEMORY_NODES,
+        Feature.DEVICES,
     },  # Nova's choice, under policies
     "incus": {Feature.TOPOLOGY, Feature.THREADS},  # of the PUs, which have no siblings here
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -88,8 +88,12 @@ def flavor_of(document: bytes) -> dict[str, Any]:
     flavor = whole["flavor"]
     # An alias is resolved by the operator's nova.conf, which is not there.
     specs = {k: v for k, v in flavor["extra_specs"].items() if not k.startswith("pci_passthrough")}
-    return {"vcpus": flavor["vcpus"], "ram": flavor["ram"], "extra_specs": specs,
-            "properties": whole["image"]["properties"]}  # fmt: skip
+    return {
+        "vcpus": flavor["vcpus"],
+        "ram": flavor["ram"],
+        "extra_specs": specs,
+        "properties": whole["image"]["properties"],
+    }
 
 
 def as_planned(plan: Plan, answer: dict[str, Any]) -> None:

@@ -20,9 +20,14 @@ A, B, C = (Bdf.parse(text) for text in ADDRESSES)
 
 def _link(gpu: int, kind: str, hops: int) -> dict[str, Any]:
     return {
-        "gpu": gpu, "bdf": ADDRESSES[gpu], "weight": 15, "link_status": "ENABLED",
-        "link_type": kind, "num_hops": hops, "bandwidth": "N/A",
-    }  # fmt: skip
+        "gpu": gpu,
+        "bdf": ADDRESSES[gpu],
+        "weight": 15,
+        "link_status": "ENABLED",
+        "link_type": kind,
+        "num_hops": hops,
+        "bandwidth": "N/A",
+    }
 
 
 KINDS = (("SELF", "PCIE", "XGMI"), ("PCIE", "SELF", "XGMI"), ("XGMI", "XGMI", "SELF"))
@@ -50,12 +55,16 @@ ROCM: dict[str, dict[str, str]] = {
         for i in range(3)
     },
     "system": {
-        **{f"(Topology) Hops between DRM devices {a} and {b}": h for (a, b), (_, h) in
-           _PAIRS.items()},
-        **{f"(Topology) Link type between DRM devices {a} and {b}": k for (a, b), (k, _) in
-           _PAIRS.items()},
+        **{
+            f"(Topology) Hops between DRM devices {a} and {b}": h
+            for (a, b), (_, h) in _PAIRS.items()
+        },
+        **{
+            f"(Topology) Link type between DRM devices {a} and {b}": k
+            for (a, b), (k, _) in _PAIRS.items()
+        },
     },
-}  # fmt: skip
+}
 LINKS = ((None, "PCIE", "XGMI"), ("PCIE", None, "XGMI"), ("XGMI", "XGMI", None))
 
 
@@ -96,9 +105,19 @@ def test_rocm_smi_tells_each_pair_once(lower: bool) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "ERROR: no driver", "[]", "{}", "[1]", '[{"gpu": -1}]', '[{"gpu": 0}, {"gpu": 0}]',
-     '[{"gpu": 0, "bdf": "x"}]', "[{", '{"gpu_data": 3}'],
-)  # fmt: skip
+    [
+        "",
+        "ERROR: no driver",
+        "[]",
+        "{}",
+        "[1]",
+        '[{"gpu": -1}]',
+        '[{"gpu": 0}, {"gpu": 0}]',
+        '[{"gpu": 0, "bdf": "x"}]',
+        "[{",
+        '{"gpu_data": 3}',
+    ],
+)
 def test_what_is_no_topology_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         amd_smi.parse_topology(text)
@@ -129,11 +148,16 @@ EXPECTED = (DeviceLink(LinkKind.XGMI, A, C), DeviceLink(LinkKind.XGMI, B, C))
 def _renumbered() -> str:
     """The same links, where amd-smi counts from the highest address down."""
     number = {0: 2, 1: 1, 2: 0}
-    return json.dumps([
-        {**one, "gpu": number[i], "links": [{**link, "gpu": number[link["gpu"]]}
-                                            for link in AMD[i]["links"]]}
-        for i, one in enumerate(AMD)
-    ])  # fmt: skip
+    return json.dumps(
+        [
+            {
+                **one,
+                "gpu": number[i],
+                "links": [{**link, "gpu": number[link["gpu"]]} for link in AMD[i]["links"]],
+            }
+            for i, one in enumerate(AMD)
+        ]
+    )
 
 
 @pytest.mark.parametrize(

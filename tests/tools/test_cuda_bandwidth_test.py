@@ -39,8 +39,10 @@ def test_each_direction_has_its_bandwidth() -> None:
     run = parse(OUTPUT)
     assert run.devices == ((0, "NVIDIA H200"),)
     assert [transfer.direction for transfer in run.transfers] == [
-        Direction.HOST_TO_DEVICE, Direction.DEVICE_TO_HOST, Direction.DEVICE_TO_DEVICE,
-    ]  # fmt: skip
+        Direction.HOST_TO_DEVICE,
+        Direction.DEVICE_TO_HOST,
+        Direction.DEVICE_TO_DEVICE,
+    ]
     assert [t.bytes_per_s for t in run.transfers] == pytest.approx([55.3e9, 55.1e9, 2901.4e9])
     assert all(t.is_pinned and t.size_bytes == 32_000_000 for t in run.transfers)
     assert run.has_passed is True

@@ -89,8 +89,10 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
     )
     node = host_from_hwloc(_document(TWO_NODES + extra), "gpu memory").nodes[2]
     assert (node.memory_kind, str(node.gpu), node.pus) == (
-        MemoryKind.GPU, "0000:01:00.0", CpuSet(),
-    )  # fmt: skip
+        MemoryKind.GPU,
+        "0000:01:00.0",
+        CpuSet(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,8 +149,12 @@ def test_two_epyc_9654_are_192_cores_in_24_llcs_on_one_node() -> None:
     host = _host("AMD-19h-Zen4-2xEpyc-9654.xml")
     counts = summarise(host)
     assert (counts.packages, counts.cores, counts.pus, counts.llcs, counts.numa_nodes) == (
-        2, 192, 384, 24, 1,
-    )  # fmt: skip
+        2,
+        192,
+        384,
+        24,
+        1,
+    )
     assert {len(llc.pus) for llc in host.llcs} == {16}
     assert str(host.cores[0].pus) == "0,192"
     assert host.nodes[0].memory_bytes is None
@@ -171,8 +177,11 @@ def test_a_dgx2_has_its_gpus_and_nvswitches_in_place() -> None:
     assert summarise(host).nvswitches == 12  # of one only its subtype gives
     assert {link.kind for link in host.links} == {LinkKind.NVLINK}
     assert [root.name for root in host.root_complexes] == [
-        "pci0000:2b", "pci0000:4e", "pci0000:ae", "pci0000:d7",
-    ]  # fmt: skip
+        "pci0000:2b",
+        "pci0000:4e",
+        "pci0000:ae",
+        "pci0000:d7",
+    ]
 
 
 @needs_machines

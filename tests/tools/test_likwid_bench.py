@@ -84,8 +84,11 @@ def test_output_that_is_none_is_refused(text: str, says: str) -> None:
 def test_the_installed_tool_is_understood() -> None:
     done = subprocess.run(
         [*argv("copy", "S0", 4_000_000, 1), "-i", "2"],
-        capture_output=True, text=True, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
     if done.returncode != 0:
         pytest.skip(f"likwid-bench does not run here: {done.stderr[:80]}")
     run = parse(done.stdout)

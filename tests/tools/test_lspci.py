@@ -86,27 +86,38 @@ def test_a_function_is_read_with_all_that_the_listing_tells() -> None:
         (
             "0000:3b:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] "
             "[10de:2330] (rev a1)",
-            0x030200, (0x10DE, 0x2330), "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
+            0x030200,
+            (0x10DE, 0x2330),
+            "NVIDIA Corporation GH100 [H100 SXM5 80GB]",
         ),
         ("3b:00.0 0302: 10de:2330 (rev a1)", 0x030200, (0x10DE, 0x2330), "10de:2330"),
         (
             "10000:e1:00.0 Non-Volatile memory controller: Samsung Electronics Co Ltd NVMe SSD "
             "Controller PM9A3 (prog-if 02 [NVM Express])",
-            0x010802, (0x144D, None),
+            0x010802,
+            (0x144D, None),
             "Samsung Electronics Co Ltd NVMe SSD Controller PM9A3",
         ),
         (
             "c1:00.0 Processing accelerators: Advanced Micro Devices, Inc. [AMD/ATI] Device 74a1",
-            0x120000, (0x1002, 0x74A1), "Advanced Micro Devices, Inc. [AMD/ATI] Device 74a1",
+            0x120000,
+            (0x1002, 0x74A1),
+            "Advanced Micro Devices, Inc. [AMD/ATI] Device 74a1",
         ),
         (
             "00:00.4 Generic system peripheral [0807]: Intel Corporation Device 0b23",
-            0x080700, (0x8086, 0x0B23), "Intel Corporation Device 0b23",
+            0x080700,
+            (0x8086, 0x0B23),
+            "Intel Corporation Device 0b23",
         ),
-        ("00:05.0 Flux capacitor: Brown Enterprises Device 0001", None, (None, 1),
-         "Brown Enterprises Device 0001"),
+        (
+            "00:05.0 Flux capacitor: Brown Enterprises Device 0001",
+            None,
+            (None, 1),
+            "Brown Enterprises Device 0001",
+        ),
     ],
-)  # fmt: skip
+)
 def test_headers_are_read_in_every_spelling(
     header: str, class_code: int | None, ids: tuple[int | None, int | None], name: str
 ) -> None:
@@ -117,11 +128,14 @@ def test_headers_are_read_in_every_spelling(
 
 
 def test_what_is_not_printed_is_unknown() -> None:
-    (function,) = parse("3b:00.0 3D controller: NVIDIA Corporation Device 2330\n"
-                        "\tCapabilities: <access denied>\n")  # fmt: skip
+    (function,) = parse(
+        "3b:00.0 3D controller: NVIDIA Corporation Device 2330\n\tCapabilities: <access denied>\n"
+    )
     assert function.link is None and function.numa_node is None and function.port_type is None
-    (down,) = parse("3b:00.0 PCI bridge: PLX Technology, Inc. Device 8747\n"
-                    "\t\tLnkSta:\tSpeed unknown, Width x0\n\tNUMA node: -1\n")  # fmt: skip
+    (down,) = parse(
+        "3b:00.0 PCI bridge: PLX Technology, Inc. Device 8747\n"
+        "\t\tLnkSta:\tSpeed unknown, Width x0\n\tNUMA node: -1\n"
+    )
     assert down.link is None and down.numa_node is None
 
 
@@ -165,9 +179,24 @@ DUMP = "00: de 10 30 23 46 05 10 00 a1 00 02 03 10 00 00 00\n10: 00 00\nff0: 0c 
         SMALL.replace("00:01.0 PCI", f"{DUMP}\n00:01.0 PCI") + DUMP,
         SMALL.strip(),
     ],
-    ids=["bom", "prompt", "brackets", "dollar", "banner", "codes", "fence", "tildes", "crlf",
-         "quoted", "indented", "spaces", "two-spaces", "hex-dump", "stripped"],
-)  # fmt: skip
+    ids=[
+        "bom",
+        "prompt",
+        "brackets",
+        "dollar",
+        "banner",
+        "codes",
+        "fence",
+        "tildes",
+        "crlf",
+        "quoted",
+        "indented",
+        "spaces",
+        "two-spaces",
+        "hex-dump",
+        "stripped",
+    ],
+)
 def test_a_listing_is_read_as_people_copied_it(text: str, tmp_path: Path) -> None:
     assert looks_like_lspci(text)
     assert parse(text) == parse(SMALL)
@@ -254,8 +283,15 @@ def test_the_hgx_h100_is_read_whole() -> None:
     assert (counts.pci_functions, counts.gpus, counts.nvswitches) == (517, 8, 4)
     gpus = host.devices_of_kind(DeviceKind.GPU)
     assert [(f"{d.bdf.bus:02x}", d.node) for d in gpus] == [
-        ("19", 0), ("3b", 0), ("4c", 0), ("5d", 0), ("9b", 1), ("bb", 1), ("cb", 1), ("db", 1),
-    ]  # fmt: skip
+        ("19", 0),
+        ("3b", 0),
+        ("4c", 0),
+        ("5d", 0),
+        ("9b", 1),
+        ("bb", 1),
+        ("cb", 1),
+        ("db", 1),
+    ]
     # Each GPU shares its switch with the ConnectX-7 on the next bus.
     for gpu in gpus:
         nic = Bdf(0, gpu.bdf.bus + 1, 0, 0)

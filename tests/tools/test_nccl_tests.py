@@ -76,27 +76,38 @@ def document(**changes: Any) -> str:
         "env": ["AWS_SECRET_ACCESS_KEY=hunter2", "PATH=/usr/bin"],
         "nccl_version": 22809,
         "config": {
-            "nthreads": 1, "ngpus": 2, "warmup_iters": 10, "iterations": 100,
+            "nthreads": 1,
+            "ngpus": 2,
+            "warmup_iters": 10,
+            "iterations": 100,
             "blocking_collectives": "false",
             "devices": [
                 {
-                    "rank": 0, "hostname": "gpuhost-1", "device": 0,
-                    "device_hex": "0000:19:00", "device_info": "NVIDIA H200",
+                    "rank": 0,
+                    "hostname": "gpuhost-1",
+                    "device": 0,
+                    "device_hex": "0000:19:00",
+                    "device_info": "NVIDIA H200",
                 }
             ],
         },
         "results": [
             {
-                "size": 8589934592, "count": 2147483648, "type": "float", "redop": "sum",
-                "root": "    -1", "out_of_place": half(31460.0, 214.75, 375.81),
-                "in_place": half(1.2e6, 213.0, 372.75), "experiment_name": "AllReduce",
+                "size": 8589934592,
+                "count": 2147483648,
+                "type": "float",
+                "redop": "sum",
+                "root": "    -1",
+                "out_of_place": half(31460.0, 214.75, 375.81),
+                "in_place": half(1.2e6, 213.0, 372.75),
+                "experiment_name": "AllReduce",
             }
         ],
         "out_of_bounds": {"count": 0, "okay": "true"},
         "average_bus_bandwidth": {"bandwidth": 187.14, "okay": "unchecked"},
         "errors": [],
         **changes,
-    }  # fmt: skip
+    }
     return json.dumps(value)
 
 

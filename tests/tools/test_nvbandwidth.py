@@ -74,25 +74,37 @@ def document(**changes: Any) -> str:
         {
             "bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)",
             "bandwidth_matrix": [["55.31", "53.29"]],
-            "name": "host_to_device_memcpy_ce", "status": "Passed",
-            "sum": 108.6, "min": 53.29, "max": 55.31, "average": 54.3,
+            "name": "host_to_device_memcpy_ce",
+            "status": "Passed",
+            "sum": 108.6,
+            "min": 53.29,
+            "max": 55.31,
+            "average": 54.3,
         },
         {
             "bandwidth_description": "memcpy CE GPU(row) <-> GPU(column) Total bandwidth (GB/s)",
             "bandwidth_matrix": [
-                ["N/A", "372.04"], ["371.9", "N/A"], ["N/A", "372.2"], ["371.7", "N/A"],
-                ["N/A", "744.24"], ["743.6", "N/A"],
+                ["N/A", "372.04"],
+                ["371.9", "N/A"],
+                ["N/A", "372.2"],
+                ["371.7", "N/A"],
+                ["N/A", "744.24"],
+                ["743.6", "N/A"],
             ],
-            "name": "device_to_device_bidirectional_memcpy_read_ce", "status": "Passed",
-            "sum": 1487.84, "min": 0.0,
+            "name": "device_to_device_bidirectional_memcpy_read_ce",
+            "status": "Passed",
+            "sum": 1487.84,
+            "min": 0.0,
         },
         {
             "bandwidth_description": "memory latency SM CPU(row) <-> GPU(column) (ns)",
             "bandwidth_matrix": [["682.42", "783.11"]],
-            "name": "host_device_latency_sm", "status": "Passed", "sum": 1465.53,
+            "name": "host_device_latency_sm",
+            "status": "Passed",
+            "sum": 1465.53,
         },
         {"name": "all_to_one_write_sm", "status": "Waived"},
-    ]  # fmt: skip
+    ]
     root: dict[str, Any] = {
         "CUDA Runtime Version": 12080,
         "Driver Version": "570.124.06",
@@ -147,8 +159,10 @@ def test_two_ways_before_version_0_6_were_one_matrix() -> None:
     case = {
         "bandwidth_description": "memcpy CE GPU(row) <-> GPU(column) bandwidth (GB/s)",
         "bandwidth_matrix": [["N/A", "744.24"], ["743.6", "N/A"]],
-        "name": "device_to_device_bidirectional_memcpy_read_ce", "status": "Passed", "sum": 1487.8,
-    }  # fmt: skip
+        "name": "device_to_device_bidirectional_memcpy_read_ce",
+        "status": "Passed",
+        "sum": 1487.8,
+    }
     test = parse(document(testcases=[case])).tests[0]
     assert [matrix.part for matrix in test.matrices] == [None]
 
@@ -286,8 +300,13 @@ def test_published_outputs_are_read(name: str, tests: int) -> None:
 
 def test_json_is_asked_for() -> None:
     assert argv(["device_local_copy"], samples=5) == (
-        "nvbandwidth", "-j", "-i", "5", "-t", "device_local_copy",
-    )  # fmt: skip
+        "nvbandwidth",
+        "-j",
+        "-i",
+        "5",
+        "-t",
+        "device_local_copy",
+    )
 
 
 @pytest.mark.parametrize("text", [TEXT, document()])

@@ -50,8 +50,11 @@ def test_rates_of_an_algorithm_are_read_by_their_header() -> None:
 
 def test_columns_that_newer_versions_add_do_not_shift_the_others() -> None:
     assert {r.operation: r.operations_per_s for r in parse(RSA_3_5).rates} == {
-        "sign": 1013.3, "verify": 24544.8, "encrypt": 23868.2, "decrypt": 1013.6,
-    }  # fmt: skip
+        "sign": 1013.3,
+        "verify": 24544.8,
+        "encrypt": 23868.2,
+        "decrypt": 1013.6,
+    }
 
 
 def test_bulk_ciphers_are_in_bytes_per_second_by_block() -> None:

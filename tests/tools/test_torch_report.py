@@ -28,25 +28,48 @@ DEVICES = [
     {"index": 1, "address": "0000:9b:00.0", "name": "NVIDIA H200", "node": 1},
 ]
 FIGURE = {
-    "metric": "h2d-bandwidth", "unit": "bytes_per_s", "device": 1, "samples": [55.1e9, 55.3e9],
-    "steady": True, "warmups": 12, "thread": {"cpu": 3, "node": 0}, "variant": None,
+    "metric": "h2d-bandwidth",
+    "unit": "bytes_per_s",
+    "device": 1,
+    "samples": [55.1e9, 55.3e9],
+    "steady": True,
+    "warmups": 12,
+    "thread": {"cpu": 3, "node": 0},
+    "variant": None,
     "memory_node": None,
-}  # fmt: skip
+}
 COPIES: dict[str, Any] = {
-    "format": "homenode.torch/1", "command": "host-copies", "torch": "2.15.0", "runtime":
-    "cuda 13.2", "devices": DEVICES, "bound_node": 0, "copy_bytes": 1 << 28, "figures": [FIGURE],
-    "gaps": [{"subject": "x", "reason": "y"}], "stalled": None,
-}  # fmt: skip
+    "format": "homenode.torch/1",
+    "command": "host-copies",
+    "torch": "2.15.0",
+    "runtime": "cuda 13.2",
+    "devices": DEVICES,
+    "bound_node": 0,
+    "copy_bytes": 1 << 28,
+    "figures": [FIGURE],
+    "gaps": [{"subject": "x", "reason": "y"}],
+    "stalled": None,
+}
 REDUCE: dict[str, Any] = {
-    "format": "homenode.torch/1", "command": "all-reduce", "torch": "2.15.0", "runtime":
-    "hip 6.3", "devices": DEVICES, "bind": "none", "peers": True, "warmups": 10, "gpus": 2,
+    "format": "homenode.torch/1",
+    "command": "all-reduce",
+    "torch": "2.15.0",
+    "runtime": "hip 6.3",
+    "devices": DEVICES,
+    "bind": "none",
+    "peers": True,
+    "warmups": 10,
+    "gpus": 2,
     "rows": [
         {"size_bytes": 8, "time_ns": 2.1e4, "iterations": 100, "wrong_ranks": 0},
         {"size_bytes": 1 << 30, "time_ns": 4.2e6, "iterations": 100, "wrong_ranks": 0},
     ],
-    "ranks": [], "choices": [{"size_bytes": 8, "algorithm": "1", "protocol": "0"}],
-    "figures": [], "gaps": [], "stalled": None,
-}  # fmt: skip
+    "ranks": [],
+    "choices": [{"size_bytes": 8, "algorithm": "1", "protocol": "0"}],
+    "figures": [],
+    "gaps": [],
+    "stalled": None,
+}
 LOG = """\
 # nThread 1 nGpus 2 minBytes 8 maxBytes 32
 node:1:1 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
@@ -65,8 +88,9 @@ def test_figures_have_addresses_and_the_bound_node() -> None:
     seen = {**COPIES, "figures": [{**FIGURE, "memory_node": 0}]}
     figures = of_torch(parse("NCCL version 2.26\n" + text_of(seen)))
     assert [(str(s.device), s.node, s.value, s.number) for s in figures.samples] == [
-        ("0000:9b:00.0", 0, 55.1e9, 0), ("0000:9b:00.0", 0, 55.3e9, 1),
-    ]  # fmt: skip
+        ("0000:9b:00.0", 0, 55.1e9, 0),
+        ("0000:9b:00.0", 0, 55.3e9, 1),
+    ]
     assert [(gap.subject, gap.reason) for gap in figures.gaps] == [("x", "y")]
 
 
@@ -125,8 +149,10 @@ def test_an_output_without_a_document_is_reported() -> None:
 
 def test_choices_have_names_whatever_the_version_prints() -> None:
     assert nccl_tuning_log.parse(LOG) == (
-        choice(8, "RING", "LL"), choice(16, "TREE", "SIMPLE"), choice(1 << 20, "NVLS", "SIMPLE"),
-    )  # fmt: skip
+        choice(8, "RING", "LL"),
+        choice(16, "TREE", "SIMPLE"),
+        choice(1 << 20, "NVLS", "SIMPLE"),
+    )
     assert nccl_tuning_log.in_words(nccl_tuning_log.parse(LOG)) == (
         "RING LL 8 B; TREE SIMPLE 16 B; NVLS SIMPLE 1 MiB"
     )

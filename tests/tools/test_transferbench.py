@@ -70,11 +70,16 @@ def test_commas_and_rows_of_iterations_are_read() -> None:
     cells = parse("\n".join(lines)).cells
     assert cells == parse(OUTPUT).cells
     commas = [
-        ",".join(line.split()).replace("CPU,0", "CPU 0").replace("GPU,0", "GPU 0").replace(
-            ",->", " ->").replace(",<", " <") if "PU 0" in line else line
+        ",".join(line.split())
+        .replace("CPU,0", "CPU 0")
+        .replace("GPU,0", "GPU 0")
+        .replace(",->", " ->")
+        .replace(",<", " <")
+        if "PU 0" in line
+        else line
         for line in OUTPUT.split("\n")
         if "Averages" not in line and "->CPU" not in line
-    ]  # fmt: skip
+    ]
     assert parse("\n".join(commas)).cells == cells
 
 
@@ -87,11 +92,15 @@ def test_figures_say_the_node_and_who_copied() -> None:
     }
     assert to_host == {(0, 0): 55.82e9, (0, 1): 31.79e9, (1, 0): 32.0e9, (1, 1): 54.31e9}
     assert {s.variant for s in figures.samples if s.metric == "h2d-bandwidth"} == {
-        "cpu threads", "cpu threads both ways",
-    }  # fmt: skip
+        "cpu threads",
+        "cpu threads both ways",
+    }
     assert {s.variant for s in figures.samples if s.metric == "p2p-bandwidth"} == {
-        "to GPU 0", "to GPU 1", "both ways to GPU 0", "both ways to GPU 1",
-    }  # fmt: skip
+        "to GPU 0",
+        "to GPU 1",
+        "both ways to GPU 0",
+        "both ways to GPU 1",
+    }
     assert any(gap.subject == "GPU addresses" for gap in figures.gaps)
 
 

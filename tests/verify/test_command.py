@@ -82,8 +82,15 @@ def test_json_is_the_documented_format(files: Files) -> None:
     assert {"device-on-other-cell", "plan-device-address"} <= {f.id for f in stored.findings}
     first = json.loads(said)["findings"][0]
     assert list(first) == [
-        "id", "severity", "subject", "expected", "observed", "cost", "fix", "source",
-    ]  # fmt: skip
+        "id",
+        "severity",
+        "subject",
+        "expected",
+        "observed",
+        "cost",
+        "fix",
+        "source",
+    ]
 
 
 def test_a_guests_own_view_stands_next_to_its_plan(files: Files) -> None:

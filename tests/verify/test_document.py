@@ -278,9 +278,14 @@ def one_group(*drivers: tuple[str, str | None]) -> Host:
 
 @pytest.mark.parametrize(
     ("driver", "stays"),
-    [("nvidia", True), ("vfio-pci", False), ("nvgrace_gpu_vfio_pci", False), ("pci-stub", False),
-     (None, False)],
-)  # fmt: skip
+    [
+        ("nvidia", True),
+        ("vfio-pci", False),
+        ("nvgrace_gpu_vfio_pci", False),
+        ("pci-stub", False),
+        (None, False),
+    ],
+)
 def test_a_driver_of_the_host_in_the_devices_iommu_group_is_named(
     driver: str | None, stays: bool
 ) -> None:
@@ -328,11 +333,16 @@ def with_dimm(xml: bytes, target: str = "<node>1</node>", source: str = "") -> b
     """1 GiB more, plugged in at the start."""
     return changed(
         xml,
-        ("<memory unit='GiB'>4<", "<maxMemory slots='4' unit='GiB'>16</maxMemory>\n"
-         "  <memory unit='GiB'>5<"),
-        ("  </devices>", f"<memory model='dimm'>{source}<target><size unit='GiB'>1</size>{target}"
-         "</target></memory></devices>"),
-    )  # fmt: skip
+        (
+            "<memory unit='GiB'>4<",
+            "<maxMemory slots='4' unit='GiB'>16</maxMemory>\n  <memory unit='GiB'>5<",
+        ),
+        (
+            "  </devices>",
+            f"<memory model='dimm'>{source}<target><size unit='GiB'>1</size>{target}"
+            "</target></memory></devices>",
+        ),
+    )
 
 
 def test_memory_devices_take_memory_of_their_cells_node() -> None:
@@ -386,8 +396,9 @@ def test_locked_memory_counts_memory_devices_and_each_device_behind_a_viommu() -
     assert not are_bad(findings_of(changed(xml, ("<vcpu ", limit.format(6)))))
     found = findings_of(changed(xml, ("<vcpu ", limit.format(5))))
     assert [f.expected[:14] for f in found if are_bad([f])] == ["at least 6 GiB"]
-    viommu = changed(xml, ("</devices>", "<iommu model='intel'/></devices>"),
-                     ("<vcpu ", limit.format(11)))  # fmt: skip
+    viommu = changed(
+        xml, ("</devices>", "<iommu model='intel'/></devices>"), ("<vcpu ", limit.format(11))
+    )
     found = findings_of(viommu)
     assert [f.expected[:15] for f in found if f.id == "memlock-low"] == ["at least 12 GiB"]
 

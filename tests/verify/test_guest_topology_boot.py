@@ -32,11 +32,28 @@ def console(model: str, topology: GuestTopology, cells: tuple[int, ...]) -> str:
         pytest.skip(str(error))
     shape = ",".join(f"{name}={value}" for name, value in topology._asdict().items())
     argv = [
-        "qemu-system-x86_64", "-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", model,
-        "-smp", f"{topology.vcpus},{shape}", "-m", f"{96 * len(cells)}M", "-nodefaults",
-        "-display", "none", "-serial", "stdio", "-no-reboot", "-kernel", str(kernel),
-        "-append", "console=ttyS0 panic=-1 nokaslr",
-    ]  # fmt: skip
+        "qemu-system-x86_64",
+        "-machine",
+        "q35",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        model,
+        "-smp",
+        f"{topology.vcpus},{shape}",
+        "-m",
+        f"{96 * len(cells)}M",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-serial",
+        "stdio",
+        "-no-reboot",
+        "-kernel",
+        str(kernel),
+        "-append",
+        "console=ttyS0 panic=-1 nokaslr",
+    ]
     for cell, (count, end) in enumerate(zip(cells, accumulate(cells), strict=True)):
         argv += ["-object", f"memory-backend-ram,id=m{cell},size=96M"]
         argv += ["-numa", f"node,nodeid={cell},cpus={end - count}-{end - 1},memdev=m{cell}"]

@@ -39,16 +39,23 @@ def test_a_bridge_without_room_is_named_where_no_device_is() -> None:
 @pytest.mark.parametrize(
     ("topic", "line", "level"),
     [
-        ("topology", "sched: CPU #1's llc-sibling CPU #0 is not on the same node! [node: 1 != 0]",
-         4),
+        (
+            "topology",
+            "sched: CPU #1's llc-sibling CPU #0 is not on the same node! [node: 1 != 0]",
+            4,
+        ),
         ("topology", "BUG: arch topology borken", 3),
         ("NUMA nodes", "NUMA: Warning: node ids are out of bound, from=-1 to=-1 distance=10", 4),
-        ("PCI", "acpi PNP0A08:00: host bridge window [mem 0x8000000000000-0x9] "
-         "(ignored, not CPU addressable)", 6),
+        (
+            "PCI",
+            "acpi PNP0A08:00: host bridge window [mem 0x8000000000000-0x9] "
+            "(ignored, not CPU addressable)",
+            6,
+        ),
         ("PCI", "pci_bus 0000:81: busn_res: can not insert [bus 81-ff] under [bus 80]", 6),
         ("NUMA nodes", "pci_bus 0000:80: Unknown NUMA node; performance will be reduced", 6 - 2),
     ],
-)  # fmt: skip
+)
 def test_warnings_of_topology_nodes_and_windows_are_findings(
     topic: str, line: str, level: int
 ) -> None:

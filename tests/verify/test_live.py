@@ -27,12 +27,19 @@ from tests.proc_trees import MIB, PID, UUID, ProcTree
 
 GPU = Bdf.parse("0000:41:00.0")
 THREADS = {
-    "CPU 0/KVM": "1", "CPU 1/KVM": "2", "CPU 2/KVM": "5", "CPU 3/KVM": "6", "IO iothread1": "3",
-    "call_rcu": "0", "IO mon_iothread": "0",
-}  # fmt: skip
+    "CPU 0/KVM": "1",
+    "CPU 1/KVM": "2",
+    "CPU 2/KVM": "5",
+    "CPU 3/KVM": "6",
+    "IO iothread1": "3",
+    "call_rcu": "0",
+    "IO mon_iothread": "0",
+}
 CELLS = ((256, "0"), (256, "1"))
-PAGES = ((256, "bind:0 anon=65536 dirty=65536 N0=65536 kernelpagesize_kB=4"),
-         (256, "bind:1 anon=65536 dirty=65536 N1=65536 kernelpagesize_kB=4"))  # fmt: skip
+PAGES = (
+    (256, "bind:0 anon=65536 dirty=65536 N0=65536 kernelpagesize_kB=4"),
+    (256, "bind:1 anon=65536 dirty=65536 N1=65536 kernelpagesize_kB=4"),
+)
 
 
 def pus(text: str) -> CpuSet:
@@ -44,11 +51,9 @@ EXPECTED = LiveExpectation(
     vcpu_pins=(pus("1"), pus("2"), pus("5"), pus("6")),
     emulator_pus=pus("0"),
     iothread_pins=((1, pus("3")),),
-    cells=tuple(
-        LiveCell(cell, 256 * MIB, pus(str(cell)), "strict", None) for cell in (0, 1)
-    ),
+    cells=tuple(LiveCell(cell, 256 * MIB, pus(str(cell)), "strict", None) for cell in (0, 1)),
     devices=((GPU, NodeIndex(1)),),
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -233,9 +238,7 @@ def test_another_vm_on_a_core_of_this_one_is_critical_also_as_a_sibling(tree: Pr
         {"CPU 0/KVM": "9", "CPU 1/KVM": "12"}, ((256, "0"),), pid=90, uuid="other", name="other,,vm"
     )
     (finding,) = judged(tree).findings
-    assert (finding.id, finding.subject) == (
-        "live-shared-core", "domain 'other,vm' (process 90)"
-    )  # fmt: skip
+    assert (finding.id, finding.subject) == ("live-shared-core", "domain 'other,vm' (process 90)")
     assert "PUs 9" in finding.observed
     tree.qemu({"CPU 0/KVM": "3", "CPU 1/KVM": "12"}, ((256, "0"),), pid=90, uuid="other")
     assert judged(tree).findings == ()
@@ -306,8 +309,14 @@ def test_every_policy_that_the_kernel_prints_is_read() -> None:
     )
     found = parse_numa_maps(lines, "numa_maps")
     assert [policy.mode for policy in found] == [
-        "default", "bind", "prefer (many)", "local", "weighted interleave", "interleave", "default",
-    ]  # fmt: skip
+        "default",
+        "bind",
+        "prefer (many)",
+        "local",
+        "weighted interleave",
+        "interleave",
+        "default",
+    ]
     assert [str(policy.nodes) for policy in found][:3] == ["", "0-1", "0,2"]
     assert found[2].pages_by_node == ((2, 4),)
     assert found[6].file == "/a b (deleted)"

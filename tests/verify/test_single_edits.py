@@ -447,7 +447,7 @@ OTHER_EDITS = (
     (r"(<numatune>)", r"<numatune><memory mode='strict' nodeset='0'/></numatune>\1"),
     (r"(<cputune>)", r"\1<quota>5000</quota>"),
     (r"(</vcpu>)", r"\1<memtune><hard_limit unit='MiB'>512</hard_limit></memtune>"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", ["2 GPUs", "8 GPUs"])

@@ -100,8 +100,10 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     assert [finding.subject for finding in found] == [
         "UEFI firmware (no image here: apt-get install ovmf)",
         "the devices' BARs and the address space for them (the devices' host is not known)",
-        "memory devices", "the vIOMMU", "launch security tdx",
-    ]  # fmt: skip
+        "memory devices",
+        "the vIOMMU",
+        "launch security tdx",
+    ]
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
     opened = document(tuned("pin-numa-pci").document)
     made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
@@ -186,9 +188,13 @@ def test_qemus_command_line_says_the_same() -> None:
 def test_bridges_have_the_properties_that_qemu_knows() -> None:
     """As `qemu-system-x86_64 -device NAME,help` of 7.2 lists them."""
     models = (
-        "pcie-root-port", "pcie-switch-upstream-port", "pcie-switch-downstream-port",
-        "dmi-to-pci-bridge", "pci-bridge", "pcie-to-pci-bridge",
-    )  # fmt: skip
+        "pcie-root-port",
+        "pcie-switch-upstream-port",
+        "pcie-switch-downstream-port",
+        "dmi-to-pci-bridge",
+        "pci-bridge",
+        "pcie-to-pci-bridge",
+    )
     buses = (0, 1, 2, 0, 4, 3)
     added = "".join(
         f"<controller type='pci' index='{i}' model='{model}'><address type='pci' "
@@ -333,8 +339,10 @@ def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
     made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
     assert [finding.subject for finding in not_in_stand_in(made, "vm.xml")] == [
         "machine type pc-q35-42.0, which this QEMU lacks (q35 instead)",
-        "the feature hyperv", "the feature hap", "memory backing locked",
-    ]  # fmt: skip
+        "the feature hyperv",
+        "the feature hap",
+        "memory backing locked",
+    ]
 
 
 def test_settings_that_decide_what_the_guest_sees_come_from_the_document() -> None:
@@ -389,8 +397,10 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     assert [cell.vcpus for cell in vcpus.cells] == [cell.vcpus for cell in made.cells]
     assert not (vcpus.devices or vcpus.controllers or vcpus.uefi or vcpus.space)
     assert (tree.devices, tree.controllers, tree.space) == (
-        made.devices, made.controllers, made.space,
-    )  # fmt: skip
+        made.devices,
+        made.controllers,
+        made.space,
+    )
     assert tree.uefi and [cell.vcpus for cell in tree.cells] == [CpuSet([0]), CpuSet([1])]
     assert [cell.memory_bytes for cell in tree.cells] == [192 * MIB] * 2
     words = shlex.join(stand_in_argv(tree, "n", FILES, "quiet", kvm=False))

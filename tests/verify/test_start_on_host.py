@@ -70,9 +70,11 @@ def test_three_findings_that_say_the_same_are_one_with_its_devices() -> None:
         "<memnode cellid='1' mode='strict' nodeset='1'/></numatune><os>"
     )
     document = changed(
-        NO_DEVICES, ("<cpu mode='host-passthrough'/>", cells), ("<os>", bound),
+        NO_DEVICES,
+        ("<cpu mode='host-passthrough'/>", cells),
+        ("<os>", bound),
         ("</devices>", f"{hostdevs}</devices>"),
-    )  # fmt: skip
+    )
     found = [one for one in findings_of(document, host=host) if one.id == "device-without-cell"]
     assert len(gpus) == 8
     (one,) = found

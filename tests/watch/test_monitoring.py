@@ -32,9 +32,10 @@ def text() -> str:
 def test_rules_and_dashboard_use_metrics_and_labels_that_are_written() -> None:
     written = set(re.findall(r"^(homenode_\w+)", text(), re.M))
     dashboard = json.loads((MONITORING / "homenode-dashboard.json").read_text())
-    asked = " ".join(
-        target["expr"] for panel in dashboard["panels"] for target in panel["targets"]
-    ) + (MONITORING / "homenode-rules.yml").read_text()  # fmt: skip
+    asked = (
+        " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+        + (MONITORING / "homenode-rules.yml").read_text()
+    )
     assert set(re.findall(r"\bhomenode_\w+", asked)) <= written
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
@@ -45,8 +46,10 @@ def test_promtool_accepts_the_metrics_and_the_rules_fire_as_they_should() -> Non
         ["promtool", "check", "metrics"], input=text(), capture_output=True, text=True
     )
     assert (checked.returncode, checked.stderr) == (0, "")
-    for argv in (["check", "rules", "homenode-rules.yml"],
-                 ["test", "rules", "homenode-rules.test.yml"]):  # fmt: skip
+    for argv in (
+        ["check", "rules", "homenode-rules.yml"],
+        ["test", "rules", "homenode-rules.test.yml"],
+    ):
         done = subprocess.run(["promtool", *argv], cwd=MONITORING, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
@@ -68,9 +71,11 @@ def test_the_node_exporter_serves_the_file_and_prometheus_raises_and_clears_the_
         )
         port = _free_port()
         argv = [
-            "prometheus", f"--config.file={configuration}", f"--storage.tsdb.path={tmp_path}/tsdb",
+            "prometheus",
+            f"--config.file={configuration}",
+            f"--storage.tsdb.path={tmp_path}/tsdb",
             f"--web.listen-address=127.0.0.1:{port}",
-        ]  # fmt: skip
+        ]
         with _started(argv):
             served = f"http://127.0.0.1:{port}/api/v1/alerts"
             alerts = _until(served, "HomenodeCritical")
@@ -79,9 +84,10 @@ def test_the_node_exporter_serves_the_file_and_prometheus_raises_and_clears_the_
             (tmp_path / "homenode.prom").write_text(state)
             _until(served, "HomenodeCritical", is_there=False)
     (found,) = [
-        alert for alert in json.loads(alerts)["data"]["alerts"]
+        alert
+        for alert in json.loads(alerts)["data"]["alerts"]
         if alert["labels"]["alertname"] == "HomenodeCritical"
-    ]  # fmt: skip
+    ]
     assert found["labels"]["id"] == "drift-link"
 
 
@@ -97,9 +103,11 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         target.write_text(re.sub(r"^Documentation=.*\n", "", made, flags=re.M))
         units.append(str(target))
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True,
+        ["systemd-analyze", "verify", "--man=no", *units],
+        capture_output=True,
+        text=True,
         env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
-    )  # fmt: skip
+    )
     ours = [line for line in done.stderr.splitlines() if "homenode" in line]
     assert ours == []
 
@@ -126,9 +134,12 @@ def _started(argv: list[str]) -> Iterator[None]:
 def _exporter(folder: Path) -> Iterator[int]:
     port = _free_port()
     argv = [
-        "prometheus-node-exporter", "--collector.disable-defaults", "--collector.textfile",
-        f"--collector.textfile.directory={folder}", f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
+        "prometheus-node-exporter",
+        "--collector.disable-defaults",
+        "--collector.textfile",
+        f"--collector.textfile.directory={folder}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
     with _started(argv):
         _until(f"http://127.0.0.1:{port}/metrics", "homenode_alert{")
         yield port

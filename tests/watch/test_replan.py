@@ -21,9 +21,7 @@ HOSTDEV = (
 WITH_GPU = ORIGINAL.replace(b"</devices>", b"  " + HOSTDEV + b"</devices>")
 
 
-def _daemon(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, original: bytes = ORIGINAL
-) -> StandIn:  # fmt: skip
+def _daemon(folder: Path, monkeypatch: pytest.MonkeyPatch, original: bytes = ORIGINAL) -> StandIn:
     stand_in = StandIn(folder / "daemon", NAME, original)
     monkeypatch.setenv("PATH", f"{stand_in.bin}:/usr/bin:/bin")
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))

@@ -152,7 +152,8 @@ class Drift:
 DRIFTS: Mapping[str, Drift] = {
     "a link trained down": Drift("drift-link", lambda: snapshot(files=link_files(GPU, "8.0 GT/s"))),
     "a link lost half of its lanes": Drift(
-        "drift-link", lambda: snapshot(files={f"{folder_of(GPU)}/current_link_width": "8\n"}),
+        "drift-link",
+        lambda: snapshot(files={f"{folder_of(GPU)}/current_link_width": "8\n"}),
     ),
     "SNC was turned on": Drift("drift-topology", lambda: snapshot(snc(HGX))),
     "SNC was turned on below a tuned VM": Drift(
@@ -162,7 +163,8 @@ DRIFTS: Mapping[str, Drift] = {
     ),
     "a DIMM is gone": Drift("drift-topology", dimm_gone),
     "a GPU was swapped for another model": Drift(
-        "drift-device", lambda: snapshot(files={f"{folder_of(GPU)}/device": "0x2331\n"}),
+        "drift-device",
+        lambda: snapshot(files={f"{folder_of(GPU)}/device": "0x2331\n"}),
     ),
     "all GPUs were swapped for another model": Drift(
         "drift-device",
@@ -174,7 +176,10 @@ DRIFTS: Mapping[str, Drift] = {
         lambda: without(snapshot(), folder_of(GPU), f"/sys/bus/pci/devices/{GPU}"),
     ),
     "huge pages are gone": Drift(
-        "drift-huge-pages", snapshot, lambda: snapshot(PAGES), certified_as=PAGES,
+        "drift-huge-pages",
+        snapshot,
+        lambda: snapshot(PAGES),
+        certified_as=PAGES,
     ),
     "a VM has the plan of another host": Drift(
         "plan-of-other-host",
@@ -186,7 +191,7 @@ DRIFTS: Mapping[str, Drift] = {
         lambda: snapshot(domain=moved_pin()),
         lambda: snapshot(domain=tuned(HGX)),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", DRIFTS)
@@ -284,9 +289,7 @@ def test_memory_that_lies_elsewhere_than_planned_is_one_alert_until_it_is_back(
     host = seen(snapshot(), None).host
     tree = ProcTree(tmp_path)
     tree.qemu({}, ((256, "0"), (256, "1")))
-    cells = tuple(
-        LiveCell(cell, 256 * MIB, CpuSet((cell,)), "strict", None) for cell in (0, 1)
-    )  # fmt: skip
+    cells = tuple(LiveCell(cell, 256 * MIB, CpuSet((cell,)), "strict", None) for cell in (0, 1))
     expected = LiveExpectation("the plan", (), None, (), cells, ())
 
     def found(policy: str, pages: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -342,9 +345,7 @@ def test_cards_that_were_moved_are_one_alert() -> None:
     host = seen(snapshot(), None).host
     moved = [one for one in certified().devices if one.kind is DeviceKind.GPU][:2]
     other = {one.bdf: Bdf(1, one.bdf.bus, 0, 0) for one in moved}
-    devices = tuple(
-        replace(one, bdf=other.get(one.bdf, one.bdf)) for one in certified().devices
-    )  # fmt: skip
+    devices = tuple(replace(one, bdf=other.get(one.bdf, one.bdf)) for one in certified().devices)
     (alert,) = alerts(replace(certified(), devices=devices), host)
     assert (alert.id, alert.subject, len(alert.findings)) == ("drift-device", "addresses", 4)
 
@@ -370,8 +371,15 @@ def test_a_state_is_stored_and_read_back() -> None:
 
 
 def test_metrics_have_help_type_and_escaped_labels() -> None:
-    state = WatchState("h", 1.5, (Alert("x", seen(snapshot(snc(HGX)), certified()).state.alerts[0]
-                                        .severity, 'a "b"\n', ()),))  # fmt: skip
+    state = WatchState(
+        "h",
+        1.5,
+        (
+            Alert(
+                "x", seen(snapshot(snc(HGX)), certified()).state.alerts[0].severity, 'a "b"\n', ()
+            ),
+        ),
+    )
     text = metrics(state, seen(snapshot(), None).host, 0.25)
     assert 'homenode_alert{id="x",severity="critical",subject="a \\"b\\"\\n"} 1' in text
     for line in text.splitlines():

@@ -18,9 +18,17 @@ __version__ = "2.99.0+standin"
 
 SETTINGS: dict[str, Any] = json.loads(os.environ.get("STAND_IN", "{}"))
 RATES = {
-    "h2d": 50e9, "d2h": 40e9, "sm": 30e9, "local": 2e12, "p2p": 20e9, "highest": 50e12,
-    "high": 400e12, "bfloat16": 800e12, "float16": 780e12, **SETTINGS.get("rates", {}),
-}  # fmt: skip
+    "h2d": 50e9,
+    "d2h": 40e9,
+    "sm": 30e9,
+    "local": 2e12,
+    "p2p": 20e9,
+    "highest": 50e12,
+    "high": 400e12,
+    "bfloat16": 800e12,
+    "float16": 780e12,
+    **SETTINGS.get("rates", {}),
+}
 
 
 class Dtype:

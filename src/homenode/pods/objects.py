@@ -1,10 +1,10 @@
 """Objects: what kubectl prints with -o json, read within limits."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from homenode.errors import InputError
-from homenode.json_text import NotJsonError, decode_json
 
 MAX_BYTES = 4 << 20
 """Of an object; etcd takes 1.5 MiB of one."""
@@ -15,8 +15,8 @@ def read_object(text: str | bytes, source: str, what: str) -> Mapping[str, Any]:
     if len(text) > MAX_BYTES:
         raise InputError(f"{source}: expected at most {MAX_BYTES} bytes, found {len(text)}")
     try:
-        document = decode_json(text)
-    except NotJsonError as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, or nested without end
         raise InputError(
             f"{source}: expected {what} as JSON, found: {error}",
             hint="kubectl prints JSON with -o json",

@@ -292,6 +292,13 @@ def test_a_refused_flavour_names_its_key(line: str, key: str) -> None:
         parse_flavours(text, "f.toml")
 
 
+def test_a_flavour_that_takes_nothing_of_a_host_is_refused() -> None:
+    text = 'format = 1\n[[flavour]]\nname = "a"\nvcpus = 2\nmemory = "1GiB"\nlayout = "default"\n'
+    with pytest.raises(InputError, match=r"^f\.toml: flavour\[0\]\.layout: expected a layout that"):
+        parse_flavours(text, "f.toml")
+    assert parse_flavours(text + "gpus = 1\n", "f.toml")[0].gpus == 1
+
+
 def test_a_flavour_of_another_model_fits_nowhere() -> None:
     flavour = Flavour("b200", 1, gpu_model="B200")
     own = Flavour("h100", 1, gpu_model="h100")

@@ -9,7 +9,7 @@ from homenode.errors import InputError
 from homenode.pci import PciDevice
 from homenode.plan.gpu_parts import is_divided, parts_at, same_profile
 from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS
+from homenode.plan.layout import PRESETS, Pinning
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import LEAST_RESERVE_BYTES
@@ -232,4 +232,10 @@ def parse_flavours(text: str, source: str) -> tuple[Flavour, ...]:
         if table.name in names:
             raise table.refusal("name", "a name that no other flavour has", table.name)
         names.add(table.name)
-    return tuple(table.named(table.name) for table in tables)
+    flavours = tuple(table.named(table.name) for table in tables)
+    for table in tables:
+        if not table.gpus and PRESETS[table.layout].pinning is Pinning.NONE:
+            # Nothing of a host is allocated to such a VM, so no number of them is the last to fit.
+            expected = "a layout that pins vCPUs, for a flavour without GPUs"
+            raise table.refusal("layout", expected, table.layout)
+    return flavours

@@ -209,8 +209,9 @@ def test_a_drift_is_one_alert_for_each_part_that_drifted_and_is_cleared(name: st
     assert again.alerts == ()
 
 
-def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned() -> None:
-    found = seen(snapshot(domain=tuned(HGX)), certified())
+@pytest.mark.parametrize("layout", ["pin", "pin-bound", "pin-numa", "pin-numa-pci"])
+def test_a_tuned_vm_on_its_own_host_is_no_alert_and_counts_as_planned(layout: str) -> None:
+    found = seen(snapshot(domain=tuned(HGX, layout)), certified())
     assert found.state.alerts == ()
     assert found.state.domains == ("gpu-vm",)
     assert 'homenode_domain_as_planned{domain="gpu-vm"} 1' in metrics(found.state, found.host, 0.1)

@@ -7,6 +7,7 @@ from homenode.doctor.guest.pins import nodes_of
 from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
+from homenode.plan.layout import MemoryBinding
 from homenode.topology import Host, MemoryKind
 from homenode.verify.domain_facts import DomainFacts
 
@@ -48,9 +49,10 @@ def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             source=facts.source,
         )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
+        as_planned = facts.record is not None and facts.record.memory is MemoryBinding.AS_IT_WAS
         yield Finding(
             id="memory-unbound",
-            severity=Severity.WARNING,
+            severity=Severity.INFO if as_planned else Severity.WARNING,
             subject="<numatune>",
             expected=f"memory bound to node {vcpu_nodes}, where the vCPUs are",
             observed="no binding",

@@ -3,16 +3,16 @@
 tests/packaging/test_container_live.py builds and runs it.
 """
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.packaging.wheels import build_wheel
 
 ROOT = Path(__file__).parents[2]
 KNOWN = {"ARG", "FROM", "RUN", "COPY", "WORKDIR", "VOLUME", "CMD"}
@@ -72,23 +72,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_copied_is_enough_for_the_package(context: Path, tmp_path: Path) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-build-isolation",
-            "--wheel-dir",
-            str(tmp_path),
-            str(context),
-        ],
-        check=True,
-        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
-    )
+    build_wheel(context, tmp_path)
     (wheel,) = tmp_path.glob("homenode-*.whl")
     assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
 

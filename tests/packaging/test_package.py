@@ -8,27 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.packaging.wheels import build_wheel
+
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_wheel_holds_the_types_the_hosts_and_the_licence(tmp_path: Path) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-build-isolation",
-            "--wheel-dir",
-            str(tmp_path),
-            str(ROOT),
-        ],
-        check=True,
-        env={**os.environ, "HOMENODE_NO_PROBE": "1"},
-    )
+    build_wheel(ROOT, tmp_path)
     (wheel,) = tmp_path.glob("homenode-*-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert "homenode/py.typed" in names

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from homenode.cpuset import CpuSet
-from homenode.errors import HostError
+from homenode.errors import HomenodeError
 from homenode.measure.access.machine import Machine
 from homenode.measure.programs.collective_watch import SAID, used_bytes
 from homenode.measure.programs.watched import busy_pus
@@ -90,10 +90,10 @@ class HostWatch:
         return self._machine.snapshot()
 
     def _vm(self) -> RunningVm | None:
-        """None where its QEMU is not to be seen: in another namespace, or not ours to look at."""
+        """None where its QEMU cannot be read: it costs these figures, never the measurement."""
         try:
             return capture_running_vm(self._uuid, self._watch, ProcFiles(self._root))
-        except HostError:
+        except HomenodeError:
             return None
 
 

@@ -95,6 +95,23 @@ def test_each_gain_is_there_when_its_moves_are_done(seed: int) -> None:
     assert all(len(group.moves) <= 3 for group in plan.groups)
 
 
+def test_moves_that_gain_nothing_leave_every_host_to_be_tried() -> None:
+    host = shipped("hgx-h100")
+    pool = pool_of([(f"h{i}", filled(host, 330 + i, 6)) for i in range(3)])
+    assert (
+        defragment(pool, GPU1, FLAVOURS, most=1).fits_before
+        == outlook(pool, FLAVOURS).fits[0].local
+    )
+
+
+def test_a_vm_moves_to_gpus_of_its_own_model() -> None:
+    h100, h200 = shipped("hgx-h100"), shipped("h200-xeon8558")
+    pool = pool_of([("a", with_vm(h100, GPU1, "vm")), ("b", h200)])
+    assert [one.vm for one in drain(pool, "a", FLAVOURS).stuck] == ["vm"]
+    pool = pool_of([("a", with_vm(h100, GPU1, "vm")), ("b", h200), ("c", h100)])
+    assert [move.to_host for move in drain(pool, "a", FLAVOURS).moves] == ["c"]
+
+
 def test_a_pool_that_is_not_broken_up_needs_no_moves() -> None:
     assert defragment(pool_of([("a", shipped("hgx-h100"))]), GPU8, FLAVOURS).groups == ()
 

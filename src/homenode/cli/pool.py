@@ -131,6 +131,10 @@ def place(
         typer.Argument(metavar="VM.xml", help="The domain document; - for standard input."),
     ] = None,
     flavours: FlavoursOption = None,
+    among: Annotated[
+        list[str] | None,
+        typer.Option("--on", metavar="HOST", help="Choose among these hosts of the pool only."),
+    ] = None,
     count: Annotated[
         int, typer.Option(metavar="N", min=1, max=10_000, help="Place N such VMs: VM-1 to VM-N.")
     ] = 1,
@@ -164,7 +168,7 @@ def place(
     from homenode.cli import pool_work
 
     if hook:
-        if document is not None or record or count > 1 or output is not None:
+        if document is not None or record or count > 1 or output is not None or among:
             raise UsageError("--hook: expected requests on standard input, found a document too")
         pool_work.answer(pool, flavours)
         return
@@ -182,7 +186,7 @@ def place(
         options,
         flavours,
         layout.results,
-        pool_work.PlaceOutputs(count, output, record, json),
+        pool_work.PlaceOutputs(count, output, record, json, tuple(among or ())),
     )
 
 

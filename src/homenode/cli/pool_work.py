@@ -19,7 +19,6 @@ from homenode.cli.terminal import (
     print_file,
     print_json,
     read_file,
-    say,
     write_text,
 )
 from homenode.errors import InputError, UsageError
@@ -27,9 +26,11 @@ from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.sources import Progress, load_pool
-from homenode.wording import plural
+from homenode.wording import did_you_mean, plural
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
     from homenode.pool.moves import MovePlan
@@ -134,6 +135,7 @@ class PlaceOutputs:
     document: Path | None
     record: bool
     json: bool
+    among: tuple[str, ...] = ()
 
 
 def answer(sources: Sequence[str], flavours: Path | None) -> None:
@@ -204,6 +206,13 @@ def place(
         from homenode.evidence.sources import load_evidence
 
         evidence = load_evidence(results)
+    known = [host.name for host in pool.hosts]
+    for name in outputs.among:
+        if name not in known:
+            raise UsageError(
+                f"--on: expected a host of the pool, found {name!r}",
+                hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
+            )
     by_shape = _flavour_of_shapes(guest, options, pool, evidence)
     places = PoolPlaces(pool, sizes)
     placed: list[RankedPlace] = []
@@ -235,7 +244,7 @@ def _place_one(
     from homenode.tuning import tune
 
     screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
-    ranking = places.ranked(by_shape, vm=name)
+    ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
     first = list(islice(ranking, 3))
     if not outputs.json and number == 1:
         refused = () if first else places.refusals(by_shape, vm=name)
@@ -474,11 +483,13 @@ def pack(
 
 def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
     from homenode.pool.moves import drain as drain_moves
+    from homenode.report.pool_text import drain_text
 
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
-    _print_moves(drain_moves(pool, host, sizes), f"to empty {host}", as_json=as_json)
+    plan = drain_moves(pool, host, sizes)
+    _print_moves(plan, drain_text(plan, host, pool, sources), as_json=as_json)
 
 
 def defragment(
@@ -490,6 +501,7 @@ def defragment(
     as_json: bool,
 ) -> None:
     from homenode.pool.moves import defragment as defragment_moves
+    from homenode.report.pool_text import defragment_text
 
     sizes = read_flavours(flavours)
     wanted = max(sizes, key=lambda one: one.gpus)
@@ -502,24 +514,17 @@ def defragment(
     pool = read_the_pool(sources)
     note_failures(pool)
     plan = defragment_moves(pool, wanted, sizes, most=most)
-    _print_moves(plan, f"for {wanted.name}", as_json=as_json)
+    text = defragment_text(plan, wanted.name, pool, sources, most)
+    _print_moves(plan, text, as_json=as_json)
 
 
-def _print_moves(plan: "MovePlan", why: str, *, as_json: bool) -> None:
+def _print_moves(plan: "MovePlan", text: "RenderableType", *, as_json: bool) -> None:
     if as_json:
         from homenode.formats import encode
 
         print_json(encode("pool-moves", plan))
     else:
-        moves = sum(len(group.moves) for group in plan.groups)
-        say(f"{moves} moves {why}")
-        for number, group in enumerate(plan.groups, start=1):
-            gain = f" (+{group.gain} x {group.flavour})" if group.flavour else ""
-            for move in group.moves:
-                way = "stop and start: it has devices" if move.restart else "live migration"
-                say(f"  {number}. {move.vm}: {move.from_host} -> {move.to_host}, {way}{gain}")
-        for stuck in plan.stuck:
-            say(f"  stays: {stuck.vm}: {stuck.reason}")
+        console().print(text)
     if plan.stuck:
         raise SystemExit(4)
 

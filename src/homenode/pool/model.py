@@ -35,6 +35,14 @@ class PoolHost:
     source: str
     fault_domain: str | None = None
 
+    @property
+    def libvirt_uri(self) -> str:
+        """Where virsh reaches it: the URI or the ssh server that it was read from; else by name."""
+        if "://" in self.source:
+            return self.source
+        is_server = "/" not in self.source and ("@" in self.source or ":" in self.source)
+        return f"qemu+ssh://{self.source if is_server else self.name}/system"
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFailure:

@@ -12,7 +12,9 @@ from homenode.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool
 from homenode.pool.place import PoolPlaces
-from homenode.topology import RunningDomain
+from homenode.topology import Host, RunningDomain
+from homenode.units import format_bytes
+from homenode.wording import did_you_mean, plural
 
 MOST_MOVED_TOGETHER = 3
 """VMs that are moved for one gain, at most."""
@@ -45,7 +47,7 @@ class MoveGroup:
 
 @dataclass(frozen=True, slots=True)
 class StuckVm:
-    """A VM that no other host takes."""
+    """A VM that no other host takes. reason: what it needs there."""
 
     vm: str
     host: str
@@ -54,10 +56,16 @@ class StuckVm:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Groups in the order in which they are to be done, the fewest moves first."""
+    """Groups in the order in which they are to be done, the fewest moves first. fits_before: VMs of
+    the flavour that fit with full locality before all moves; None of a drained host."""
 
     groups: tuple[MoveGroup, ...]
     stuck: tuple[StuckVm, ...]
+    fits_before: int | None = None
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        return tuple(move for group in self.groups for move in group.moves)
 
 
 def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
@@ -66,7 +74,10 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
     places = PoolPlaces(pool, flavours)
     known = {one.name for one in pool.hosts}
     if host not in known:
-        raise UsageError(f"drain: expected a host of the pool, found {host!r}")
+        raise UsageError(
+            f"pool drain: expected a host of the pool, found {host!r}",
+            hint=f"{did_you_mean(host, known)}homenode pool show POOL --all lists them",
+        )
     others = known - {host}
     vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
     groups, stuck = [], []
@@ -74,7 +85,7 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
     for vm in sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name)):
         move = _moved(places, vm, host, others)
         if move is None:
-            stuck.append(StuckVm(vm.name, host, "no other host takes it on free cores and GPUs"))
+            stuck.append(StuckVm(vm.name, host, _unmovable(places, vm, host)))
         else:
             groups.append(MoveGroup(0, None, (move,)))
     # VMs that can migrate live cost least.
@@ -88,19 +99,21 @@ def defragment(
     """The moves after which more VMs of the flavour fit with full locality, the fewest for each
     gain first; at most so many gains."""
     places = PoolPlaces(pool, flavours)
+    before = _fits(places, flavour)
     groups: list[MoveGroup] = []
     while len(groups) < most:
         found = _next_gain(places, flavour)
         if found is None:
             break
         groups.append(found)
-    return MovePlan(tuple(groups), ())
+    return MovePlan(tuple(groups), (), before)
 
 
 def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
     planner = places.planner
     for number in range(1, MOST_MOVED_TOGETHER + 1):
-        for state, names in places.members():
+        # Moves that are tried and rolled back change the groups; each round takes them as they are.
+        for state, names in tuple(places.members()):
             before = planner.counts(state, flavour)[0]
             name = min(names, key=places.position)
             for vms in _sets(places.host(name).domains, number):
@@ -159,8 +172,9 @@ def _fits(places: PoolPlaces, flavour: Flavour) -> int:
 
 
 def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour | None:
-    """The size of a VM that runs: what it would ask for on another host. None where no flavour is
-    so: one with GPUs, or parts of them, of several profiles."""
+    """The size of a VM that runs: what it would ask for on another host, GPUs of the same model
+    above all. None where no flavour is so: one with GPUs of several models, or parts of several
+    profiles."""
     shape = places.planner.pool.shapes[places.host(host).shape]
     profile_of: dict[Bdf | str | None, str | None] = {
         part.uuid or part.bdf: part.profile
@@ -173,16 +187,40 @@ def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour |
         *vm.mediated,
     ]
     profiles = {profile_of.get(one) for one in gpus}
-    if len(profiles) > 1:
+    models = _models(shape, vm.devices, places.planner.gpus(places.host(host).shape))
+    if len(profiles) > 1 or len(models) > 1:
         return None
     return Flavour(
-        f"like {vm.name}",
+        "a VM that moves",  # one name for all: equal sizes are planned once
         len(gpus),
         max(1, len(vm.vcpu_pins)),
         vm.memory_bytes or 1 << 30,
         vm.page_bytes,
+        next(iter(models), None),
         options=PlanOptions(layout=DEFAULT_LAYOUT, gpu_profile=next(iter(profiles), None)),
     )
+
+
+def _models(shape: Host, devices: Sequence[Bdf], gpus: Collection[Bdf]) -> set[str]:
+    """The names of the GPUs among these devices, or of the whole GPUs of which they are parts."""
+    found = set()
+    for bdf in devices:
+        one = shape.device_at.get(bdf)
+        if one is not None and bdf in gpus:
+            whole = shape.device_at.get(one.physical_function or bdf, one)
+            found.add(whole.name or "")
+    return found - {""}
+
+
+def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
+    flavour = flavour_of_vm(places, vm, host)
+    if flavour is None:
+        return "its GPUs are of several models or profiles: plan it by hand"
+    parts = [plural(flavour.vcpus or 0, "core"), format_bytes(flavour.memory_bytes or 0)]
+    if flavour.gpus:
+        kind = flavour.options.gpu_profile or flavour.gpu_model
+        parts.insert(0, plural(flavour.gpus, "GPU") + (f" ({kind})" if kind else ""))
+    return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together"
 
 
 def _moved(

@@ -1,13 +1,13 @@
 """PlanText: an explanation on a terminal, narrow or wide, and a plan that could not be."""
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from homenode.plan.model import Unplannable
 from homenode.plan.words.explain import rejection_lines
 from homenode.plan.words.explanation import Explanation, Section
-from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.report.terminal_text import AsciiWhereNeeded, ShellCommand, TableOrList
 from homenode.wording import printable
 
 _STYLES = {"warning:": "yellow", "critical:": "red", "hint:": "cyan", "fix:": "cyan"}
@@ -38,7 +38,7 @@ def _section(section: Section) -> list[RenderableType]:
     parts = [_line(line) for line in section.lines]
     if section.table is not None and section.table.rows:
         parts.append(TableOrList(section.table.columns, section.table.rows))
-    parts += [_Command(command) for command in section.commands]
+    parts += [ShellCommand(command) for command in section.commands]
     return parts
 
 
@@ -51,20 +51,3 @@ def _line(line: str) -> RenderableType:
     # Wrapped lines stay below their first word, not below its indent.
     indent = len(line) - len(stripped)
     return Padding(text, (0, 0, 0, indent), expand=False) if indent else text
-
-
-class _Command:
-    """A command for copying: what is longer than a line is continued as a shell continues it."""
-
-    def __init__(self, command: str) -> None:
-        self._command = printable(command)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        rest, width = self._command, max(20, options.max_width)
-        while len(rest) > width:
-            # After a space where there is one, else in the middle of a word: both join again.
-            space = rest.rfind(" ", 1, width - 1)
-            end = width - 1 if space < 0 else space + 1
-            yield Text(rest[:end] + "\\", no_wrap=True)
-            rest = rest[end:]
-        yield Text(rest, no_wrap=True)

@@ -86,3 +86,41 @@ class TableOrList:
         for row in self._rows:
             table.add_row(*(Text(text) for text in row[:columns]))
         return table
+
+
+class ShellCommand:
+    """A command for copying: what is longer than a line is continued as a shell continues it.
+
+    >>> print("".join(ShellCommand("virsh define --validate 'a b.xml'").lines(24)))
+    virsh define \\
+    --validate 'a b.xml'
+    """
+
+    def __init__(self, command: str) -> None:
+        self._command = printable(command)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in self.lines(options.max_width):
+            yield Text(line.rstrip("\n"), no_wrap=True, overflow="ignore")
+
+    def lines(self, width: int) -> Iterator[str]:
+        """Its lines, each of at most so many columns where no quoted word is longer."""
+        rest, width = self._command, max(20, width)
+        while len(rest) > width:
+            end = self._end(rest, width)
+            if end is None:
+                break
+            yield rest[:end] + "\\\n"
+            rest = rest[end:]
+        yield rest
+
+    @staticmethod
+    def _end(text: str, width: int) -> int | None:
+        """Where a line ends: after a space where there is one, else in the middle of a word, and
+        nowhere between quotes, where a shell continues no line."""
+        open_quote = [False]
+        for letter in text[: width - 1]:
+            open_quote.append(open_quote[-1] ^ (letter == "'"))
+        ends = [end for end in range(2, width) if not open_quote[end]]
+        spaces = [end for end in ends if text[end - 1] == " "]
+        return max(spaces or ends, default=None)

@@ -563,10 +563,22 @@ class _Step:
             known.append(node.memory_bytes - pools - bound)
         if not known:
             return None
+        known = [size - self._to_be_reserved(node) for size in known]
         reserve = self.request.host_reserve.memory_bytes
         if reserve is None:
             reserve = max(2 * GIB, (node.memory_bytes or 0) // 50)
         return max(0, min(known) - (reserve if self.fallback.keeps_memory else 0))
+
+    def _to_be_reserved(self, node: NumaNode) -> int:
+        """Bytes of huge pages that planned VMs need there and no pool has for them."""
+        missing = 0
+        pools = {pool.page_bytes: pool for pool in node.page_pools}
+        for size in {domain.page_bytes for domain in self.others} - {None}:
+            bound, unseen = self._bound(node, size)
+            pool = pools.get(size or 0)
+            found = 0 if pool is None else min(pool.free_pages, pool.total_pages - bound + unseen)
+            missing += (size or 0) * max(0, unseen - max(0, found))
+        return missing
 
     def _pool(self, node: NumaNode) -> int:
         size = self.request.page_bytes

@@ -10,6 +10,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import Balance, CellRequest, GuestRequest
 from homenode.plan.search.ladder import Concession
+from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
@@ -96,6 +97,30 @@ def test_huge_pages_may_be_reserved_but_nodes_that_have_them_come_first() -> Non
     assert place(bare, request).nodes == (0,)
     rejections = _rejections(bare, replace(small_request(4, 96 * GIB), page_bytes=GIB))
     assert any(r.constraint == "pages" for r in rejections)
+
+
+@pytest.mark.parametrize("page_bytes", [GIB, None])
+@pytest.mark.parametrize("pools", [(), (PagePool(GIB, 10, 10),), (PagePool(2 * MIB, 512, 512),)])
+def test_huge_pages_that_a_planned_vm_still_needs_are_taken_off_the_ordinary_memory(
+    pools: tuple[PagePool, ...], page_bytes: int | None
+) -> None:
+    """40 of 64 GiB are planned in pages of 1 GiB, of which the host has reserved 10 or none."""
+    planned = replace(
+        pinned_domain("0-3", running=False, memory_by_node=((0, 40 * GIB),), page_bytes=GIB),
+        planned=True,
+    )
+    bare = even_host(1, 1, 1, 16, 1, memory_bytes=64 * GIB, pools=pools)
+    host = replace(bare, domains=(planned,))
+    assert place(host, replace(small_request(4, 20 * GIB), page_bytes=page_bytes)).nodes == (0,)
+    rejections = _rejections(host, replace(small_request(4, 40 * GIB), page_bytes=page_bytes))
+    assert {one.constraint for one in rejections} == {"pages" if page_bytes else "memory"}
+
+
+def test_pages_of_a_running_vm_whose_document_names_no_size_are_those_of_the_default() -> None:
+    running = pinned_domain("0-3", memory_by_node=((0, 8 * GIB),), page_bytes=0)
+    host = even_host(1, domains=[running], pools=(PagePool(GIB, 10, 10),))
+    request = replace(small_request(4, 4 * GIB), page_bytes=GIB)
+    assert free_memory(host, request, host.nodes[0], GIB)[1] == 2
 
 
 def test_default_size_huge_pages_are_planned() -> None:

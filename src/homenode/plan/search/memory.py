@@ -7,7 +7,8 @@ Memory of a GPU never counts; that of another node without PUs counts only when 
 with the node of PUs that is nearest.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
@@ -157,23 +158,33 @@ def free_memory(
     """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size)."""
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
-    huge = request.page_bytes is not None
-    pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
-    pool_pages = 0 if pool is None else pool.free_pages
-    untouched, own_bytes, untaken = 0, 0, 0 if pool is None else pool.total_pages
+    untouched, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
+    running: Counter[int] = Counter()
+    planned: Counter[int] = Counter()
     for domain in other_domains(host, request):
         size = sum(size for index, size in domain.memory_by_node if index == node.index)
-        if domain.page_bytes is None:
-            # The kernel's counters know what a running domain has touched, and no other domain.
-            if domain.running:
-                bound += size
-            else:
-                untouched += size
-        elif domain.page_bytes == page:
-            untaken -= -(-size // page)
-            if not domain.running:
-                pool_pages -= -(-size // page)
+        if domain.page_bytes is not None:
+            own_page = domain.page_bytes or page_size(host, replace(request, page_bytes=0), [])
+            assert own_page is not None, "huge pages have a size"
+            (running if domain.running else planned)[own_page] += -(-size // own_page)
+        # The kernel's counters know what a running domain has touched, and no other domain.
+        elif domain.running:
+            bound += size
+        else:
+            untouched += size
+    left = {
+        p.page_bytes: min(p.free_pages, p.total_pages - running[p.page_bytes])
+        - planned[p.page_bytes]
+        for p in node.page_pools
+    }
+    for size, pages in planned.items():
+        # Pages that the pool has not got are yet to be reserved, from ordinary memory.
+        untouched += size * min(pages, max(0, -left.get(size, -pages)))
+    huge = request.page_bytes is not None
+    pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
+    pool_pages = 0 if pool is None else left[page]
+    most = 0 if pool is None else pool.total_pages - running[page] - planned[page]
     for own in own_domains(host, request):
         size = sum(size for index, size in own.memory_by_node if index == node.index)
         if own.page_bytes is None:
@@ -184,4 +195,4 @@ def free_memory(
     limits = [] if free is None else [free + own_bytes]
     if node.memory_bytes is not None:
         limits.append(node.memory_bytes - bound)
-    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, untaken))
+    return (min(limits) - untouched if limits else None), max(0, min(pool_pages, most))

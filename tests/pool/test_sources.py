@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from homenode.formats import line
 from homenode.pool.flavour import default_flavours
 from homenode.pool.model import PoolBuilder
 from homenode.pool.outlook import outlook
-from homenode.pool.recorded import PLACEMENTS, PlacementLine, record_vm, remove_vm, with_placements
+from homenode.pool.recorded import PLACEMENTS, PlacementLine, placement_record, with_placements
 from homenode.pool.sources import POOL_FILE, load_pool
 from homenode.pool.stored import encode_pool, read_pool
 from tests.pool.pools import filled, pool_of, shipped, with_vm
@@ -122,11 +123,31 @@ def test_recorded_vms_count_until_they_are_removed(tmp_path: Path) -> None:
     pool = pool_of([("a", shipped("hgx-h100"))])
     (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))
     vm = with_vm(shipped("hgx-h100"), default_flavours()[3], "vm").domains[-1]
-    record_vm(tmp_path, "a", vm)
+    with placement_record(tmp_path) as record:
+        record.add("a", vm)
     assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 0
-    assert remove_vm(tmp_path, "vm") == ("a",)
-    assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 8
-    assert remove_vm(tmp_path, "vm") == ()
+    with placement_record(tmp_path) as record:
+        assert record.remove("vm") == ("a",)
+        assert outlook(load_pool([str(tmp_path)]), default_flavours()).free.free_gpus == 8
+        assert record.remove("vm") == ()
+
+
+def test_a_vm_that_is_recorded_on_another_host_counts_there_only(tmp_path: Path) -> None:
+    pool = pool_of([("a", shipped("hgx-h100")), ("b", shipped("hgx-h100"))])
+    (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))
+    vm = with_vm(shipped("hgx-h100"), default_flavours()[3], "vm").domains[-1]
+    for host in ("a", "b", "b"):
+        with placement_record(tmp_path) as record:
+            record.add(host, vm)
+    assert [len(host.domains) for host in load_pool([str(tmp_path)]).hosts] == [0, 1]
+
+
+def test_a_recorded_vm_counts_while_its_host_has_only_defined_it() -> None:
+    host = with_vm(shipped("hgx-h100"), default_flavours()[0], "vm")
+    vm = host.domains[0]
+    defined = replace(vm, planned=False)
+    pool = pool_of([("a", replace(host, domains=(defined,)))])
+    assert with_placements(pool, (PlacementLine("a", "vm", vm),)).hosts[0].domains == (vm,)
 
 
 def test_a_vm_that_runs_by_now_counts_as_it_runs() -> None:

@@ -269,16 +269,16 @@ def simulate(
       homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
       homenode pool simulate tasks.csv --nodes nodes.csv --policy fgd --policy homenode
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_simulation
 
-    pool_work.simulate(
+    pool_simulation.simulate(
         trace,
         nodes,
         tuple(pool or ()),
         flavours,
         tuple(policy or ()),
         orders,
-        pool_work.RandomLoad(load, vms, mix),
+        pool_simulation.RandomLoad(load, vms, mix),
         page,
         as_json=json,
     )

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
     from homenode.pool.moves import MovePlan
-    from homenode.pool.place import PoolPlaces, RankedPlace
-    from homenode.pool.replay.simulation import Simulation
+    from homenode.pool.place import PoolPlaces
+    from homenode.pool.recorded import PlacementRecord
     from homenode.pool.scheduler import Scheduler
 
 
@@ -63,6 +63,12 @@ def read_the_pool(sources: Sequence[str]) -> Pool:
 def note_failures(pool: Pool) -> None:
     for failure in pool.failures:
         note(f"left out {failure.source}: {failure.reason}")
+
+
+def exit_with_failures(pool: Pool) -> None:
+    """Exit with 1 where hosts were left out."""
+    if pool.failures:
+        raise SystemExit(1)
 
 
 def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
@@ -99,8 +105,7 @@ def show(
         note(f"wrote {page}")
     if form != "text":
         note_failures(pool)
-    if pool.failures:
-        raise SystemExit(1)
+    exit_with_failures(pool)
 
 
 def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
@@ -123,8 +128,7 @@ def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bo
         f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
         f"{len(done.pool.failures)} failed"
     )
-    if done.pool.failures:
-        raise SystemExit(1)
+    exit_with_failures(done.pool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,7 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     for line in sys.stdin.buffer:
         if line.strip():
             print_json(hook.answer(line))
+    exit_with_failures(pool)
 
 
 def _flavour_of_shapes(
@@ -198,33 +203,32 @@ def place(
     )
     guest = read_guest(original, document)
     sizes = read_flavours(flavours)
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    folder = _folder_to_record(sources) if outputs.record else None
     evidence = None
     if options.layout == "auto":
         from homenode.evidence.sources import load_evidence
 
         evidence = load_evidence(results)
-    known = [host.name for host in pool.hosts]
-    for name in outputs.among:
-        if name not in known:
-            raise UsageError(
-                f"--on: expected a host of the pool, found {name!r}",
-                hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
-            )
-    by_shape = _flavour_of_shapes(guest, options, pool, evidence)
-    places = PoolPlaces(pool, sizes)
-    placed: list[RankedPlace] = []
-    for number in range(1, outputs.count + 1):
-        name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
-        ranked = _place_one(original, document, name, by_shape, places, outputs, folder, number)
-        if ranked is None:
-            note(f"placed {len(placed)} of {outputs.count}")
-            raise SystemExit(4)
-        placed.append(ranked)
+    with _recording(sources) if outputs.record else nullcontext() as record:
+        pool = read_the_pool(sources)
+        note_failures(pool)
+        known = [host.name for host in pool.hosts]
+        for name in outputs.among:
+            if name not in known:
+                raise UsageError(
+                    f"--on: expected a host of the pool, found {name!r}",
+                    hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
+                )
+        by_shape = _flavour_of_shapes(guest, options, pool, evidence)
+        places = PoolPlaces(pool, sizes)
+        for number in range(1, outputs.count + 1):
+            name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
+            if not _place_one(original, document, name, by_shape, places, outputs, record, number):
+                if outputs.count > 1:
+                    note(f"placed {number - 1} of {outputs.count}")
+                raise SystemExit(4)
     if outputs.count > 1:
         note(f"placed {outputs.count} of {outputs.count}")
+    exit_with_failures(pool)
 
 
 def _place_one(
@@ -234,9 +238,10 @@ def _place_one(
     by_shape: dict[int, Flavour],
     places: "PoolPlaces",
     outputs: PlaceOutputs,
-    folder: Path | None,
+    record: "PlacementRecord | None",
     number: int,
-) -> "RankedPlace | None":
+) -> bool:
+    """Whether a host takes it."""
     from homenode.cli.planning import write_document
     from homenode.plan.model import Unplannable
     from homenode.plan.stored import domain_of_plan, encode_plan
@@ -275,13 +280,11 @@ def _place_one(
             note(known)
         vm = replace(domain_of_plan(tuning.plan), name=name)
         places.add(one.host.name, vm)
-        if folder is not None:
-            from homenode.pool.recorded import record_vm
-
-            record_vm(folder, one.host.name, vm)
+        if record is not None:
+            record.add(one.host.name, vm)
             note(f"recorded {name} on {one.host.name}")
-        return one
-    return None
+        return True
+    return False
 
 
 def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
@@ -300,143 +303,34 @@ def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
     return out / f"{name}.xml"
 
 
-def _folder_to_record(sources: Sequence[str]) -> Path:
+def _recording(sources: Sequence[str]) -> "AbstractContextManager[PlacementRecord]":
+    """The record of the pool's folder. It is held while the pool is read and placed on, so that
+    commands that run at once do not give one GPU to several VMs."""
+    from homenode.pool.recorded import placement_record
+
     folders = [Path(source) for source in sources if Path(source).is_dir()]
     if len(folders) != 1 or len(sources) != 1:
         raise UsageError(
             f"--record: expected one pool that is a folder, found {', '.join(sources)}",
             hint="homenode pool capture writes one",
         )
-    return folders[0]
+    return placement_record(folders[0], _note_that_it_waits)
+
+
+def _note_that_it_waits() -> None:
+    note("waiting for another homenode that records placements in this pool")
 
 
 def remove(vm: str, folder: Path) -> None:
-    from homenode.pool.recorded import remove_vm
+    from homenode.pool.recorded import PLACEMENTS, placement_record
 
-    hosts = remove_vm(folder, vm)
+    hosts: tuple[str, ...] = ()
+    if (folder / PLACEMENTS).exists():
+        with placement_record(folder, _note_that_it_waits) as record:
+            hosts = record.remove(vm)
     if not hosts:
         raise InputError(f"{folder}: expected a recorded VM {vm!r}, found none")
     note(f"removed {vm} from {', '.join(hosts)}")
-
-
-@dataclass(frozen=True, slots=True)
-class RandomLoad:
-    """See the options of the same names."""
-
-    load: float
-    vms: int
-    mix: str | None
-
-
-def simulate(
-    trace: str,
-    nodes: Path | None,
-    sources: Sequence[str],
-    flavours: Path | None,
-    policies: Sequence[str],
-    orders: int,
-    random: RandomLoad,
-    page: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    from homenode.report.replay_text import simulation_page, simulation_text
-
-    check_can_write(page)
-    with progress("replaying") as show_progress:
-        found = (
-            _simulate_random(sources, flavours, policies, orders, random, show_progress)
-            if trace == "random"
-            else _simulate_trace(trace, nodes, policies, orders, show_progress)
-        )
-    if as_json:
-        from homenode.formats import encode
-
-        print_json(encode("pool-simulation", found))
-    else:
-        console().print(simulation_text(found))
-    if page is not None:
-        write_text(page, simulation_page(found))
-        note(f"wrote {page}")
-
-
-def _simulate_random(
-    sources: Sequence[str],
-    flavours: Path | None,
-    policies: Sequence[str],
-    orders: int,
-    random: RandomLoad,
-    show_progress: Progress,
-) -> "Simulation":
-    from homenode.pool.replay.simulation import simulate_hosts
-
-    sizes = read_flavours(flavours)
-    weights = _weights(random.mix, sizes)
-    pool = load_pool(sources)
-    note_failures(pool)
-    what = f"{random.vms} VMs at {random.load:.0%} load on {len(pool.hosts)} hosts"
-    return simulate_hosts(
-        what,
-        pool,
-        sizes,
-        weights,
-        policies,
-        orders,
-        show_progress,
-        load=random.load,
-        vms=random.vms,
-    )
-
-
-def _simulate_trace(
-    trace: str, nodes: Path | None, policies: Sequence[str], orders: int, show_progress: Progress
-) -> "Simulation":
-    from homenode.pool.replay import trace as traces
-    from homenode.pool.replay.simulation import simulate_cells, simulate_tasks
-
-    if nodes is None:
-        raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
-    text = read_file(Path(trace), "a trace as CSV").decode("utf-8", "replace")
-    machines = read_file(nodes, "machines as CSV").decode("utf-8", "replace")
-    what = Path(trace).name
-    if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
-        return simulate_tasks(
-            what,
-            traces.parse_gpu_nodes(machines, str(nodes)),
-            traces.parse_tasks(text, trace),
-            policies,
-            orders,
-            show_progress,
-        )
-    return simulate_cells(
-        what,
-        traces.parse_two_node_servers(machines, str(nodes)),
-        traces.parse_cell_vms(text, trace),
-        policies,
-        orders,
-        show_progress,
-    )
-
-
-def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
-    """How often each flavour comes. Raises UsageError."""
-    if mix is None:
-        return tuple(1.0 for _ in flavours)
-    given: dict[str, float] = {}
-    names = [flavour.name for flavour in flavours]
-    for part in mix.split(","):
-        name, _, weight = part.strip().partition("=")
-        try:
-            given[name] = float(weight)
-        except ValueError:
-            given[name] = -1.0
-        if name not in names or not 0 <= given[name] < 1e9:
-            raise UsageError(
-                f"--mix: expected FLAVOUR=WEIGHT of {', '.join(names)}, found {part.strip()!r}"
-            )
-    if not any(given.values()):
-        raise UsageError("--mix: expected a weight above 0, found none")
-    return tuple(given.get(name, 0.0) for name in names)
 
 
 def pack(
@@ -479,6 +373,7 @@ def pack(
         note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
     if packing.unplaced:
         raise SystemExit(4)
+    exit_with_failures(pool)
 
 
 def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
@@ -539,5 +434,9 @@ def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None
     note_failures(pool)
     found = outlook(pool, sizes)
     print_file(export_text(found, scheduler))
-    for name in unnamed(found, scheduler):
+    left_out = unnamed(found, scheduler)
+    for name in left_out:
         note(f"left out {name}: expected a name that {scheduler} can have")
+    if left_out:
+        raise SystemExit(1)
+    exit_with_failures(pool)

@@ -4,7 +4,8 @@ They count as planned VMs of their hosts until they are removed, or until a capt
 running.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -52,24 +53,13 @@ def placed_now(lines: Sequence[PlacementLine]) -> dict[tuple[str, str], RunningD
 
 def with_placements(pool: Pool, lines: Sequence[PlacementLine]) -> Pool:
     """The pool with these VMs, those left out that a host runs already."""
-    left = placed_now(lines)
     by_host: dict[str, list[RunningDomain]] = {}
-    for (host, _), vm in left.items():
+    for (host, _), vm in placed_now(lines).items():
         by_host.setdefault(host, []).append(vm)
     if not by_host:
         return pool
     hosts = tuple(
-        replace(
-            host,
-            domains=(
-                *host.domains,
-                *(
-                    vm
-                    for vm in by_host.get(host.name, ())
-                    if vm.name not in {known.name for known in host.domains}
-                ),
-            ),
-        )
+        replace(host, domains=_with(host.domains, by_host[host.name]))
         if host.name in by_host
         else host
         for host in pool.hosts
@@ -77,30 +67,58 @@ def with_placements(pool: Pool, lines: Sequence[PlacementLine]) -> Pool:
     return replace(pool, hosts=hosts)
 
 
+def _with(
+    domains: tuple[RunningDomain, ...], placed: Sequence[RunningDomain]
+) -> tuple[RunningDomain, ...]:
+    """The domains of a host, and those placed there that it does not run yet: one that is only
+    defined counts as it was placed."""
+    there = {vm.name for vm in domains if vm.running or vm.planned}
+    more = tuple(vm for vm in placed if vm.name not in there)
+    names = {vm.name for vm in more}
+    return (*(vm for vm in domains if vm.name not in names), *more)
+
+
 _BUSY = "no other homenode that records placements in this pool"
 
 
-def record_vm(folder: Path, host: str, vm: RunningDomain) -> None:
-    """The VM counts on the host from now on. Raises HostError."""
-    record = _folder(folder)
-    with record.locked(_BUSY, wait_s=10.0):
-        if not record.has_journal:
-            record.begin(formats.head_line("pool-placements", PlacementsHead()))
-        record.append(formats.line(PlacementLine(host, vm.name, vm)))
+_WAIT_S = 60.0
 
 
-def remove_vm(folder: Path, vm: str) -> tuple[str, ...]:
-    """The VM counts no longer; on which hosts it did. Raises HostError, InputError."""
-    record = _folder(folder)
-    if not record.has_journal:
-        return ()
-    with record.locked(_BUSY, wait_s=10.0):
-        lines = read_placements(record.journal(), str(record.journal_path))
-        hosts = tuple(host for host, name in placed_now(lines) if name == vm)
+class PlacementRecord:
+    """The record of a folder while its lock is held: nobody else places there meanwhile."""
+
+    def __init__(self, record: RecordFolder) -> None:
+        self._record = record
+        has = record.has_journal
+        lines = read_placements(record.journal(), str(record.journal_path)) if has else ()
+        self._placed = placed_now(lines)
+
+    def add(self, host: str, vm: RunningDomain) -> None:
+        """The VM counts on the host from now on, and where it was placed before no longer."""
+        if not self._record.has_journal:
+            self._record.begin(formats.head_line("pool-placements", PlacementsHead()))
+        self._record.append(formats.line(PlacementLine(host, vm.name, vm)))
+        self._placed[host, vm.name] = vm
+        self._remove(vm.name, kept=host)
+
+    def remove(self, vm: str) -> tuple[str, ...]:
+        """The VM counts no longer; on which hosts it did."""
+        return self._remove(vm, kept=None)
+
+    def _remove(self, vm: str, kept: str | None) -> tuple[str, ...]:
+        hosts = tuple(host for host, name in self._placed if name == vm and host != kept)
         for host in hosts:
-            record.append(formats.line(PlacementLine(host, vm)))
-    return hosts
+            self._record.append(formats.line(PlacementLine(host, vm)))
+            del self._placed[host, vm]
+        return hosts
 
 
-def _folder(folder: Path) -> RecordFolder:
-    return RecordFolder(folder, private=True, journal=PLACEMENTS)
+@contextmanager
+def placement_record(
+    folder: Path, on_wait: Callable[[], None] = lambda: None
+) -> Iterator[PlacementRecord]:
+    """The folder's record, for one process at a time: a pool that is read and placed on inside sees
+    all that others have placed. Raises HostError, InputError for a record that is none."""
+    record = RecordFolder(folder, private=True, journal=PLACEMENTS)
+    with record.locked(_BUSY, wait_s=_WAIT_S, on_wait=on_wait):
+        yield PlacementRecord(record)

@@ -1,0 +1,154 @@
+"""What `homenode pool simulate` does with its arguments. [I/O]"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.pool_work import (
+    exit_with_failures,
+    note_failures,
+    progress,
+    read_flavours,
+    read_the_pool,
+)
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    note,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
+from homenode.pool.flavour import Flavour
+from homenode.pool.model import Pool
+from homenode.pool.sources import Progress
+
+if TYPE_CHECKING:
+    from homenode.pool.replay.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class RandomLoad:
+    """See the options of the same names."""
+
+    load: float
+    vms: int
+    mix: str | None
+
+
+def simulate(
+    trace: str,
+    nodes: Path | None,
+    sources: Sequence[str],
+    flavours: Path | None,
+    policies: Sequence[str],
+    orders: int,
+    random: RandomLoad,
+    page: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from homenode.report.replay_text import simulation_page, simulation_text
+
+    check_can_write(page)
+    pool = None
+    if trace == "random":
+        sizes = read_flavours(flavours)
+        weights = _weights(random.mix, sizes)
+        pool = read_the_pool(sources)
+        note_failures(pool)
+    with progress("replaying") as show_progress:
+        found = (
+            _simulate_random(pool, sizes, weights, policies, orders, random, show_progress)
+            if pool is not None
+            else _simulate_trace(trace, nodes, policies, orders, show_progress)
+        )
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("pool-simulation", found))
+    else:
+        console().print(simulation_text(found))
+    if page is not None:
+        write_text(page, simulation_page(found))
+        note(f"wrote {page}")
+    if pool is not None:
+        exit_with_failures(pool)
+
+
+def _simulate_random(
+    pool: Pool,
+    sizes: Sequence[Flavour],
+    weights: tuple[float, ...],
+    policies: Sequence[str],
+    orders: int,
+    random: RandomLoad,
+    show_progress: Progress,
+) -> "Simulation":
+    from homenode.pool.replay.simulation import simulate_hosts
+
+    what = f"{random.vms} VMs at {random.load:.0%} load on {len(pool.hosts)} hosts"
+    return simulate_hosts(
+        what,
+        pool,
+        sizes,
+        weights,
+        policies,
+        orders,
+        show_progress,
+        load=random.load,
+        vms=random.vms,
+    )
+
+
+def _simulate_trace(
+    trace: str, nodes: Path | None, policies: Sequence[str], orders: int, show_progress: Progress
+) -> "Simulation":
+    from homenode.pool.replay import trace as traces
+    from homenode.pool.replay.simulation import simulate_cells, simulate_tasks
+
+    if nodes is None:
+        raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
+    text = read_file(Path(trace), "a trace as CSV").decode("utf-8", "replace")
+    machines = read_file(nodes, "machines as CSV").decode("utf-8", "replace")
+    what = Path(trace).name
+    if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
+        return simulate_tasks(
+            what,
+            traces.parse_gpu_nodes(machines, str(nodes)),
+            traces.parse_tasks(text, trace),
+            policies,
+            orders,
+            show_progress,
+        )
+    return simulate_cells(
+        what,
+        traces.parse_two_node_servers(machines, str(nodes)),
+        traces.parse_cell_vms(text, trace),
+        policies,
+        orders,
+        show_progress,
+    )
+
+
+def _weights(mix: str | None, flavours: Sequence[Flavour]) -> tuple[float, ...]:
+    """How often each flavour comes. Raises UsageError."""
+    if mix is None:
+        return tuple(1.0 for _ in flavours)
+    given: dict[str, float] = {}
+    names = [flavour.name for flavour in flavours]
+    for part in mix.split(","):
+        name, _, weight = part.strip().partition("=")
+        try:
+            given[name] = float(weight)
+        except ValueError:
+            given[name] = -1.0
+        if name not in names or not 0 <= given[name] < 1e9:
+            raise UsageError(
+                f"--mix: expected FLAVOUR=WEIGHT of {', '.join(names)}, found {part.strip()!r}"
+            )
+    if not any(given.values()):
+        raise UsageError("--mix: expected a weight above 0, found none")
+    return tuple(given.get(name, 0.0) for name in names)

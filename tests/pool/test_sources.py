@@ -119,6 +119,31 @@ def test_a_host_of_a_pool_is_the_host_that_was_added() -> None:
     assert (found.nodes, found.domains, found.cores) == (host.nodes, host.domains, host.cores)
 
 
+def test_an_odd_line_of_a_list_is_named_and_the_other_lines_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text(
+        "\ufeff# racks\n"
+        "hgx-h100*2 name=gpu fault_domain=rack-1 # two of them\n"
+        "hgx-h100 colour=red\n"
+        "hgx-h100 name=\n"
+        "gh200x4 name=gh\n"
+    )
+    pool = load_pool([str(path)])
+    assert [(host.name, host.fault_domain) for host in pool.hosts] == [
+        ("gh", None),
+        ("gpu-1", "rack-1"),
+        ("gpu-2", "rack-1"),
+    ]
+    assert [one.source for one in pool.failures] == [f"{path}:3", f"{path}:4"]
+
+
+def test_a_list_of_comments_only_names_no_source(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.txt"
+    path.write_text("# none yet\n\n")
+    with pytest.raises(InputError, match="source of a host on each line"):
+        load_pool([str(path)])
+
+
 def test_recorded_vms_count_until_they_are_removed(tmp_path: Path) -> None:
     pool = pool_of([("a", shipped("hgx-h100"))])
     (tmp_path / POOL_FILE).write_text("".join(encode_pool(pool)))

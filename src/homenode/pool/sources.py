@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
@@ -18,6 +19,8 @@ MOST_HOSTS = 100_000
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
 _URI = re.compile(r"[a-z][a-z0-9]*(\+[a-z0-9]+)?://", re.ASCII)
 _SSH_URI = re.compile(r"qemu\+ssh://(?P<server>[^/?#]+)(/|\Z)", re.ASCII)
+_HEAD_BYTES = 4096
+_KEYS = {"name", "fault_domain"}
 _POOL_HEAD = b'{"format":"homenode.pool-hosts/'
 
 Progress = Callable[[int, int], None]
@@ -66,11 +69,20 @@ def _placed(pool: Pool, source: str) -> Pool:
     return with_placements(pool, read_placements(_read(path), str(path)))
 
 
-def _add(builder: PoolBuilder, source: str, progress: Progress, jobs: int) -> None:
+def _add(
+    builder: PoolBuilder,
+    source: str,
+    progress: Progress,
+    jobs: int,
+    name: str | None = None,
+    fault_domain: str | None = None,
+) -> None:
+    """Add all hosts of a source. name, fault_domain: of hosts times a number, where a list names
+    them."""
     try:
         times = _TIMES.match(source)
         if times is not None and not _exists(Path(source)):
-            _add_times(builder, times["name"], int(times["count"]), source)
+            _add_times(builder, times["name"], int(times["count"]), source, name, fault_domain)
         elif _URI.match(source):
             builder.add(host_of_uri(source), _name_of_uri(source), source)
         elif Path(source).is_dir() and not _is_tree(Path(source)):
@@ -78,7 +90,7 @@ def _add(builder: PoolBuilder, source: str, progress: Progress, jobs: int) -> No
         elif _is_stored_pool(Path(source)):
             read_pool(_read(Path(source)), source, builder)
         elif _is_list(Path(source)):
-            _add_each(builder, list(_listed(Path(source))), progress, jobs)
+            _add_each(builder, _listed(builder, Path(source)), progress, jobs)
         else:
             host = load_host(source)
             builder.add(host, host.name or source, source)
@@ -88,18 +100,25 @@ def _add(builder: PoolBuilder, source: str, progress: Progress, jobs: int) -> No
         builder.fail(source, of_os(error, source, "a pool or a host").message)
 
 
-def _add_times(builder: PoolBuilder, name: str, count: int, source: str) -> None:
+def _add_times(
+    builder: PoolBuilder,
+    what: str,
+    count: int,
+    source: str,
+    name: str | None,
+    fault_domain: str | None,
+) -> None:
     if not 1 <= count <= MOST_HOSTS:
         raise InputError(f"{source}: expected 1 to {MOST_HOSTS} hosts, found {count}")
-    host = load_host(name)
+    host = load_host(what)
     shape = builder.shape(shape_of(host))
     nodes = tuple(
         NodeMemoryState(node.memory_bytes, node.memory_free_bytes, node.page_pools)
         for node in host.nodes
     )
     for number in range(1, count + 1):
-        own = f"{host.name}-{number}"
-        builder.add_known(PoolHost(own, shape, nodes, host.domains, source))
+        own = f"{name or host.name or what}-{number}"
+        builder.add_known(PoolHost(own, shape, nodes, host.domains, source, fault_domain))
 
 
 def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: int) -> None:
@@ -143,7 +162,7 @@ def _add_each(
         source, name, fault_domain = one
         progress(number, len(named))
         if one not in found:
-            _add(builder, source, progress, jobs)
+            _add(builder, source, progress, jobs, name, fault_domain)
             continue
         host = found[one]
         if isinstance(host, str):
@@ -154,24 +173,35 @@ def _add_each(
         builder.add(host, name or source, source, fault_domain=fault_domain)
 
 
-def _listed(path: Path) -> Iterator[tuple[str, str | None, str | None]]:
-    """The sources of a list: one on each line, then name=NAME and fault_domain=NAME."""
-    for number, line in enumerate(_read(path).decode("utf-8", "replace").splitlines(), start=1):
-        words = line.partition("#")[0].split() if line.lstrip().startswith("#") else line.split()
+def _listed(builder: PoolBuilder, path: Path) -> list[tuple[str, str | None, str | None]]:
+    """The sources of a list: one on each line, then name=NAME and fault_domain=NAME; from a word
+    that opens with # a line is a comment. A line of another form is a failure of the pool.
+
+    Raises InputError for a list without a source.
+    """
+    found: list[tuple[str, str | None, str | None]] = []
+    strange = 0
+    for number, line in enumerate(_read(path).decode("utf-8-sig", "replace").splitlines(), start=1):
+        words = list(takewhile(lambda word: not word.startswith("#"), line.split()))
         if not words:
             continue
         keys = dict(word.partition("=")[::2] for word in words[1:])
-        strange = sorted(set(keys) - {"name", "fault_domain"})
-        if strange or not all(keys.values()):
-            raise InputError(
-                f"{path}:{number}: expected SOURCE [name=NAME] [fault_domain=NAME], found "
-                f"{(strange or list(keys))[0]!r}"
+        odd = [key for key, value in keys.items() if key not in _KEYS or not value]
+        if odd:
+            strange += 1
+            builder.fail(
+                f"{path}:{number}",
+                f"expected SOURCE [name=NAME] [fault_domain=NAME], found {odd[0]!r}",
             )
+            continue
         source = words[0]
         neighbours = path.parent / source
         if not _URI.match(source) and _exists(neighbours):
             source = str(neighbours)
-        yield source, keys.get("name"), keys.get("fault_domain")
+        found.append((source, keys.get("name"), keys.get("fault_domain")))
+    if not found and not strange:
+        raise InputError(f"{path}: expected a source of a host on each line, found none")
+    return found
 
 
 def host_of_uri(uri: str) -> Host:
@@ -237,15 +267,17 @@ def _is_list(path: Path) -> bool:
     """A text of which each line opens with a source; no TOML, XML or JSON, which name one host."""
     try:
         with path.open("rb") as file:
-            head = file.read(4096)
+            head = file.read(_HEAD_BYTES)
     except OSError:
         return False
     if b"\0" in head or not head.strip() or head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")):
         return False
-    lines = [line.strip() for line in head.decode("utf-8", "replace").splitlines()]
+    lines = [line.strip() for line in head.decode("utf-8-sig", "replace").splitlines()]
     first = next((line for line in lines if line and not line.startswith("#")), "")
-    word = first.split()[0] if first else ""
-    if not word or word[0] in "<{[" or (len(first.split()) > 1 and "=" not in first.split()[1]):
+    if not first:
+        return len(head) < _HEAD_BYTES  # comments only
+    word = first.split()[0]
+    if word[0] in "<{[" or (len(first.split()) > 1 and "=" not in first.split()[1]):
         return False
     if first.partition("=")[0].strip().isidentifier() and "=" in first.partition(" ")[2][:2]:
         return False  # key = value: a description

@@ -30,6 +30,7 @@ VERSIONS = {
     "pool-packing": 1,
     "pool-placements": 1,
     "pool-simulation": 1,
+    "pool-vms": 1,
     "refusal": 1,
     "findings": 1,
     "results": 2,

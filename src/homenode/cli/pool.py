@@ -81,6 +81,25 @@ def show(
     pool_work.show(pool, flavours, form, page, everything=everything)
 
 
+@app.command("vms", cls=HelpCommand)
+def vms(
+    pool: SourceArgument,
+    among: Annotated[
+        list[str] | None, typer.Option("--on", metavar="HOST", help="The VMs of these hosts only.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """List the VMs: on which host and nodes each is, and how many of its GPUs are elsewhere.
+
+    Examples:
+      homenode pool vms pool/
+      homenode pool vms pool/ --on gpu-7 --json
+    """
+    from homenode.cli import pool_work
+
+    pool_work.list_vms(pool, tuple(among or ()), as_json=json)
+
+
 @app.command("capture", cls=HelpCommand)
 def capture(
     output: Annotated[
@@ -135,6 +154,10 @@ def place(
         list[str] | None,
         typer.Option("--on", metavar="HOST", help="Choose among these hosts of the pool only."),
     ] = None,
+    gpu_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --gpus: a part of the GPUs' name, such as H200."),
+    ] = None,
     count: Annotated[
         int, typer.Option(metavar="N", min=1, max=10_000, help="Place N such VMs: VM-1 to VM-N.")
     ] = 1,
@@ -180,13 +203,15 @@ def place(
             hint="pool place --record, pool remove",
         )
     options = plan_options(layout, vm, placement, switches)
+    if gpu_model is not None and not options.gpu_count:
+        raise UsageError("--gpu-model: expected --gpus N with it, found none")
     pool_work.place(
         document,
         pool,
         options,
         flavours,
         layout.results,
-        pool_work.PlaceOutputs(count, output, record, json, tuple(among or ())),
+        pool_work.PlaceOutputs(count, output, record, json, tuple(among or ()), gpu_model),
     )
 
 

@@ -26,7 +26,7 @@ from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.sources import Progress, load_pool
-from homenode.wording import did_you_mean, plural
+from homenode.wording import command_line, did_you_mean, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
     from homenode.pool.moves import MovePlan
-    from homenode.pool.place import PoolPlaces
+    from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
     from homenode.pool.recorded import PlacementRecord
     from homenode.pool.scheduler import Scheduler
 
@@ -108,6 +108,35 @@ def show(
     exit_with_failures(pool)
 
 
+def _check_hosts(names: Sequence[str], pool: Pool) -> None:
+    """Raises UsageError for a host of --on that the pool does not have."""
+    known = {host.name for host in pool.hosts}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--on: expected a host of the pool, found {name!r}",
+                hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
+            )
+
+
+def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -> None:
+    from homenode.pool.model import pool_vms
+
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    _check_hosts(hosts, pool)
+    found = pool_vms(pool, hosts)
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("pool-vms", found))
+    else:
+        from homenode.report.pool_text import vms_text
+
+        console().print(vms_text(found))
+    exit_with_failures(pool)
+
+
 def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
     from homenode.pool.capture import capture_pool
 
@@ -140,6 +169,7 @@ class PlaceOutputs:
     record: bool
     json: bool
     among: tuple[str, ...] = ()
+    gpu_model: str | None = None
 
 
 def answer(sources: Sequence[str], flavours: Path | None) -> None:
@@ -159,7 +189,11 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
 
 
 def _flavour_of_shapes(
-    guest: "Guest", options: PlanOptions, pool: Pool, evidence: "Evidence | None"
+    guest: "Guest",
+    options: PlanOptions,
+    pool: Pool,
+    evidence: "Evidence | None",
+    gpu_model: str | None,
 ) -> dict[int, Flavour]:
     """The VM on each kind of host; a kind for which no layout is recommended is left out."""
     from homenode.auto_layout import NotRecommended, settled
@@ -175,7 +209,9 @@ def _flavour_of_shapes(
                 own = settled(guest, options, pool.host(one), evidence).options
             except NotRecommended:
                 continue
-        found[number] = Flavour(guest.name, options.gpu_count or 0, options=own, guest=guest)
+        found[number] = Flavour(
+            guest.name, options.gpu_count or 0, gpu_model=gpu_model, options=own, guest=guest
+        )
     return found
 
 
@@ -211,14 +247,8 @@ def place(
     with _recording(sources) if outputs.record else nullcontext() as record:
         pool = read_the_pool(sources)
         note_failures(pool)
-        known = [host.name for host in pool.hosts]
-        for name in outputs.among:
-            if name not in known:
-                raise UsageError(
-                    f"--on: expected a host of the pool, found {name!r}",
-                    hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
-                )
-        by_shape = _flavour_of_shapes(guest, options, pool, evidence)
+        _check_hosts(outputs.among, pool)
+        by_shape = _flavour_of_shapes(guest, options, pool, evidence, outputs.gpu_model)
         places = PoolPlaces(pool, sizes)
         for number in range(1, outputs.count + 1):
             name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
@@ -245,18 +275,20 @@ def _place_one(
     from homenode.cli.planning import write_document
     from homenode.plan.model import Unplannable
     from homenode.plan.stored import domain_of_plan, encode_plan
-    from homenode.report.pool_text import places_text
+    from homenode.report.pool_places_text import places_text
     from homenode.tuning import tune
 
     screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
     first = list(islice(ranking, 3))
     if not outputs.json and number == 1:
-        refused = () if first else places.refusals(by_shape, vm=name)
-        (screen if first else error_console()).print(places_text(first, refused))
+        refused = () if first else _refusals(places, by_shape, name, outputs.among)
+        has_addresses = any(not flavour.gpus for flavour in by_shape.values())
+        hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
+        (screen if first else error_console()).print(places_text(first, refused, hint))
     for one in (*first, *ranking):
-        host = places.planner.pool.host(one.host)
         flavour = by_shape[one.host.shape]
+        host = places.planner.real_host(one.host, flavour)
         copy = None if outputs.count == 1 else name
         try:
             tuning = tune(original, document, flavour.options, host, copy_name=copy)
@@ -283,8 +315,32 @@ def _place_one(
         if record is not None:
             record.add(one.host.name, vm)
             note(f"recorded {name} on {one.host.name}")
+        if not outputs.json and number == outputs.count:
+            _note_next_step(one, output, outputs)
         return True
     return False
+
+
+def _refusals(
+    places: "PoolPlaces", by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
+) -> "tuple[RefusedHosts, ...]":
+    """Why the hosts that may be chosen refuse the VM."""
+    from homenode.pool.place import PoolPlaces
+
+    if among:
+        hosts = tuple(host for host in places.pool().hosts if host.name in among)
+        places = PoolPlaces(replace(places.pool(), hosts=hosts), (), places.planner)
+    return places.refusals(by_shape, vm=vm)
+
+
+def _note_next_step(place: "RankedPlace", output: Path | None, outputs: PlaceOutputs) -> None:
+    if output is None:
+        note("next: -o FILE writes the tuned document")
+    elif outputs.count > 1:
+        note(f"next: define each document of {outputs.document} on its host")
+    elif output != STANDARD_OUTPUT:
+        uri = place.host.libvirt_uri
+        note(f"next: {command_line('virsh', '-c', uri, 'define', output)}")
 
 
 def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
@@ -378,7 +434,7 @@ def pack(
 
 def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
     from homenode.pool.moves import drain as drain_moves
-    from homenode.report.pool_text import drain_text
+    from homenode.report.pool_places_text import drain_text
 
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
@@ -396,7 +452,7 @@ def defragment(
     as_json: bool,
 ) -> None:
     from homenode.pool.moves import defragment as defragment_moves
-    from homenode.report.pool_text import defragment_text
+    from homenode.report.pool_places_text import defragment_text
 
     sizes = read_flavours(flavours)
     wanted = max(sizes, key=lambda one: one.gpus)

@@ -1,9 +1,11 @@
 """Pool: hosts as values. Machines that are alike share one Host, and differ in a few numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from homenode.analyse.health import link_health
+from homenode.bdf import Bdf
+from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import is_divided, parts_at
@@ -73,6 +75,71 @@ class Pool:
             for node, state in zip(shape.nodes, one.nodes, strict=True)
         )
         return replace(shape, name=one.name, nodes=nodes, domains=one.domains)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolVm:
+    """A VM of a host. state: "running", "placed" (it counts, and has not started), "shut off" (it
+    does not count).
+
+    nodes: of its vCPUs' PUs and bound memory; None where a vCPU floats. gpus: its GPU functions.
+    gpus_away: those on none of its nodes; None where a node is unknown.
+    """
+
+    name: str
+    host: str
+    state: str
+    vcpus: int
+    memory_bytes: int
+    nodes: tuple[NodeIndex, ...] | None
+    gpus: tuple[Bdf, ...]
+    gpus_away: int | None
+    mediated: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolVms:
+    """The VMs of a pool, by host."""
+
+    vms: tuple[PoolVm, ...]
+
+
+def pool_vms(pool: Pool, hosts: Collection[str] = ()) -> PoolVms:
+    """All VMs, or those of these hosts."""
+    return PoolVms(
+        tuple(
+            _vm_of(pool.shapes[host.shape], host.name, vm)
+            for host in pool.hosts
+            if not hosts or host.name in hosts
+            for vm in sorted(host.domains, key=lambda vm: natural_key(vm.name))
+        )
+    )
+
+
+def _vm_of(shape: Host, host: str, vm: RunningDomain) -> PoolVm:
+    nodes = None
+    if vm.vcpu_pins and None not in vm.vcpu_pins:
+        bits = 0
+        for pin in vm.vcpu_pins:
+            bits |= 0 if pin is None else pin.bits
+        own = {node.index for node in shape.nodes if node.pus.bits & bits}
+        nodes = tuple(sorted(own | {node for node, _ in vm.memory_by_node}))
+    gpus = [gpu for gpu in shape.devices_of_kind(DeviceKind.GPU) if gpu.bdf in vm.devices]
+    homes = [gpu.node for gpu in gpus]
+    away = None
+    if nodes is not None and None not in homes:
+        away = sum(home not in nodes for home in homes)
+    return PoolVm(
+        vm.name,
+        host,
+        "running" if vm.running else "placed" if vm.planned else "shut off",
+        len(vm.vcpu_pins),
+        vm.memory_bytes,
+        nodes,
+        tuple(gpu.bdf for gpu in gpus),
+        away,
+        vm.mediated,
+    )
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:

@@ -5,13 +5,11 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from homenode.pool.model import Pool
-from homenode.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
+from homenode.pool.model import PoolVms
 from homenode.pool.outlook import FlavourFit, HostOutlook, PoolOutlook
-from homenode.pool.place import LostFits, RankedPlace, RefusedHosts
-from homenode.report.terminal_text import AsciiWhereNeeded, ShellCommand, TableOrList
-from homenode.units import GIB, format_bytes
-from homenode.wording import command_line, nodes_text, plural, printable
+from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.units import GIB, TIB, format_bytes
+from homenode.wording import number_list, plural, printable
 
 MOST_ROWS = 40
 """Hosts of a table for people; of more, those alike are one row."""
@@ -30,16 +28,26 @@ def pool_text(outlook: PoolOutlook, *, everything: bool = False) -> RenderableTy
         )
     ]
     names = [fit.flavour for fit in outlook.fits]
-    rows = _rows(outlook.hosts, everything=everything)
+    groups = _groups(outlook.hosts, everything=everything)
+    shown = groups[:MOST_ROWS] if not everything else groups
+    total = _row("total", (HostOutlook("", free, outlook.fits, ()),))
+    rows = [_row(_label_of(group), group) for group in shown]
     parts.append(
         TableOrList(
             ["host", "VMs", "GPUs", "cores", "memory", *names, "stranded"],
-            [*(_row(label, host) for label, host in rows), _sum_row(outlook)],
+            [*rows, [*total[:-1], str(outlook.stranded_gpus)]],
+            least=["cores", "memory"],
         )
     )
+    left = sum(len(group) for group in groups[len(shown) :])
+    if left:
+        parts.append(Text(f"{plural(left, 'host')} more: --all", style="yellow"))
+    sizes = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    alike = " host +N: N more hosts are alike." if len(groups) < len(outlook.hosts) else ""
     parts.append(
         Text(
-            "GPUs, cores, memory: free. By flavour: VMs that fit with full locality, + with less",
+            f"GPUs: free/all. Cores, memory: free.{alike} {printable(sizes)}: how many more VMs of "
+            "that flavour fit with full locality, +N: with less.",
             style="dim",
         )
     )
@@ -54,9 +62,10 @@ def pool_text(outlook: PoolOutlook, *, everything: bool = False) -> RenderableTy
     return AsciiWhereNeeded(Group(*parts))
 
 
-def _rows(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[str, HostOutlook]]:
+def _groups(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[HostOutlook, ...]]:
+    """The hosts of each row: one, or those that take the same VMs where there are many hosts."""
     if everything or len(hosts) <= MOST_ROWS:
-        return [(host.name, host) for host in hosts]
+        return [(host,) for host in hosts]
     alike: dict[tuple[object, ...], list[HostOutlook]] = {}
     for host in hosts:
         key = (
@@ -66,42 +75,45 @@ def _rows(hosts: Sequence[HostOutlook], *, everything: bool) -> list[tuple[str, 
             tuple((one.missing, len(one.gpus)) for one in host.stranded),
         )
         alike.setdefault(key, []).append(host)
-    groups = sorted(alike.values(), key=lambda group: (-len(group), group[0].name))
-    rows = []
-    for group in groups[:MOST_ROWS]:
-        more = f" and {len(group) - 1} alike" if len(group) > 1 else ""
-        rows.append((f"{group[0].name}{more}", group[0]))
-    left = sum(len(group) for group in groups[MOST_ROWS:])
-    if left:
-        rows.append((f"… {left} more (--all)", groups[MOST_ROWS][0]))
-    return rows
+    return [
+        tuple(group)
+        for group in sorted(alike.values(), key=lambda group: (-len(group), group[0].name))
+    ]
 
 
-def _row(label: str, host: HostOutlook) -> list[str]:
-    free = host.free
-    stranded = ", ".join(f"{len(one.gpus)} ({one.missing})" for one in host.stranded)
+def _label_of(group: Sequence[HostOutlook]) -> str:
+    return group[0].name + (f" +{len(group) - 1}" if len(group) > 1 else "")
+
+
+def _row(label: str, group: Sequence[HostOutlook]) -> list[str]:
+    """The cells of hosts that take the same VMs; what differs between them as a range."""
+    first = group[0].free
+    stranded = ", ".join(f"{len(one.gpus)} ({one.missing})" for one in group[0].stranded)
     return [
         label,
-        str(free.vms),
-        f"{free.free_gpus}/{free.gpus}",
-        str(free.free_cores),
-        _memory(free.free_memory_bytes),
-        *map(_fit, host.fits),
+        _range([host.free.vms for host in group]),
+        f"{first.free_gpus}/{first.gpus}",
+        _range([host.free.free_cores for host in group]),
+        _memory_range([host.free.free_memory_bytes for host in group]),
+        *map(_fit, group[0].fits),
         stranded or "0",
     ]
 
 
-def _sum_row(outlook: PoolOutlook) -> list[str]:
-    free = outlook.free
-    return [
-        "in sum",
-        str(free.vms),
-        f"{free.free_gpus}/{free.gpus}",
-        str(free.free_cores),
-        _memory(free.free_memory_bytes),
-        *map(_fit, outlook.fits),
-        str(outlook.stranded_gpus),
-    ]
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _memory_range(sizes: Sequence[int | None]) -> str:
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return "unknown"
+    low, high = _memory(min(known)), _memory(max(known))
+    if low == high:
+        return low
+    unit = high.rpartition(" ")[2]
+    return f"{low.removesuffix(f' {unit}')}-{high}"
 
 
 def _fit(fit: FlavourFit) -> str:
@@ -109,14 +121,17 @@ def _fit(fit: FlavourFit) -> str:
 
 
 def _memory(size: int | None) -> str:
-    return "unknown" if size is None else format_bytes(size // GIB * GIB)
+    if size is None:
+        return "unknown"
+    step = TIB if size >= 100 * TIB else GIB
+    return format_bytes(size // step * step)
 
 
 def _stranded_sentence(outlook: PoolOutlook) -> str:
     if not outlook.stranded:
-        return "stranded GPUs: none"
+        return "Stranded GPUs: none."
     listed = ", ".join(f"{one.gpus} for lack of {one.missing}" for one in outlook.stranded)
-    return f"stranded GPUs: {outlook.stranded_gpus}: {listed}"
+    return f"Stranded GPUs, free but of use to no flavour: {listed}."
 
 
 def pool_csv(outlook: PoolOutlook) -> str:
@@ -171,6 +186,28 @@ def _cell(value: object) -> str:
     return text
 
 
+def vms_text(found: PoolVms) -> RenderableType:
+    """A row for each VM, by host."""
+    if not found.vms:
+        return Text("no VMs")
+    rows = [
+        [
+            vm.name,
+            vm.host,
+            vm.state,
+            str(vm.vcpus),
+            format_bytes(vm.memory_bytes),
+            "any" if vm.nodes is None else number_list(vm.nodes),
+            str(len(vm.gpus) + len(vm.mediated)) + (f" ({vm.gpus_away} away)" * bool(vm.gpus_away)),
+        ]
+        for vm in found.vms
+    ]
+    columns = ["VM", "host", "state", "vCPUs", "memory", "nodes", "GPUs"]
+    about = "Nodes: any = the VM is not pinned. Away: GPUs on none of the VM's nodes."
+    table = TableOrList(columns, rows, least=["state", "memory"])
+    return AsciiWhereNeeded(Group(table, Text(about, style="dim")))
+
+
 def _known(size: int | None) -> int | str:
     return "" if size is None else size
 
@@ -217,129 +254,3 @@ def pool_prometheus(outlook: PoolOutlook) -> str:
 def _label(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return printable(escaped)
-
-
-def places_text(places: Sequence[RankedPlace], refused: Sequence[RefusedHosts]) -> RenderableType:
-    """The first hosts, each with what the choice costs; then why others refuse."""
-    parts: list[RenderableType] = []
-    if places:
-        parts.append(Text("Hosts, the best first", style="bold underline"))
-    for number, one in enumerate(places, start=1):
-        parts.append(
-            Text.assemble(
-                f"  {number}. ",
-                (printable(one.host.name), "bold"),
-                f": {nodes_text(one.placement.nodes)}; {one.placement.fallback}; "
-                f"{lost_text(one.lost)}",
-            )
-        )
-    for reason in refused:
-        hosts = reason.hosts
-        more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
-        parts.append(Text(printable(f"  {', '.join(hosts[:3])}{more}: {reason.reason}")))
-    return AsciiWhereNeeded(Group(*parts))
-
-
-def lost_text(lost: Sequence[LostFits]) -> str:
-    """What no longer fits in the pool.
-
-    >>> lost_text([LostFits("gpu8", 1), LostFits("gpu1", 2)]), lost_text([])
-    ('the pool loses 1 x gpu8, 2 x gpu1', 'the pool loses no other fit')
-    """
-    if not lost:
-        return "the pool loses no other fit"
-    return "the pool loses " + ", ".join(f"{one.count} x {one.flavour}" for one in lost)
-
-
-def drain_text(plan: MovePlan, host: str, pool: Pool, sources: Sequence[str]) -> RenderableType:
-    """The moves that empty a host, what stays, and the commands."""
-    moves = plan.moves
-    if plan.stuck:
-        every = plural(len(moves) + len(plan.stuck), "VM")
-        head = f"{len(moves)} of {every} can leave {host}"
-    elif moves:
-        head = f"{plural(len(moves), 'move')} {'empties' if len(moves) == 1 else 'empty'} {host}"
-    else:
-        head = f"{host} has no VM: nothing to move"
-    return _moves_text(head, plan, pool, sources)
-
-
-def defragment_text(
-    plan: MovePlan, flavour: str, pool: Pool, sources: Sequence[str], most: int
-) -> RenderableType:
-    """The moves after which more VMs of a flavour fit, with what each group gains."""
-    before = plan.fits_before or 0
-    if not plan.groups:
-        head = (
-            f"{flavour}: {plural(before, 'VM fits', 'VMs fit')} with full locality; no move of up "
-            f"to {MOST_MOVED_TOGETHER} VMs makes it more"
-        )
-    else:
-        after = before + sum(group.gain for group in plan.groups)
-        stopped = " (stopped there: --most)" if len(plan.groups) == most else ""
-        head = (
-            f"{flavour}: {before} fit with full locality, {after} after "
-            f"{plural(len(plan.moves), 'move')}{stopped}"
-        )
-    return _moves_text(head, plan, pool, sources)
-
-
-def _moves_text(head: str, plan: MovePlan, pool: Pool, sources: Sequence[str]) -> RenderableType:
-    parts: list[RenderableType] = [Text(printable(head), style="bold")]
-    rows = []
-    for number, group in enumerate(plan.groups, start=1):
-        for move in group.moves:
-            is_last = move is group.moves[-1]
-            gain = f"+{group.gain} {group.flavour}" if group.flavour and is_last else ""
-            how = "stop, start" if move.restart else "live"
-            row = [str(number), move.vm, move.from_host, move.to_host, str(move.gpus), how]
-            rows.append([*row, gain] if group.flavour else row)
-    columns = ["step", "VM", "from", "to", "GPUs", "how"]
-    if any(group.flavour for group in plan.groups):
-        columns.append("then fits")
-    if rows:
-        parts.append(TableOrList(columns, rows))
-    parts += [
-        Text(printable(f"{one.vm} stays on {one.host}: {one.reason}"), style="yellow")
-        for one in plan.stuck
-    ]
-    if any(move.restart for move in plan.moves):
-        parts.append(
-            Text(
-                "stop, start: the VM has passed-through devices, which cannot migrate live; its "
-                "GPUs are chosen again on the new host, other devices have to be named again."
-            )
-        )
-    host_of = {host.name: host for host in pool.hosts}
-    for restart, what in ((True, "by stop and start"), (False, "live")):
-        first = next((move for move in plan.moves if move.restart == restart), None)
-        if first is not None:
-            parts.append(Text(f"A move {what}, for example {printable(first.vm)}:", style="bold"))
-            uris = host_of[first.from_host].libvirt_uri, host_of[first.to_host].libvirt_uri
-            parts += map(ShellCommand, _commands(first, uris, sources))
-    return AsciiWhereNeeded(Group(*parts))
-
-
-def _commands(move: Move, uris: tuple[str, str], sources: Sequence[str]) -> list[str]:
-    """What to run for a move; nothing is run here."""
-    old, new = uris
-    document, tuned = f"{move.vm}.xml", f"{move.vm}-tuned.xml"
-    if not move.restart:
-        flags = ("--live", "--persistent", "--undefinesource")
-        return [
-            command_line("virsh", "-c", old, "migrate", *flags, move.vm, new),
-            command_line("homenode", "replan", move.vm)
-            + f"  # on {printable(move.to_host)}, once the VM is stopped: new pins",
-        ]
-    pools = [word for source in sources for word in ("--pool", source)]
-    gpus = ("--gpus", move.gpus) if move.gpus else ()
-    place = ("homenode", "pool", "place", document, *pools, "--on", move.to_host, *gpus)
-    return [
-        command_line("virsh", "-c", old, "dumpxml", "--inactive", move.vm)
-        + f" > {command_line(document)}",
-        command_line(*place, "-o", tuned),
-        command_line("virsh", "-c", old, "shutdown", move.vm),
-        command_line("virsh", "-c", new, "define", tuned),
-        command_line("virsh", "-c", new, "start", move.vm),
-        command_line("virsh", "-c", old, "undefine", "--keep-nvram", move.vm),
-    ]

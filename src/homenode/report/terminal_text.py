@@ -48,7 +48,8 @@ class AsciiWhereNeeded:
 class TableOrList:
     """A table where its columns fit, else each row as lines of "column: text".
 
-    wraps_last: the last column may be wrapped, or stand below the table as "first: last".
+    wraps_last: the last column may be wrapped, or stand below the table as "first: last". least:
+    columns that are left out where the table fits without them; rows of a list are then paragraphs.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class TableOrList:
         columns: Sequence[str],
         rows: Sequence[Sequence[str]],
         wraps_last: bool = False,
+        least: Sequence[str] = (),
     ) -> None:
         self._columns = tuple(columns)
         self._rows = tuple(tuple(printable(text) for text in row) for row in rows)
         self._wraps_last = wraps_last
+        self._least = frozenset(least)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         space, every = options.max_width, len(self._columns)
@@ -71,10 +74,25 @@ class TableOrList:
             yield self._table(fixed)
             for row in self._rows:
                 yield Text(f"{row[0]}: {row[-1]}")
+        elif self._least and (fewer := self._without_least(console, options)) is not None:
+            yield fewer
+            left_out = " and ".join(name for name in self._columns if name in self._least)
+            yield Text(f"No columns for {left_out}: the terminal is too narrow.", style="dim")
+        elif self._least:
+            for row in self._rows:
+                named = zip(self._columns[1:], row[1:], strict=True)
+                yield Text(f"{row[0]}: " + ", ".join(f"{name} {text}" for name, text in named))
         else:
             for row in self._rows:
                 for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
                     yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
+
+    def _without_least(self, console: Console, options: ConsoleOptions) -> Table | None:
+        kept = [number for number, name in enumerate(self._columns) if name not in self._least]
+        rows = [[row[number] for number in kept] for row in self._rows]
+        fewer = TableOrList([self._columns[number] for number in kept], rows)._table(len(kept))
+        needed = Measurement.get(console, options.update(width=10_000), fewer).maximum
+        return fewer if needed <= options.max_width else None
 
     def _table(self, columns: int) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

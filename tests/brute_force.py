@@ -563,7 +563,7 @@ class _Step:
             known.append(node.memory_bytes - pools - bound)
         if not known:
             return None
-        known = [size - self._to_be_reserved(node) for size in known]
+        known = [size - self._to_be_reserved(node) - self._next_to_guests(node) for size in known]
         reserve = self.request.host_reserve.memory_bytes
         if reserve is None:
             reserve = max(2 * GIB, (node.memory_bytes or 0) // 50)
@@ -579,6 +579,21 @@ class _Step:
             found = 0 if pool is None else min(pool.free_pages, pool.total_pages - bound + unseen)
             missing += (size or 0) * max(0, unseen - max(0, found))
         return missing
+
+    def _next_to_guests(self, node: NumaNode) -> int:
+        """Bytes of QEMU and page tables there, of VMs that do not run yet: 256 MiB, 8 MiB for each
+        vCPU, and without huge pages 8 bytes for each 4 KiB, twice with devices."""
+        total = 0
+        for domain in self.others:
+            own = sum(size for index, size in domain.memory_by_node if index == node.index)
+            if domain.running or not own:
+                continue
+            whole = 256 * MIB + 8 * MIB * len(domain.vcpu_pins)
+            if domain.page_bytes is None:
+                times = 2 if domain.devices or domain.mediated else 1
+                whole += domain.memory_bytes // 512 * times
+            total += whole * own // sum(size for _, size in domain.memory_by_node)
+        return total
 
     def _pool(self, node: NumaNode) -> int:
         size = self.request.page_bytes

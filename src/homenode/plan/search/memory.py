@@ -15,7 +15,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import other_domains, own_domains
 from homenode.plan.shape.guest_numa import memory_granule, page_size
-from homenode.topology import Host, MemoryKind, NumaNode
+from homenode.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.units import GIB, MIB, format_bytes
 
 LEAST_RESERVE_BYTES = 2 * GIB
@@ -48,9 +48,20 @@ def overhead_bytes(request: GuestRequest) -> int:
     """What QEMU and the page tables of EPT and, with devices, of the IOMMU take next to the guest's
     memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
     memory = request.memory_bytes + request.guest.memory_device_bytes
-    tables = 1 + bool(request.devices or request.gpu_count)
-    paged = 0 if request.page_bytes is not None else memory // _PAGE_TABLE_DIVISOR * tables
-    return _QEMU_BYTES + request.vcpus * _QEMU_BYTES_PER_VCPU + paged
+    devices = bool(request.devices or request.gpu_count)
+    return _overhead(request.vcpus, None if request.page_bytes is not None else memory, devices)
+
+
+def _overhead_on_node(domain: RunningDomain, size: int) -> int:
+    """The same of a VM that does not run yet: the share of a node that has `size` bytes of it."""
+    memory = None if domain.page_bytes is not None else domain.memory_bytes
+    whole = _overhead(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
+    return whole * size // (sum(own for _, own in domain.memory_by_node) or 1)
+
+
+def _overhead(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:
+    tables = (paged_bytes or 0) // _PAGE_TABLE_DIVISOR * (1 + has_devices)
+    return _QEMU_BYTES + vcpus * _QEMU_BYTES_PER_VCPU + tables
 
 
 def reserve_bytes(request: GuestRequest, node: NumaNode) -> int:
@@ -173,6 +184,8 @@ def free_memory(
             bound += size
         else:
             untouched += size
+        if not domain.running:
+            untouched += _overhead_on_node(domain, size)
     left = {
         p.page_bytes: min(p.free_pages, p.total_pages - running[p.page_bytes])
         - planned[p.page_bytes]

@@ -20,9 +20,10 @@ from homenode.pool.model import Pool, PoolHost
 from homenode.pool.pack import ALLOWED, PackedVm, Packing, pack, parse_requests
 from homenode.pool.packing import tuned_documents
 from homenode.pool.sources import load_pool
-from homenode.topology import Host
+from homenode.topology import Host, PagePool
 from homenode.tuning import tune
 from homenode.units import GIB
+from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, pus_used, shipped
 
 pytest.importorskip("ortools")
@@ -209,6 +210,49 @@ def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
     found = pack(pool, requests, seconds=5)
     check(pool, found, requests)
     assert {name for name, _ in found.unplaced} == {"huge", "wide"}
+
+
+def test_huge_pages_that_are_to_be_reserved_are_given_to_one_vm_only() -> None:
+    big = Flavour("big", 0, 4, 700 * GIB, GIB)
+    pool = pool_of([("a", shipped("hgx-h100"))])
+    packing = pack(pool, [PackRequest(big, ("x", "y", "z"))], seconds=5)
+    check(pool, packing, [PackRequest(big, ("x", "y", "z"))])
+    assert (len(packing.vms), packing.bound) == (2, 2)
+
+
+def test_memory_that_is_reserved_as_huge_pages_does_not_count_for_other_vms() -> None:
+    host = shipped("hgx-h100")
+    pools = (PagePool(GIB, 900, 900),)
+    nodes = tuple(replace(node, page_pools=pools, memory_free_bytes=None) for node in host.nodes)
+    pool = pool_of([("a", replace(host, nodes=nodes))])
+    asked = [
+        PackRequest(Flavour("ordinary", 0, 4, 90 * GIB), ("o1", "o2", "o3")),
+        PackRequest(Flavour("huge", 0, 4, 500 * GIB, GIB), ("h1", "h2", "h3")),
+    ]
+    packing = pack(pool, asked, seconds=5)
+    assert sorted(vm.name[0] for vm in packing.vms) == ["h", "h", "h", "o", "o"]
+    assert packing.bound == 5
+
+
+def test_what_vms_of_overlapping_models_share_is_in_the_bound() -> None:
+    """A divided GPU counts for no VM of a whole one, nor for the bound."""
+    host = shipped("x86-2p2n8c8t-divided-gpus")
+    pool = pool_of([("a", host)])
+    asked = [
+        PackRequest(Flavour("any", 1, 1, GIB), ("a1", "a2", "a3")),
+        PackRequest(Flavour("model", 1, 1, GIB, gpu_model="GH100"), ("m1", "m2")),
+    ]
+    packing = pack(pool, asked, seconds=5)
+    assert packing.gap == 0
+
+
+def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
+    apart = PackRequest(Flavour("far", 1), ("f1", "f2"), Rules(anti_affinity="far"))
+    large = PackRequest(Flavour("large", 16), ("large",))
+    packing = pack(pool_of([("a", shipped("hgx-h100"))]), [apart, large], seconds=5)
+    (far, far_reason), (large_name, large_reason) = packing.unplaced
+    assert (far[0], large_name, far_reason == large_reason) == ("f", "large", False)
+    assert 16 in numbers(large_reason)
 
 
 def test_a_solver_that_ends_without_an_answer_leaves_a_packing_without_a_bound(

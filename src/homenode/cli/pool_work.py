@@ -281,7 +281,7 @@ def _place_one(
     screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
     first = list(islice(ranking, 3))
-    if not outputs.json and number == 1:
+    if not first or (number == 1 and not outputs.json):
         refused = () if first else _refusals(places, by_shape, name, outputs.among)
         has_addresses = any(not flavour.gpus for flavour in by_shape.values())
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from homenode.bdf import Bdf
 from homenode.plan.layout import Pinning, Siblings
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
@@ -89,7 +90,7 @@ def division_model(
     for h, state in enumerate(states):
         used = program.variable(1)
         model.used.append(used)
-        capacity = Capacity(planner, state)
+        capacity = Capacity(planner, state, [request.flavour for request, _ in kinds])
         rows: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
         for t, (request, names) in enumerate(kinds):
             asked = planner.request(state, request.flavour)
@@ -172,12 +173,18 @@ def _break_symmetry(
 class Capacity:
     """What a host in some state has, by node and in sum."""
 
-    def __init__(self, planner: Planner, state: HostState) -> None:
+    def __init__(
+        self, planner: Planner, state: HostState, flavours: Sequence[Flavour] = ()
+    ) -> None:
         host = planner.host(state)
         self.nodes = [node for node in host.nodes if node.pus]
         self.host = host
         self.planner, self.state = planner, state
-        self._gpus: dict[str, list[int]] = {}
+        self._gpus: dict[tuple[str | None, frozenset[Bdf]], str] = {}
+        self._units: dict[str, list[int]] = {}
+        self._named: dict[tuple[str | None, str | None], tuple[str | None, frozenset[Bdf]]] = {}
+        for flavour in flavours:
+            self.gpus(flavour)
         busy: set[int] = set()
         for vm in host.domains:
             for pin in vm.vcpu_pins:
@@ -192,34 +199,40 @@ class Capacity:
         self.packages = [node.package for node in self.nodes]
         probe = planner.probe(state.shape)
         self.memory: list[int | None] = []
+        self.ordinary: list[int | None] = []
         for node in self.nodes:
             left = node.memory_free_bytes
+            pools = sum(pool.page_bytes * pool.free_pages for pool in node.page_pools)
             if left is not None:
-                pools = sum(pool.page_bytes * pool.free_pages for pool in node.page_pools)
-                left = max(0, left - reserve_bytes(probe, node) + pools) // MIB
-            self.memory.append(left)
+                left = max(0, left - reserve_bytes(probe, node))
+            self.ordinary.append(None if left is None else left // MIB)
+            self.memory.append(None if left is None else (left + pools) // MIB)
 
     def limit(self, key: tuple[str, int | None]) -> int | None:
         """How much there is of what `needs` names."""
         what, node = key
         if what == "cores":
             return self.all_cores if node is None else self.cores[node]
-        if what in self._gpus:
-            return self._gpus[what][-1 if node is None else node]
+        if what in self._units:
+            return self._units[what][-1 if node is None else node]
+        sizes = self.memory if what == "memory" else self.ordinary
         if node is not None:
-            return self.memory[node]
-        known = [size for size in self.memory if size is not None]
-        return sum(known) if len(known) == len(self.memory) else None
+            return sizes[node]
+        known = [size for size in sizes if size is not None]
+        return sum(known) if len(known) == len(sizes) else None
 
     def gpus(self, flavour: Flavour | None) -> str:
         """The key of what there is of the GPUs, or parts, that a flavour may take; None = of all.
         Their numbers: of each node, and last of all."""
-        kind = "" if flavour is None else f"{flavour.gpu_model} {flavour.options.gpu_profile}"
-        key = f"gpus {kind}"
-        if key not in self._gpus:
-            units = self.planner.free_units(self.state, flavour)
+        kind = ("", "") if flavour is None else (flavour.gpu_model, flavour.options.gpu_profile)
+        if kind in self._named:
+            return self._gpus[self._named[kind]]
+        units = self.planner.free_units(self.state, flavour)
+        named = self._named[kind] = kind[1], frozenset(units)
+        if named not in self._gpus:
+            key = self._gpus[named] = f"gpus {len(self._gpus)}"
             homes = [self.host.device_at[gpu].node for gpu in units]
-            self._gpus[key] = [
+            self._units[key] = [
                 sum(
                     number
                     for number, home in zip(units.values(), homes, strict=True)
@@ -227,7 +240,17 @@ class Capacity:
                 )
                 for node in self.nodes
             ] + [sum(units.values())]
-        return key
+        return self._gpus[named]
+
+    def _gpus_shared(self, flavour: Flavour) -> tuple[str, ...]:
+        """The keys of the GPUs that the flavour may take, alone or next to others."""
+        every, _ = self.gpus(None), self.gpus(flavour)
+        profile, own = self._named[flavour.gpu_model, flavour.options.gpu_profile]
+        return every, *(
+            key
+            for (other, gpus), key in self._gpus.items()
+            if key != every and other == profile and gpus.issuperset(own)
+        )
 
     def needs(
         self, request: GuestRequest, flavour: Flavour, option: Option
@@ -239,12 +262,16 @@ class Capacity:
             (("cores", None), cores),
             (("memory", None), memory),
         ]
-        gpus = (self.gpus(None), self.gpus(flavour)) if flavour.gpus else ()
+        if request.page_bytes is None:
+            whole.append((("ordinary memory", None), memory))
+        gpus = self._gpus_shared(flavour) if flavour.gpus else ()
         whole += [((key, None), flavour.gpus) for key in gpus]
         count = len(option.nodes)
         for node in option.nodes:
             whole.append((("cores", node), -(-cores // count)))
             whole.append((("memory", node), memory // count))
+            if request.page_bytes is None:
+                whole.append((("ordinary memory", node), memory // count))
             if not option.away:
                 whole += [((key, node), flavour.gpus // count) for key in gpus]
         return whole

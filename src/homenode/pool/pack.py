@@ -238,7 +238,10 @@ class _Realised:
                 if not any(self._try(t, name) for name in list(names)):
                     break
         unplaced = tuple(
-            (name, "no host has whole cores left for it") for names in self.left for name in names
+            (name, reason)
+            for t, names in enumerate(self.left)
+            for reason in ([self._reason(t)] if names else [])
+            for name in names
         )
         crossed = sum(self._term(vm.plan, "packages_spanned") - 1 for vm in self.vms)
         away = sum(self._term(vm.plan, "gpus_away_from_home") for vm in self.vms)
@@ -323,6 +326,20 @@ class _Realised:
                 self._keep(t, name, plan)
                 return True
         return False
+
+    def _reason(self, t: int) -> str:
+        """Why no host takes a VM of the kind, next to those that were placed."""
+        request = self.kinds[t][0]
+        hosts = [one.host for one in self.places.ranked(request.flavour)]
+        if not hosts:
+            refused = self.places.refusals(request.flavour, most=1)
+            return refused[0].reason if refused else "the pool has no host"
+        if any(self._may(request.rules, host) for host in hosts):
+            return (
+                "it fits only on the host's last core, on the host's memory or on shared cores, "
+                "which a packing does not give: pool place does"
+            )
+        return "its affinity, anti-affinity or fault domains leave no host that takes it"
 
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]

@@ -113,10 +113,12 @@ def packing_text(packing: Packing) -> str:
     for vm in packing.vms:
         by_host.setdefault(vm.host, []).append(vm.name)
     lines += [f"  {host}: {', '.join(names)}" for host, names in by_host.items()]
-    if packing.unplaced:
-        names = [name for name, _ in packing.unplaced]
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in packing.unplaced:
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
         more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-        lines.append(f"not placed: {', '.join(names[:20])}{more}: {packing.unplaced[0][1]}")
+        lines.append(f"not placed: {', '.join(names[:20])}{more}: {reason}")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from homenode.errors import UsageError
 from homenode.pool.export import export, unnamed
-from homenode.pool.flavour import default_flavours
+from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool
 from homenode.pool.moves import MovePlan, defragment, drain
 from homenode.pool.outlook import outlook
@@ -139,3 +139,21 @@ def test_each_scheduler_gets_what_still_fits_in_its_own_words() -> None:
     weight = [int(line.rpartition("Weight=")[2]) for line in lines]
     assert weight[1] < weight[0]
     assert unnamed(found, Scheduler.SLURM) == ("Bad Name",)
+
+
+def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
+    names = ["GPU 8", "gpu-8", "日本", "中国", "a" * 39 + "-b", *(f"z{i}" for i in range(40))]
+    flavours = [Flavour(name, 1) for name in names]
+    hosts = [(name, shipped("hgx-h100")) for name in ("ok-1", "a..b", "a.-b", "A")]
+    found = outlook(pool_of(hosts), flavours)
+    assert set(unnamed(found, Scheduler.KUBERNETES)) == {"a..b", "a.-b", "A"}
+    (node,) = json.loads(export(found, Scheduler.KUBERNETES))["items"]
+    labels = [key.partition("/")[2] for key in node["metadata"]["labels"]]
+    assert len(labels) == len(names) + 1
+    assert all(label[0].isalnum() and label[-1].isalnum() and len(label) < 64 for label in labels)
+    nova = json.loads(export(found, Scheduler.NOVA))
+    assert len({one["name"] for one in nova["aggregates"]}) == len(names)
+    line = export(found, Scheduler.SLURM).splitlines()[0]
+    features = line.partition("AvailableFeatures=")[2].partition(" ")[0].split(",")
+    assert len(set(features)) == len(names)
+    assert int(line.rpartition("Weight=")[2]) < 2**32

@@ -7,16 +7,29 @@ from collections.abc import Callable
 from homenode.pool.outlook import HostOutlook, PoolOutlook
 from homenode.pool.scheduler import Scheduler
 
-_DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
+_DNS_LABEL = re.compile(r"[a-z0-9-]{1,63}", re.ASCII)
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
+_MOST_LETTERS = 40
 
 
 def unnamed(outlook: PoolOutlook, scheduler: Scheduler) -> tuple[str, ...]:
     """Hosts whose names the scheduler cannot have: they are left out."""
-    pattern = _SLURM_NAME if scheduler is Scheduler.SLURM else _DNS_NAME
     if scheduler is Scheduler.NOVA:
         return ()
-    return tuple(host.name for host in outlook.hosts if not pattern.fullmatch(host.name))
+    fits = _is_dns_name if scheduler is Scheduler.KUBERNETES else _SLURM_NAME.fullmatch
+    return tuple(host.name for host in outlook.hosts if not fits(host.name))
+
+
+def _is_dns_name(name: str) -> bool:
+    """Whether a Kubernetes node can have the name: an RFC 1123 subdomain.
+
+    >>> [_is_dns_name(name) for name in ("gpu-7.example.org", "a..b", "a.-b", "GPU-7")]
+    [True, False, False, False]
+    """
+    parts = name.split(".")
+    return len(name) <= 253 and all(
+        _DNS_LABEL.fullmatch(part) and part.strip("-") == part for part in parts
+    )
 
 
 def export(outlook: PoolOutlook, scheduler: Scheduler) -> str:
@@ -31,19 +44,33 @@ def export(outlook: PoolOutlook, scheduler: Scheduler) -> str:
     return write[scheduler](hosts)
 
 
+def _words(hosts: list[HostOutlook]) -> tuple[str, ...]:
+    """The names of the flavours where only letters, digits and dashes may stand, each once; in the
+    order of the hosts' fits."""
+    found: list[str] = []
+    for fit in hosts[0].fits if hosts else ():
+        word, number = _word(fit.flavour), 1
+        while (own := word if number == 1 else f"{word}-{number}") in found:
+            number += 1
+        found.append(own)
+    return tuple(found)
+
+
 def _word(name: str) -> str:
     """A flavour's name where only letters, digits and dashes may stand.
 
-    >>> _word("GPU 8 (large)")
-    'gpu-8-large'
+    >>> _word("GPU 8 (large)"), _word("a" * 39 + "-b"), _word("...")
+    ('gpu-8-large', 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'flavour')
     """
-    return re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")[:40] or "flavour"
+    plain = re.sub(r"[^a-z0-9]+", "-", name.casefold()).strip("-")
+    return plain[:_MOST_LETTERS].strip("-") or "flavour"
 
 
 def _kubernetes(hosts: list[HostOutlook]) -> str:
     """Nodes with labels, and the same numbers as extended resources, for kubectl apply
     --server-side (and --subresource=status). Source: Kubernetes documentation, "Advertise Extended
     Resources for a Node"."""
+    words = _words(hosts)
     items = [
         {
             "apiVersion": "v1",
@@ -51,12 +78,18 @@ def _kubernetes(hosts: list[HostOutlook]) -> str:
             "metadata": {
                 "name": host.name,
                 "labels": {
-                    **{f"homenode.io/fits-{_word(f.flavour)}": str(f.local) for f in host.fits},
+                    **{
+                        f"homenode.io/fits-{word}": str(fit.local)
+                        for word, fit in zip(words, host.fits, strict=True)
+                    },
                     "homenode.io/stranded-gpus": str(host.stranded_gpus),
                 },
             },
             "status": {
-                "capacity": {f"homenode.io/{_word(f.flavour)}": str(f.local) for f in host.fits}
+                "capacity": {
+                    f"homenode.io/{word}": str(fit.local)
+                    for word, fit in zip(words, host.fits, strict=True)
+                }
             },
         }
         for host in hosts
@@ -67,19 +100,19 @@ def _kubernetes(hosts: list[HostOutlook]) -> str:
 def _nova(hosts: list[HostOutlook]) -> str:
     """Host aggregates by flavour, and traits by host. Source: Nova documentation, "Host
     aggregates"; os-traits: custom traits are CUSTOM_[A-Z0-9_]+."""
-    names = {fit.flavour for host in hosts for fit in host.fits}
+    words = _words(hosts)
     aggregates = [
         {
-            "name": f"homenode-fits-{_word(name)}",
-            "metadata": {"homenode_fits": _word(name)},
-            "hosts": [h.name for h in hosts for f in h.fits if f.flavour == name and f.local],
+            "name": f"homenode-fits-{word}",
+            "metadata": {"homenode_fits": word},
+            "hosts": [host.name for host in hosts if host.fits[number].local],
         }
-        for name in sorted(names)
+        for number, word in enumerate(words)
     ]
     traits = {
         host.name: [
-            "CUSTOM_HOMENODE_FITS_" + _word(fit.flavour).replace("-", "_").upper()
-            for fit in host.fits
+            "CUSTOM_HOMENODE_FITS_" + word.replace("-", "_").upper()
+            for word, fit in zip(words, host.fits, strict=True)
             if fit.local
         ]
         for host in hosts
@@ -89,14 +122,23 @@ def _nova(hosts: list[HostOutlook]) -> str:
 
 def _slurm(hosts: list[HostOutlook]) -> str:
     """Arguments of scontrol: features for sizes that fit, and a weight that is larger the more of
-    the largest size fits, so that broken-up hosts are filled first. Source: slurm.conf(5)."""
+    the scarcest size fits, so that broken-up hosts are filled first. Source: slurm.conf(5)."""
+    words = _words(hosts)
+    numbers = range(len(words))
+    total = [sum(host.fits[i].local for host in hosts) for i in numbers]
+    scarce = sorted(numbers, key=lambda i: (total[i], -i))
+    left = {host.name: tuple(host.fits[i].local for i in scarce) for host in hosts}
+    weight_of = {fits: weight for weight, fits in enumerate(sorted(set(left.values())), start=1)}
     lines = []
     for host in hosts:
-        features = [f"homenode_{_word(f.flavour).replace('-', '_')}" for f in host.fits if f.local]
-        weight = 1 + sum(fit.local * (2 << number) for number, fit in enumerate(host.fits))
+        features = [
+            f"homenode_{word.replace('-', '_')}"
+            for word, fit in zip(words, host.fits, strict=True)
+            if fit.local
+        ]
         lines.append(
             f"update NodeName={host.name} AvailableFeatures={','.join(features) or 'homenode_full'}"
-            f" Weight={weight}"
+            f" Weight={weight_of[left[host.name]]}"
         )
     return "".join(f"{line}\n" for line in lines)
 

@@ -9,7 +9,7 @@ from homenode.pool.model import Pool
 from homenode.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
 from homenode.pool.place import LostFits, RankedPlace, RefusedHosts
 from homenode.report.terminal_text import AsciiWhereNeeded, ShellCommand, TableOrList
-from homenode.wording import command_line, number_list, plural, printable
+from homenode.wording import command_line, either, number_list, plural, printable
 
 
 def places_text(
@@ -54,8 +54,7 @@ def lost_text(lost: Sequence[LostFits]) -> str:
     >>> lost_text([LostFits("gpu8", 1), LostFits("gpu1", 2)]), lost_text([])
     ('1 gpu8 or 2 gpu1', 'none')
     """
-    *first, last = (f"{one.count} {one.flavour}" for one in lost) if lost else ("none",)
-    return f"{', '.join(first)} or {last}" if first else last
+    return either(f"{one.count} {one.flavour}" for one in lost) or "none"
 
 
 def drain_text(plan: MovePlan, host: str, pool: Pool, sources: Sequence[str]) -> RenderableType:

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from homenode.pool.model import PoolVms
-from homenode.pool.outlook import FlavourFit, HostOutlook, PoolOutlook
+from homenode.pool.outlook import FlavourFit, HostOutlook, MissingResource, PoolOutlook
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.units import GIB, TIB, format_bytes
 from homenode.wording import number_list, plural, printable
@@ -37,6 +37,7 @@ def pool_text(outlook: PoolOutlook, *, everything: bool = False) -> RenderableTy
             ["host", "VMs", "GPUs", "cores", "memory", *names, "stranded"],
             [*rows, [*total[:-1], str(outlook.stranded_gpus)]],
             least=["cores", "memory"],
+            shortened=True,
         )
     )
     left = sum(len(group) for group in groups[len(shown) :])
@@ -127,11 +128,30 @@ def _memory(size: int | None) -> str:
     return format_bytes(size // step * step)
 
 
+_LACKS = {
+    "pages": "huge pages",
+    "gpus": "more free GPUs with them",
+    "gpu-node": "a known NUMA node",
+    "flavour": "a flavour that takes such GPUs",
+}
+
+
+def missing_text(stranded: Sequence[MissingResource]) -> str:
+    """How many GPUs are stranded, and what they lack; "" where none is.
+
+    >>> missing_text([MissingResource("cores", 3), MissingResource("flavour", 1)])
+    '3 lack cores, 1 lacks a flavour that takes such GPUs'
+    """
+    return ", ".join(
+        f"{one.gpus} {'lacks' if one.gpus == 1 else 'lack'} {_LACKS.get(one.missing, one.missing)}"
+        for one in stranded
+    )
+
+
 def _stranded_sentence(outlook: PoolOutlook) -> str:
     if not outlook.stranded:
         return "Stranded GPUs: none."
-    listed = ", ".join(f"{one.gpus} for lack of {one.missing}" for one in outlook.stranded)
-    return f"Stranded GPUs, free but of use to no flavour: {listed}."
+    return f"Stranded GPUs, free but of use to no flavour: {missing_text(outlook.stranded)}."
 
 
 def pool_csv(outlook: PoolOutlook) -> str:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from homenode.wording import printable, printable_lines
 
+_LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
 _LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
 _PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})
 
@@ -50,6 +51,7 @@ class TableOrList:
 
     wraps_last: the last column may be wrapped, or stand below the table as "first: last". least:
     columns that are left out where the table fits without them; rows of a list are then paragraphs.
+    shortened: before that, texts of the first column may lose letters in their middle.
     """
 
     def __init__(
@@ -58,41 +60,66 @@ class TableOrList:
         rows: Sequence[Sequence[str]],
         wraps_last: bool = False,
         least: Sequence[str] = (),
+        shortened: bool = False,
     ) -> None:
         self._columns = tuple(columns)
         self._rows = tuple(tuple(printable(text) for text in row) for row in rows)
         self._wraps_last = wraps_last
         self._least = frozenset(least)
+        self._shortened = shortened
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         space, every = options.max_width, len(self._columns)
         fixed = every - self._wraps_last
-        needed = Measurement.get(console, options.update(width=10_000), self._table(fixed)).maximum
+        needed = self._width(fixed, console, options)
         if needed + (_LEAST_WRAPPED if self._wraps_last else 0) <= space:
             yield self._table(every)
         elif needed <= space:
             yield self._table(fixed)
             for row in self._rows:
                 yield Text(f"{row[0]}: {row[-1]}")
-        elif self._least and (fewer := self._without_least(console, options)) is not None:
-            yield fewer
-            left_out = " and ".join(name for name in self._columns if name in self._least)
-            yield Text(f"No columns for {left_out}: the terminal is too narrow.", style="dim")
         elif self._least:
-            for row in self._rows:
-                named = zip(self._columns[1:], row[1:], strict=True)
-                yield Text(f"{row[0]}: " + ", ".join(f"{name} {text}" for name, text in named))
+            yield from self._narrower(console, options)
         else:
             for row in self._rows:
                 for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
                     yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
 
-    def _without_least(self, console: Console, options: ConsoleOptions) -> Table | None:
+    def _narrower(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """With shorter names, without the least of the columns, both, or as paragraphs."""
+        fewer = self._without_least()
+        for table, shortest in ((self, _LONG), (fewer, None), (fewer, _SHORT)):
+            excess = table._width(len(table._columns), console, options) - options.max_width
+            if excess > 0 and shortest is not None and self._shortened:
+                table = table._with_names_of(max(shortest, table._longest_name - excess))
+                excess = table._width(len(table._columns), console, options) - options.max_width
+            if excess <= 0:
+                yield table._table(len(table._columns))
+                if table._columns != self._columns:
+                    left_out = " and ".join(name for name in self._columns if name in self._least)
+                    about = f"No columns for {left_out}: the terminal is too narrow."
+                    yield Text(about, style="dim")
+                return
+        for row in self._rows:
+            named = zip(self._columns[1:], row[1:], strict=True)
+            yield Text(f"{row[0]}: " + ", ".join(f"{name} {text}" for name, text in named))
+
+    def _width(self, columns: int, console: Console, options: ConsoleOptions) -> int:
+        table = self._table(columns)
+        return Measurement.get(console, options.update(width=10_000), table).maximum
+
+    def _without_least(self) -> "TableOrList":
         kept = [number for number, name in enumerate(self._columns) if name not in self._least]
         rows = [[row[number] for number in kept] for row in self._rows]
-        fewer = TableOrList([self._columns[number] for number in kept], rows)._table(len(kept))
-        needed = Measurement.get(console, options.update(width=10_000), fewer).maximum
-        return fewer if needed <= options.max_width else None
+        return TableOrList([self._columns[number] for number in kept], rows)
+
+    @property
+    def _longest_name(self) -> int:
+        return max((len(row[0]) for row in self._rows), default=0)
+
+    def _with_names_of(self, most: int) -> "TableOrList":
+        rows = [[_without_middle(row[0], most), *row[1:]] for row in self._rows]
+        return TableOrList(self._columns, rows)
 
     def _table(self, columns: int) -> Table:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -104,6 +131,17 @@ class TableOrList:
         for row in self._rows:
             table.add_row(*(Text(text) for text in row[:columns]))
         return table
+
+
+def _without_middle(text: str, most: int) -> str:
+    """A name of at most so many letters: its beginning and end distinguish it.
+
+    >>> _without_middle("gpu-7.rack-17.example.org", 14)
+    'gpu-7.…ple.org'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2 - 1]}…{text[len(text) - (most - most // 2) :]}"
 
 
 class ShellCommand:

@@ -582,7 +582,8 @@ class _Step:
 
     def _next_to_guests(self, node: NumaNode) -> int:
         """Bytes of QEMU and page tables there, of VMs that do not run yet: 256 MiB, 8 MiB for each
-        vCPU, and without huge pages 8 bytes for each 4 KiB, twice with devices."""
+        vCPU, and without huge pages 8 bytes for each 4 KiB, twice with devices; in steps of 64 MiB.
+        """
         total = 0
         for domain in self.others:
             own = sum(size for index, size in domain.memory_by_node if index == node.index)
@@ -592,7 +593,8 @@ class _Step:
             if domain.page_bytes is None:
                 times = 2 if domain.devices or domain.mediated else 1
                 whole += domain.memory_bytes // 512 * times
-            total += whole * own // sum(size for _, size in domain.memory_by_node)
+            share = whole * own // sum(size for _, size in domain.memory_by_node)
+            total += -(-share // (64 * MIB)) * 64 * MIB
         return total
 
     def _pool(self, node: NumaNode) -> int:

@@ -1,12 +1,15 @@
 """The hook: lines of JSON in, lines of JSON out; nothing that a request says ends it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from homenode.pool.flavour import default_flavours
+from homenode.plan.planner import plan
+from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.hook import Hook
 from homenode.pool.place import PoolPlaces
+from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped
 
 
@@ -73,3 +76,21 @@ def test_a_request_that_is_none_is_answered_and_does_nothing(hook: Hook, line: b
 def test_a_name_is_given_once(hook: Hook) -> None:
     _ask(hook, vm="x", gpus=1)
     assert _ask(hook, vm="x", gpus=1)["error"]
+
+
+def test_the_answer_names_what_the_vm_gets_where_free_memory_decides_between_nodes() -> None:
+    """Of equal nodes a VM with GPUs goes to the one with the least free memory, as plan does."""
+    host = shipped("rtx4090-epyc7702")
+    nodes = tuple(
+        replace(
+            node, memory_free_bytes=(node.memory_bytes or 0) - (node.index == 2) * (20 * GIB + 1)
+        )
+        for node in host.nodes
+    )
+    host = replace(host, nodes=nodes)
+    flavour = Flavour("one", 1, 4, 8 * GIB)
+    places = PoolPlaces(pool_of([("a", host)]), (flavour,))
+    answer = json.loads(Hook(places, (flavour,)).answer(b'{"vm":"v","flavour":"one"}'))
+    (gpu,) = answer["places"][0]["gpus"]
+    assert gpu in {str(device.bdf) for device in plan(host, flavour.request(host, "v")).devices}
+    assert gpu in {str(bdf) for bdf in places.host("a").domains[-1].devices}

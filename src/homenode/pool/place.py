@@ -8,7 +8,9 @@ from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
+from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.cost import INDICES
+from homenode.plan.search.place import place
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.planner import Planner, Step
@@ -30,20 +32,22 @@ class LostFits:
 @dataclass(frozen=True, slots=True)
 class RankedPlace:
     """A host that takes the VM. step: up to parts of the machine that stand for each other. lost:
-    what the choice costs the pool, largest flavour first."""
+    what the choice costs the pool, largest flavour first. vm: its name, where it has one."""
 
     host: PoolHost
     flavour: Flavour
     state: HostState
     step: Step
     lost: tuple[LostFits, ...]
+    vm: str | None
     planner: Planner = field(repr=False, compare=False)
 
     @property
     def placement(self) -> Placement:
-        """The nodes and GPUs that the planner chooses on this very host."""
-        step = self.planner.exact_step(self.state, self.flavour)
-        return (step or self.step).placement
+        """The nodes and GPUs that the planner chooses on this very host. Raises Unplannable."""
+        host = with_certain_nodes(self.planner.real_host(self.host, self.flavour))
+        request = self.flavour.request(host, self.vm)
+        return place(host, request, self.planner.inventory(self.host.shape), brief=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,7 @@ class PoolPlaces:
                     candidate.state,
                     candidate.step,
                     candidate.lost(),
+                    vm,
                     self.planner,
                 )
 

@@ -377,6 +377,7 @@ def _memory_of(
         huge = replace(request, page_bytes=pool.page_bytes)
         pages = free_memory(host, huge, node, pool.page_bytes)[1]
         pools.append(PagePool(pool.page_bytes, pool.total_pages, pages))
+    free = None if free is None else max(0, free)
     return _stepped(node.memory_bytes), _stepped(free), tuple(pools)
 
 

@@ -31,6 +31,9 @@ _PAGE_TABLE_DIVISOR = 512
 """8 bytes for each page of 4 KiB, once for the guest (EPT, NPT) and once for the IOMMU."""
 
 
+_OVERHEAD_STEP_BYTES = 64 * MIB
+
+
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
     """What one node of PUs can give, its attached nodes of memory included.
@@ -53,10 +56,12 @@ def overhead_bytes(request: GuestRequest) -> int:
 
 
 def _overhead_on_node(domain: RunningDomain, size: int) -> int:
-    """The same of a VM that does not run yet: the share of a node that has `size` bytes of it."""
+    """The same of a VM that does not run yet: the share of a node that has `size` bytes of it, in
+    whole steps: it is an estimate."""
     memory = None if domain.page_bytes is not None else domain.memory_bytes
     whole = _overhead(len(domain.vcpu_pins), memory, bool(domain.devices or domain.mediated))
-    return whole * size // (sum(own for _, own in domain.memory_by_node) or 1)
+    share = whole * size // (sum(own for _, own in domain.memory_by_node) or 1)
+    return -(-share // _OVERHEAD_STEP_BYTES) * _OVERHEAD_STEP_BYTES
 
 
 def _overhead(vcpus: int, paged_bytes: int | None, has_devices: bool) -> int:

@@ -219,6 +219,8 @@ def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:
     assert [one.policy for one in found.outcomes] == ["first-fit", "homenode"]
     assert found.bound is not None
     page = simulation_page(replace(found, what="<b>"))
+    assert page.count('class="curve l') == 4  # each curve, and its line in the legend
+    assert 'name="generator" content="homenode"' in page
     assert "<b>" not in page
     assert "imulated" in page
 

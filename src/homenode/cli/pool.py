@@ -255,8 +255,8 @@ def simulate(
         typer.Option(
             "--policy",
             metavar="NAME",
-            help="first-fit, best-fit, fgd, homenode; with random also nova and xapi; of cells "
-            "blind-best-fit. Default: all.",
+            help="first-fit, best-fit, homenode; fgd for tasks and random; with random also nova, "
+            "xapi, most-left, repacked; for cells blind-best-fit. Default: all.",
         ),
     ] = None,
     orders: Annotated[

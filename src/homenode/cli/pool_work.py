@@ -481,8 +481,8 @@ def _print_moves(plan: "MovePlan", text: "RenderableType", *, as_json: bool) -> 
 
 
 def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None) -> None:
+    from homenode.pool.export import NEXT_STEP, unnamed
     from homenode.pool.export import export as export_text
-    from homenode.pool.export import unnamed
     from homenode.pool.outlook import outlook
 
     sizes = read_flavours(flavours)
@@ -490,6 +490,7 @@ def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None
     note_failures(pool)
     found = outlook(pool, sizes)
     print_file(export_text(found, scheduler))
+    note(f"next: {NEXT_STEP[scheduler]}")
     left_out = unnamed(found, scheduler)
     for name in left_out:
         note(f"left out {name}: expected a name that {scheduler} can have")

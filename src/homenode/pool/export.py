@@ -12,6 +12,16 @@ _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
 _MOST_LETTERS = 40
 
 
+NEXT_STEP = {
+    Scheduler.KUBERNETES: "kubectl apply --server-side --field-manager homenode -f FILE, then the "
+    "same with --subresource status for the extended resources",
+    Scheduler.NOVA: "openstack aggregate create, set and add host for each aggregate; the traits "
+    "go to nova-compute's provider.yaml",
+    Scheduler.SLURM: "scontrol < FILE",
+}
+"""What takes the exported text, saved as FILE."""
+
+
 def unnamed(outlook: PoolOutlook, scheduler: Scheduler) -> tuple[str, ...]:
     """Hosts whose names the scheduler cannot have: they are left out."""
     if scheduler is Scheduler.NOVA:

@@ -47,7 +47,11 @@ def load_pool(
         pool = _placed(pool, source)
     if not pool.hosts:
         first = pool.failures[0]
-        raise InputError(f"{first.source}: {first.reason}", hint="the pool has no other host")
+        raise InputError(
+            f"{first.source}: {first.reason}",
+            hint="the pool has no other host; a pool is a folder that pool capture wrote, a folder "
+            "or list of hosts, a libvirt URI, or a host times a number: 'hgx-h100*40'",
+        )
     return pool
 
 

@@ -1,13 +1,15 @@
 """ReplayText: what policies came to in a simulation, as a table and as a page with a chart."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from homenode.pool.replay.simulation import Figure, Simulation
-from homenode.report.palette import CELL_COLOURS
+from homenode.report.charts.scale import Scale
+from homenode.report.palette import SERIES, chart_style
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.wording import plural, printable
@@ -22,7 +24,7 @@ def simulation_text(simulation: Simulation) -> RenderableType:
         Group(
             Text(printable(head), style="bold"),
             TableOrList(_columns(simulation), _rows(simulation)),
-            Text(_bound(simulation.bound)),
+            Text(_notes(simulation)),
         )
     )
 
@@ -37,23 +39,41 @@ def _rows(simulation: Simulation) -> list[list[str]]:
 
 
 def _figure(one: Figure) -> str:
-    if one.low is None or one.high is None:
-        return _short(one.mean)
-    return f"{_short(one.mean)} ±{one.high - one.mean:.2f}"
+    mean = f"{one.mean:.2f}" if one.name.endswith("_percent") else _short(one.mean)
+    if one.low is None or one.high is None or one.low == one.high:
+        return mean
+    return f"{mean} ±{one.high - one.mean:.2f}"
 
 
 def _short(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.2f}"
 
 
-def _bound(bound: Figure | None) -> str:
-    if bound is None:
-        return "± is the interval of 95 % of the mean over orders"
-    name = bound.name.replace("_percent", " %")
-    return (
-        f"± is the interval of 95 % of the mean over orders; no policy can better {name} "
-        f"{bound.mean:.2f} (linear program that knows all arrivals)"
-    )
+def _notes(simulation: Simulation) -> str:
+    """What ± means, and the bound."""
+    bound = simulation.bound
+    said = ["±: 95 % interval of the mean over the orders."] * (simulation.orders > 1)
+    if bound is not None:
+        refused = bound.name.startswith("refused")
+        verb = "refuses less" if refused else "allocates more"
+        said.append(
+            f"No policy {verb} than {bound.mean:.2f} % (a linear program that knows all arrivals)."
+        )
+    return " ".join(said)
+
+
+_STYLE = """\
+:root { color-scheme: light dark; --line: #d3dae1; }
+body { font: 16px/1.45 system-ui, "Noto Sans", "DejaVu Sans", Arial, sans-serif; max-width: 800px;
+  margin: 1.2em auto; padding: 0 16px; color: #16202a; background: #fff; }
+h1 { font-size: 1.4em; overflow-wrap: anywhere; } .scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9em; }
+svg { max-width: 100%; height: auto; margin-top: 1.5em; }
+td, th { padding: 3px 12px; border-bottom: 1px solid var(--line); text-align: right; }
+td:first-child, th:first-child { text-align: left; }
+@media (prefers-color-scheme: dark) { :root { --line: #35414d; }
+  body { color: #ecf1f6; background: #10151b; } }
+"""
 
 
 def simulation_page(simulation: Simulation) -> str:
@@ -64,52 +84,42 @@ def simulation_page(simulation: Simulation) -> str:
         for row in _rows(simulation)
     )
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>homenode pool simulate'
-        '</title><meta name="viewport" content="width=device-width"><style>body{font:15px/1.4 '
-        "system-ui,sans-serif;max-width:800px;margin:2em auto;padding:0 1em;color:#1b1f24}table"
-        "{border-collapse:collapse}td,th{padding:3px 12px;border-bottom:1px solid #d0d7de;"
-        "text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;"
-        f"height:auto}}</style><h1>Simulated: {escape(printable(simulation.what))}</h1>"
-        f"<p>{plural(simulation.orders, 'order')}; no VM ran. {escape(_bound(simulation.bound))}."
-        f"</p>{_chart(simulation)}<table><tr>{head}</tr>{rows}</table></html>\n"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="generator" content="homenode"><title>homenode pool simulate</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"\n<style>\n{_STYLE}{chart_style()}</style></head>\n<body>"
+        f"<h1>Simulated: {escape(printable(simulation.what))}</h1>"
+        f"<p>{plural(simulation.orders, 'order')}; no VM ran. {escape(_notes(simulation))}</p>"
+        f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>{_chart(simulation)}'
+        "</body></html>\n"
     )
 
 
 def _chart(simulation: Simulation) -> str:
-    """The curves of the first order."""
+    """The curves of the first order; each value holds until the next."""
     curves = [(one.policy, one.curve) for one in simulation.outcomes if len(one.curve) > 1]
     if not curves:
         return ""
-    css = ".page{fill:#fff}.ink{fill:#1b1f24}.dim{fill:#57606a}.axis{stroke:#d0d7de;fill:none}"
-    css += "".join(
-        f".c{i}{{stroke:{colour.fill};fill:none;stroke-width:1.6}}"
-        for i, colour in enumerate(CELL_COLOURS)
-    )
     x_name, y_name = simulation.curve_of
-    canvas = SvgCanvas.document(_WIDTH, f"{y_name} over {x_name}", "one curve a policy", css)
     right = max(x for _, curve in curves for x, _ in curve) or 1.0
     top = max(y for _, curve in curves for _, y in curve) or 1.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            _LEFT + (_WIDTH - _LEFT - 10) * x / right,
-            _TOP + (_HEIGHT - _TOP) * (1 - y / top),
-        )
-
-    for part in range(5):
-        y = top * part / 4
-        canvas.line(at(0, y), at(right, y), classes="axis")
-        canvas.text(_LEFT - 6, at(0, y)[1] + 4, _number(y), 10, "dim", anchor="end")
-        x = right * part / 4
-        canvas.text(at(x, 0)[0], _HEIGHT + 16, _number(x), 10, "dim", anchor="middle")
+    across = Scale(0.0, right, _LEFT, _WIDTH - 10)
+    up = Scale(0.0, top, _HEIGHT, _TOP)
+    canvas = SvgCanvas.chart(f"{y_name} over {x_name}, a curve for each policy", _WIDTH)
+    for y in _steps(top):
+        canvas.line((across.start, up.at(y)), (across.end, up.at(y)), classes="grid")
+        canvas.text(_LEFT - 6, up.at(y) + 4, f"{y:g}", 10, "dim", anchor="end")
+    for x in _steps(right):
+        canvas.text(across.at(x), _HEIGHT + 16, f"{x:g}", 10, "dim", anchor="middle")
     canvas.text(_WIDTH / 2, _HEIGHT + 32, x_name, 11, "dim", anchor="middle")
-    canvas.text(4, 10, y_name, 11, "dim")
+    canvas.text(0, 10, f"{y_name}, first order", 11, "dim")
     for number, (name, curve) in enumerate(curves):
-        colour = number % len(CELL_COLOURS)
-        canvas.line(*(at(x, y) for x, y in _thinned(curve)), classes=f"c{colour}", title=name)
-        left = _LEFT + number % 4 * 170
-        row = _HEIGHT + 52 + number // 4 * 18
-        canvas.line((left, row - 4), (left + 24, row - 4), classes=f"c{colour}")
+        series = number % len(SERIES)
+        classes = f"curve l{series} dash{series}"
+        corners = [(across.at(x), up.at(y)) for x, y in _stairs(_thinned(curve))]
+        canvas.line(*corners, classes=classes, title=name)
+        left, row = _LEFT + number % 4 * 170, _HEIGHT + 52 + number // 4 * 18
+        canvas.line((left, row - 4), (left + 24, row - 4), classes=classes)
         canvas.text(left + 30, row, name, 11)
     return canvas.svg(_HEIGHT + 60 + (len(curves) - 1) // 4 * 18)
 
@@ -120,5 +130,25 @@ def _thinned(
     return curve[:: max(1, len(curve) // most)]
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+def _stairs(curve: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
+    """
+    >>> list(_stairs([(0, 1), (2, 5)]))
+    [(0, 1), (2, 1), (2, 5)]
+    """
+    last: float | None = None
+    for x, y in curve:
+        if last is not None:
+            yield x, last
+        yield x, y
+        last = y
+
+
+def _steps(most: float) -> list[float]:
+    """Round figures from 0 to at most this, four to eleven of them.
+
+    >>> _steps(19.4), _steps(1.0)
+    ([0.0, 5.0, 10.0, 15.0], [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    """
+    ten = 10.0 ** math.floor(math.log10(most))
+    step = next(part * ten for part in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if most / (part * ten) <= 6)
+    return [round(number * step, 9) for number in range(int(most / step + 1e-9) + 1)]

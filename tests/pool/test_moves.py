@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.errors import UsageError
+from homenode.plan.options import PlanOptions
 from homenode.pool.export import export, unnamed
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool
@@ -15,6 +16,7 @@ from homenode.pool.outlook import outlook
 from homenode.pool.planner import Planner
 from homenode.pool.scheduler import Scheduler
 from homenode.topology import Host
+from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()
@@ -110,6 +112,38 @@ def test_a_vm_moves_to_gpus_of_its_own_model() -> None:
     assert [one.vm for one in drain(pool, "a", FLAVOURS).stuck] == ["vm"]
     pool = pool_of([("a", with_vm(h100, GPU1, "vm")), ("b", h200), ("c", h100)])
     assert [move.to_host for move in drain(pool, "a", FLAVOURS).moves] == ["c"]
+
+
+def test_a_vm_moves_to_hosts_of_its_own_architecture_only() -> None:
+    arm = with_vm(shipped("gh200x4"), Flavour("small", 0, 4, 8 * GIB), "vm")
+    pool = pool_of([("a", arm), ("b", shipped("hgx-h100"))])
+    assert [one.vm for one in drain(pool, "a", FLAVOURS).stuck] == ["vm"]
+
+
+def test_a_vm_on_siblings_moves_to_a_host_that_has_its_cores_and_no_more() -> None:
+    smt = replace(PlanOptions(layout="pin-numa-pci-smt"), keep_vcpus=True)
+    wide = Flavour("wide", 0, 160, 64 * GIB, options=smt)
+    empty = shipped("hgx-h100")
+    assert len(empty.cores) < 160
+    pool = pool_of([("a", with_vm(empty, wide, "vm")), ("b", empty)])
+    assert [move.to_host for move in drain(pool, "a", FLAVOURS).moves] == ["b"]
+
+
+def test_memory_of_a_running_vm_is_free_once_it_has_moved() -> None:
+    host = with_vm(shipped("hgx-h100"), GPU1, "vm")
+    (vm,) = host.domains
+    used = dict(vm.memory_by_node)
+    running = replace(
+        host,
+        domains=(replace(vm, running=True, planned=False),),
+        nodes=tuple(
+            replace(node, memory_free_bytes=(node.memory_bytes or 0) - used.get(node.index, 0))
+            for node in host.nodes
+        ),
+    )
+    other = with_vm(shipped("hgx-h100"), GPU4, "other")
+    found = defragment(pool_of([("a", running), ("b", other)]), GPU8, FLAVOURS)
+    assert [(move.vm, move.to_host) for move in found.moves] == [("vm", "b")]
 
 
 def test_a_pool_that_is_not_broken_up_needs_no_moves() -> None:

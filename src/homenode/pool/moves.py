@@ -1,8 +1,8 @@
 """Moves: which VMs to move, and where, so that a host is empty or a large VM fits again."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, islice
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
@@ -10,14 +10,23 @@ from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.pool.hook import placed_vm
-from homenode.pool.model import Pool
+from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
 from homenode.topology import Host, RunningDomain
 from homenode.units import format_bytes
 from homenode.wording import did_you_mean, plural
 
+LAYOUT_WITH_SIBLINGS = "pin-numa-pci-smt"
+"""Of VMs whose vCPUs are pinned to siblings."""
+
 MOST_MOVED_TOGETHER = 3
 """VMs that are moved for one gain, at most."""
+
+MOST_TARGETS = 4
+"""Kinds of host that are tried for each of them."""
+
+MOST_TRIES = 200
+"""Moves that are tried in vain, at most, where the best host of each VM is not enough."""
 
 _MOST_SETS = 200
 """Sets of VMs of one host that are tried."""
@@ -78,18 +87,21 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
             f"pool drain: expected a host of the pool, found {host!r}",
             hint=f"{did_you_mean(host, known)}homenode pool show POOL --all lists them",
         )
-    others = known - {host}
     vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
+    # VMs that can migrate live cost least. Else the largest first: small ones find a place next to
+    # them, but not the other way round.
+    largest = sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name))
+    for order in (sorted(largest, key=lambda one: bool(_devices(one))), largest):
+        moves = _all_moved(places, order, host, _Tries(len(places.pool().hosts), MOST_TRIES))
+        if moves is not None:
+            return MovePlan(tuple(MoveGroup(0, None, (move,)) for move in moves), ())
     groups, stuck = [], []
-    # The largest first: small ones find a place next to them, but not the other way round.
-    for vm in sorted(vms, key=lambda one: (-_devices(one), -len(one.vcpu_pins), one.name)):
-        move = _moved(places, vm, host, others)
-        if move is None:
+    for vm in largest:
+        found = next(_moves(places, vm, host), None)
+        if found is None:
             stuck.append(StuckVm(vm.name, host, _unmovable(places, vm, host)))
         else:
-            groups.append(MoveGroup(0, None, (move,)))
-    # VMs that can migrate live cost least.
-    groups.sort(key=lambda one: (one.moves[0].restart, one.moves[0].gpus))
+            groups.append(MoveGroup(0, None, (found[0],)))
     return MovePlan(tuple(groups), tuple(stuck))
 
 
@@ -110,23 +122,33 @@ def defragment(
 
 
 def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
-    planner = places.planner
+    """The fewest moves that bring a gain: each VM to the host that is best for it, else to others
+    too."""
     for number in range(1, MOST_MOVED_TOGETHER + 1):
-        # Moves that are tried and rolled back change the groups; each round takes them as they are.
-        for state, names in tuple(places.members()):
-            before = planner.counts(state, flavour)[0]
-            name = min(names, key=places.position)
-            for vms in _sets(places.host(name).domains, number):
-                host = planner.pool.host(places.host(name))
-                gone = {vm.name for vm in vms}
-                left = tuple(vm for vm in host.domains if vm.name not in gone)
-                emptied = planner.state_without(places.host(name), left)
-                if planner.counts(emptied, flavour)[0] <= before:
-                    continue
-                found = _tried(places, flavour, name, vms)
+        for targets in (1, MOST_TARGETS):
+            tries = _Tries(targets, MOST_TRIES)
+            for name, vms in _candidates(places, flavour, number):
+                found = _tried(places, flavour, name, vms, tries)
                 if found is not None:
                     return found
+                if targets > 1 and not tries.left:
+                    break
     return None
+
+
+def _candidates(
+    places: PoolPlaces, flavour: Flavour, number: int
+) -> Iterator[tuple[str, tuple[RunningDomain, ...]]]:
+    """Hosts, and so many VMs of each, without which more VMs of the flavour fit there."""
+    planner = places.planner
+    # Moves that are tried and rolled back change the groups; each round takes them as they are.
+    for state, names in tuple(places.members()):
+        before = planner.counts(state, flavour)[0]
+        host = places.host(min(names, key=places.position))
+        for vms in _sets(host.domains, number):
+            emptied = planner.state(planner.host_without(host, {vm.name for vm in vms}))
+            if planner.counts(emptied, flavour)[0] > before:
+                yield host.name, vms
 
 
 def _sets(vms: Sequence[RunningDomain], number: int) -> Iterator[tuple[RunningDomain, ...]]:
@@ -138,26 +160,50 @@ def _sets(vms: Sequence[RunningDomain], number: int) -> Iterator[tuple[RunningDo
 
 
 def _tried(
-    places: PoolPlaces, flavour: Flavour, name: str, vms: Sequence[RunningDomain]
+    places: PoolPlaces,
+    flavour: Flavour,
+    name: str,
+    vms: Sequence[RunningDomain],
+    tries: "_Tries",
 ) -> MoveGroup | None:
     """The moves of these VMs where the pool gains by them; else everything is as it was."""
     before = _fits(places, flavour)
-    others = {host.name for host in places.pool().hosts} - {name}
-    moves: list[Move] = []
-    for vm in sorted(vms, key=lambda one: (-_devices(one), one.name)):
-        move = _moved(places, vm, name, others)
-        if move is None:
+    order = sorted(vms, key=lambda one: (-_devices(one), one.name))
+    moves = _all_moved(places, order, name, tries, lambda: _fits(places, flavour) > before)
+    if moves is None:
+        return None
+    return MoveGroup(_fits(places, flavour) - before, flavour.name, moves)
+
+
+@dataclass(slots=True)
+class _Tries:
+    """targets: how many kinds of host are tried for each VM. left: moves that may be undone."""
+
+    targets: int
+    left: int
+
+
+def _all_moved(
+    places: PoolPlaces,
+    vms: Sequence[RunningDomain],
+    host: str,
+    tries: _Tries,
+    is_enough: Callable[[], bool] = lambda: True,
+) -> tuple[Move, ...] | None:
+    """The moves of all these VMs, in this order; None where none were found, and everything is as
+    it was."""
+    if not vms:
+        return () if is_enough() else None
+    here = places.host(host)
+    for move, there in islice(_moves(places, vms[0], host), tries.targets):
+        rest = _all_moved(places, vms[1:], host, tries, is_enough)
+        if rest is not None:
+            return (move, *rest)
+        places.put(there)
+        places.put(here)
+        tries.left = max(0, tries.left - 1)
+        if tries.targets > 1 and not tries.left:
             break
-        moves.append(move)
-    gain = _fits(places, flavour) - before
-    if len(moves) == len(vms) and gain > 0:
-        return MoveGroup(gain, flavour.name, tuple(moves))
-    for move in moves:
-        places.take_from(move.to_host, move.vm)
-    moved = {move.vm for move in moves}
-    for vm in vms:
-        if vm.name in moved:
-            places.add(name, vm)
     return None
 
 
@@ -190,6 +236,7 @@ def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour |
     models = _models(shape, vm.devices, places.planner.gpus(places.host(host).shape))
     if len(profiles) > 1 or len(models) > 1:
         return None
+    has_siblings = _shares_cores(shape, vm)
     return Flavour(
         "a VM that moves",  # one name for all: equal sizes are planned once
         len(gpus),
@@ -197,8 +244,19 @@ def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour |
         vm.memory_bytes or 1 << 30,
         vm.page_bytes,
         next(iter(models), None),
-        options=PlanOptions(layout=DEFAULT_LAYOUT, gpu_profile=next(iter(profiles), None)),
+        options=PlanOptions(
+            layout=LAYOUT_WITH_SIBLINGS if has_siblings else DEFAULT_LAYOUT,
+            keep_vcpus=has_siblings,
+            gpu_profile=next(iter(profiles), None),
+        ),
     )
+
+
+def _shares_cores(shape: Host, vm: RunningDomain) -> bool:
+    """Whether its vCPUs are pinned to siblings of one core, so that it needs fewer cores than it
+    has vCPUs."""
+    pins = [pin.bits for pin in vm.vcpu_pins if pin is not None and len(pin) == 1]
+    return any(sum(bool(core.pus.bits & pin) for pin in pins) > 1 for core in shape.cores)
 
 
 def _models(shape: Host, devices: Sequence[Bdf], gpus: Collection[Bdf]) -> set[str]:
@@ -223,19 +281,30 @@ def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
     return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together"
 
 
-def _moved(
-    places: PoolPlaces, vm: RunningDomain, host: str, others: Collection[str]
-) -> Move | None:
-    """Move the VM to the best of the other hosts; None where none takes it."""
+def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[Move, PoolHost]]:
+    """The VM moved to the best of the other hosts, and that host as it was; then, when both are as
+    they were, to the next that is in another state."""
     flavour = flavour_of_vm(places, vm, host)
     if flavour is None:
-        return None
+        return
+    shapes = places.planner.pool.shapes
+    architecture = shapes[places.host(host).shape].architecture
+    others = {
+        one.name
+        for one in places.pool().hosts
+        if one.name != host and shapes[one.shape].architecture == architecture
+    }
+    tried = set()
     for one in places.ranked(flavour, among=others):
+        if one.state in tried:
+            continue
+        tried.add(one.state)
         try:
-            there = placed_vm(places, one.host.name, flavour, vm.name)
+            placed = placed_vm(places, one.host.name, flavour, vm.name)
         except (Unplannable, InputError):
             continue
+        there = places.host(one.host.name)
         places.take_from(host, vm.name)
-        places.add(one.host.name, there)
-        return Move(vm.name, host, one.host.name, flavour.gpus, bool(vm.devices or vm.mediated))
-    return None
+        places.add(one.host.name, placed)
+        restart = bool(vm.devices or vm.mediated)
+        yield Move(vm.name, host, one.host.name, flavour.gpus, restart), there

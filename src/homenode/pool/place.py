@@ -103,26 +103,24 @@ class PoolPlaces:
     def add(self, host: str, vm: RunningDomain) -> None:
         """A VM has arrived."""
         one = self._hosts[host]
-        self._leave(one)
         left = tuple(known for known in one.domains if known.name != vm.name)
-        self._enter(replace(one, domains=(*left, vm)))
+        self.put(replace(one, domains=(*left, vm)))
 
     def remove(self, vm: str) -> tuple[str, ...]:
         """A VM has gone; from which hosts."""
         hosts = self.hosts_of(vm)
         for name in hosts:
-            one = self._hosts[name]
-            self._leave(one)
-            left = tuple(known for known in one.domains if known.name != vm)
-            self._enter(replace(one, domains=left))
+            self.take_from(name, vm)
         return hosts
 
     def take_from(self, host: str, vm: str) -> None:
         """A VM has gone from one host; one of the same name elsewhere stays."""
-        one = self._hosts[host]
-        self._leave(one)
-        left = tuple(known for known in one.domains if known.name != vm)
-        self._enter(replace(one, domains=left))
+        self.put(self.planner.host_without(self._hosts[host], {vm}))
+
+    def put(self, host: PoolHost) -> None:
+        """A host is in another state now."""
+        self._leave(self._hosts[host.name])
+        self._enter(host)
 
     def _enter(self, host: PoolHost) -> None:
         self._hosts[host.name] = host

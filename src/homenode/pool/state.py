@@ -5,7 +5,8 @@ shape and one HostState get the same answers of the planner, up to which of thes
 Free memory counts in steps of 64 MiB, downwards, since the sizes of equal machines differ by less.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
@@ -18,7 +19,7 @@ from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import Inventory
 from homenode.pool.flavour import Flavour
-from homenode.pool.model import Pool, PoolHost, passable_gpus
+from homenode.pool.model import NodeMemoryState, Pool, PoolHost, passable_gpus
 from homenode.pool.symmetry import Symmetry, symmetry
 from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 from homenode.units import MIB
@@ -83,22 +84,19 @@ class States:
         host = self.pool.host(one)
         return self.state_of(one.shape, host, without)
 
-    def state_without(self, one: PoolHost, left: tuple[RunningDomain, ...]) -> HostState:
-        """The state of a machine with these VMs only. Ordinary memory that a running VM has
-        touched counts as free again once it is gone."""
-        host = self.pool.host(one)
-        gone = [vm for vm in host.domains if vm not in left and vm.running]
-        sizes: dict[int, int] = {}
-        for vm in gone:
-            for node, size in vm.memory_by_node if vm.page_bytes is None else ():
-                sizes[node] = sizes.get(node, 0) + size
-        nodes = tuple(
-            node
-            if node.memory_free_bytes is None
-            else replace(node, memory_free_bytes=node.memory_free_bytes + sizes.get(node.index, 0))
-            for node in host.nodes
+    def host_without(self, one: PoolHost, gone: Collection[str]) -> PoolHost:
+        """The machine once these VMs have gone: what those that ran had of its memory is free
+        again."""
+        freed: Counter[tuple[int, int | None]] = Counter()
+        for vm in one.domains:
+            for node, size in vm.memory_by_node if vm.running and vm.name in gone else ():
+                freed[node, vm.page_bytes] += size
+        nodes = zip(self.pool.shapes[one.shape].nodes, one.nodes, strict=True)
+        return replace(
+            one,
+            nodes=tuple(_with_freed(state, node.index, freed) for node, state in nodes),
+            domains=tuple(vm for vm in one.domains if vm.name not in gone),
         )
-        return self.state_of(one.shape, replace(host, nodes=nodes, domains=left))
 
     def state_of(self, shape: int, host: Host, without: str | None = None) -> HostState:
         request = self.probe(shape)
@@ -379,6 +377,28 @@ def _memory_of(
         pools.append(PagePool(pool.page_bytes, pool.total_pages, pages))
     free = None if free is None else max(0, free)
     return _stepped(node.memory_bytes), _stepped(free), tuple(pools)
+
+
+def _with_freed(
+    state: NodeMemoryState, node: NodeIndex, freed: Mapping[tuple[int, int | None], int]
+) -> NodeMemoryState:
+    """The memory of a node once so many bytes of each page size are free again."""
+    pools = tuple(
+        replace(
+            pool,
+            free_pages=min(
+                pool.total_pages,
+                pool.free_pages + freed.get((node, pool.page_bytes), 0) // pool.page_bytes,
+            ),
+        )
+        for pool in state.page_pools
+    )
+    free = state.memory_free_bytes
+    if free is not None:
+        free += freed.get((node, None), 0)
+        if state.memory_bytes is not None:
+            free = min(free, state.memory_bytes - _pooled(pools))
+    return NodeMemoryState(state.memory_bytes, free, pools)
 
 
 def _pooled(pools: Sequence[PagePool]) -> int:

@@ -62,6 +62,8 @@ def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
         capture_pool(listed, "hosts", pool, progress, jobs=1, timeout_s=60)
     written = [path.name for path in pool.glob("host-*.part")]
     assert len(written) == 1
+    half = load_pool([str(pool)])
+    assert (len(half.hosts), [one.source for one in half.failures]) == (1, [str(pool)])
     assert _capture(listed, pool) == (["a", "b"], [], 1)
 
 
@@ -83,17 +85,24 @@ def test_two_captures_of_one_folder_at_once_are_refused(tmp_path: Path) -> None:
         "gpu-1 name=",
     ],
 )
-def test_a_list_with_anything_else_in_it_is_refused_by_line(listed: str) -> None:
+def test_a_line_with_anything_else_in_it_is_named_and_left_out(listed: str) -> None:
+    hosts, failures = read_list(f"gpu-0\n{listed}", "hosts")
     if listed == "gpu-1 name=":
-        assert [one.name for one in read_list(listed, "hosts")] == ["gpu-1"]
+        assert ([one.name for one in hosts], failures) == (["gpu-0", "gpu-1"], [])
         return
-    with pytest.raises(InputError, match=r"hosts:\d"):
-        list(read_list(listed, "hosts"))
+    assert hosts[0].name == "gpu-0"
+    assert [where for where, _ in failures] == [f"hosts:{1 + len(listed.splitlines())}"]
+
+
+def test_a_list_without_a_host_is_refused() -> None:
+    for listed in ("", "# none\n", "-oProxyCommand=x\n"):
+        with pytest.raises(InputError, match="hosts"):
+            read_list(listed, "hosts")
 
 
 def test_a_list_names_hosts_without_user_and_port() -> None:
-    listed = "# comment\n\nroot@gpu-1:2222 fault_domain=r\ngpu-2.example.org\n"
-    assert [(one.server, one.name, one.fault_domain) for one in read_list(listed, "l")] == [
+    listed = "# comment\n\nroot@gpu-1:2222 fault_domain=r # rack\ngpu-2.example.org\n"
+    assert [(one.server, one.name, one.fault_domain) for one in read_list(listed, "l")[0]] == [
         ("root@gpu-1:2222", "gpu-1", "r"),
         ("gpu-2.example.org", "gpu-2.example.org", None),
     ]

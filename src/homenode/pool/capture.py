@@ -1,16 +1,16 @@
 """Capture of a pool: many hosts over ssh at once, into a folder that can be continued. [I/O]"""
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError, InputError
 from homenode.pool.model import Pool, PoolBuilder, natural_key
-from homenode.pool.sources import POOL_FILE, Progress
+from homenode.pool.sources import PART_FILES, POOL_FILE, Progress
 from homenode.pool.stored import encode_pool, read_pool
 from homenode.record_folder import RecordFolder
 from homenode.snapshot.capture import collect_over_ssh
@@ -50,15 +50,14 @@ def capture_pool(
     """Read the hosts of a list into the folder. After each one the folder has it: what is cut short
     is continued by the same call.
 
-    again: also those that the folder has already. Raises InputError for a list that is none,
+    again: also those that the folder has already. Raises InputError for a list without hosts,
     HostError where the folder cannot be written.
     """
-    hosts = tuple(read_list(listed, source))
+    hosts, failures = read_list(listed, source)
     record = RecordFolder(folder, private=True)
     with record.locked("no other homenode that captures this pool"):
         kept = _kept(record)
         wanted = [one for one in hosts if again or one.name not in kept]
-        failures: list[tuple[str, str]] = []
         done = 0
         builder = _Folder(record, kept, {one.name: one for one in hosts})
         with ThreadPoolExecutor(max_workers=jobs) as threads:
@@ -114,7 +113,7 @@ class _Folder:
             builder.fail(source, reason)
         pool = builder.pool()
         self._record.write(POOL_FILE, "".join(encode_pool(pool)).encode())
-        for path in self._record.path.glob("host-*.part"):
+        for path in self._record.path.glob(PART_FILES):
             self._record.remove(path.name)
         return pool
 
@@ -138,7 +137,7 @@ def _kept(record: RecordFolder) -> dict[str, bytes]:
                 type(host)(host.name, 0, host.nodes, host.domains, host.source, host.fault_domain)
             )
             kept[host.name] = "".join(encode_pool(alone.pool())).encode()
-    for path in sorted(record.path.glob("host-*.part")):
+    for path in sorted(record.path.glob(PART_FILES)):
         content = record.read(path.name)
         builder = PoolBuilder()
         if content is not None:
@@ -147,31 +146,38 @@ def _kept(record: RecordFolder) -> dict[str, bytes]:
     return kept
 
 
-def read_list(text: str, source: str) -> Iterator[ListedHost]:
-    """The hosts of a list. Raises InputError that names the line."""
-    names: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        words = line.split()
-        if not words or words[0].startswith("#"):
+def read_list(text: str, source: str) -> tuple[tuple[ListedHost, ...], list[tuple[str, str]]]:
+    """The hosts of a list, and (where, why) of each line that names none, or one of a name that is
+    used. Raises InputError for a list without hosts."""
+    found: dict[str, ListedHost] = {}
+    lines: dict[str, int] = {}
+    failures: list[tuple[str, str]] = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        words = list(takewhile(lambda word: not word.startswith("#"), line.split()))
+        if not words:
             continue
         keys = dict(word.partition("=")[::2] for word in words[1:])
-        strange = sorted(set(keys) - {"name", "fault_domain"})
-        if strange or not _SERVER.fullmatch(words[0]):
-            raise InputError(
-                f"{source}:{number}: expected [USER@]HOST[:PORT] [name=NAME] [fault_domain=NAME], "
-                f"found {line.strip()[:80]!r}"
-            )
         server = words[0].rpartition("@")[2]
         name = keys.get("name") or re.sub(r":[0-9]{1,5}\Z", "", server)
-        if not _NAME.fullmatch(name):
-            raise InputError(
-                f"{source}:{number}: expected a name of letters and digits, found {name[:80]!r}"
+        reason = None
+        if set(keys) - {"name", "fault_domain"} or not _SERVER.fullmatch(words[0]):
+            reason = (
+                "expected [USER@]HOST[:PORT] [name=NAME] [fault_domain=NAME], found "
+                f"{line.strip()[:80]!r}"
             )
-        if name in names:
-            raise InputError(
-                f"{source}:{number}: expected a name of its own for each host, found {name!r}, "
-                f"which line {names[name]} has",
-                hint="add name=NAME",
+        elif not _NAME.fullmatch(name):
+            reason = f"expected a name of letters and digits, found {name[:80]!r}"
+        elif name in found:
+            reason = (
+                f"expected a name of its own for each host, found {name!r}, which line "
+                f"{lines[name]} has: add name=NAME"
             )
-        names[name] = number
-        yield ListedHost(words[0], name, keys.get("fault_domain") or None)
+        if reason is not None:
+            failures.append((f"{source}:{number}", reason))
+            continue
+        lines[name] = number
+        found[name] = ListedHost(words[0], name, keys.get("fault_domain") or None)
+    if not found:
+        where, reason = failures[0] if failures else (source, "expected hosts, found none")
+        raise InputError(f"{where}: {reason}")
+    return tuple(found.values()), failures

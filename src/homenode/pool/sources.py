@@ -14,6 +14,9 @@ from homenode.pool.stored import read_pool
 from homenode.topology import Host
 
 POOL_FILE = "pool.jsonl"
+PART_FILES = "host-*.part"
+"""Each host that a capture has read, until all are in one file."""
+
 MAX_POOL_BYTES = 1 << 30
 MOST_HOSTS = 100_000
 _TIMES = re.compile(r"(?P<name>.+)\*(?P<count>[0-9]{1,6})\Z", re.ASCII)
@@ -129,6 +132,11 @@ def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: in
     """A pool that was captured, or the captures and descriptions in a folder, by name."""
     if _exists(folder / POOL_FILE):
         read_pool(_read(folder / POOL_FILE), str(folder / POOL_FILE), builder)
+        return
+    if parts := sorted(folder.glob(PART_FILES)):
+        for path in parts:
+            read_pool(_read(path), str(path), builder)
+        builder.fail(str(folder), "expected all hosts: pool capture was cut short: run it again")
         return
     entries = sorted(
         path

@@ -103,7 +103,9 @@ def help_lines(
     command: Any, ctx: Any, width: int, style: Callable[[str], str] = str
 ) -> Iterator[str]:
     """The help of a command: usage, what it does, arguments and options, subcommands, examples."""
-    yield f"{style('Usage:')} {_usage(command, ctx)}"
+    first, *more = _wrapped(_usage(command, ctx), width - len("Usage: "))
+    yield f"{style('Usage:')} {first}"
+    yield from (f"{'':{len('Usage: ')}}{line}" for line in more)
     text, _, examples = (command.help or "").partition(EXAMPLES)
     for paragraph in textwrap.dedent(text).strip().split("\n\n"):
         yield ""
@@ -128,13 +130,19 @@ def help_lines(
 
 
 def _usage(command: Any, ctx: Any) -> str:
+    """The command with its arguments, and the options that it cannot do without."""
     words = [path_of(ctx)]
+    required = []
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             words.append(_argument(parameter))
+        elif parameter.required and not parameter.hidden:
+            required.append(
+                f"{max(parameter.opts, key=len)} {parameter.metavar or _kind(parameter)}"
+            )
     if isinstance(command, TyperGroup):
         words.append("COMMAND")
-    return " ".join([*words, "[OPTIONS]"])
+    return " ".join([*words, *required, "[OPTIONS]"])
 
 
 def _argument(parameter: Any) -> str:

@@ -157,6 +157,8 @@ def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bo
         f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
         f"{len(done.pool.failures)} failed"
     )
+    if done.pool.hosts:
+        note(f"next: {command_line('homenode', 'pool', 'show', output)}")
     exit_with_failures(done.pool)
 
 
@@ -360,7 +362,7 @@ def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
 
 
 def _recording(sources: Sequence[str]) -> "AbstractContextManager[PlacementRecord]":
-    """The record of the pool's folder. It is held while the pool is read and placed on, so that
+    """The record of the pool's folder. It is locked while the pool is read and placed on, so that
     commands that run at once do not give one GPU to several VMs."""
     from homenode.pool.recorded import placement_record
 
@@ -385,7 +387,12 @@ def remove(vm: str, folder: Path) -> None:
         with placement_record(folder, _note_that_it_waits) as record:
             hosts = record.remove(vm)
     if not hosts:
-        raise InputError(f"{folder}: expected a recorded VM {vm!r}, found none")
+        if not folder.is_dir():
+            raise InputError(f"{folder}: expected a pool's folder, found none")
+        raise InputError(
+            f"{folder}: expected a recorded VM {vm!r}, found none",
+            hint=command_line("homenode", "pool", "vms", folder) + " lists them as placed",
+        )
     note(f"removed {vm} from {', '.join(hosts)}")
 
 

@@ -126,7 +126,7 @@ def parse_requests(
 
 
 MOST_ROUNDS = 12
-"""How often hosts whose VMs the planner refuses are divided anew."""
+"""How often hosts whose VMs the planner refuses are divided again."""
 
 
 def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) -> Packing:
@@ -134,7 +134,7 @@ def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) 
     the pool has already.
 
     Where the planner refuses what the solver put on a host, that host's VMs are forbidden together
-    and divided anew, while there is time; the bound is of the first division.
+    and divided again, while there is time; the bound is of the first division.
     """
     there = {vm.name: host.name for host in pool.hosts for vm in host.domains}
     for name in (name for request in requests for name in request.names):
@@ -316,7 +316,7 @@ class _Realised:
             return None
 
     def _try(self, t: int, name: str) -> bool:
-        """One VM more on the host, whatever its emulator shares."""
+        """One VM more on the host, its emulator on a core of its own or on shared ones."""
         one = self.places.host(name)
         if not self.left[t] or not self._may(self.kinds[t][0].rules, one):
             return False

@@ -85,7 +85,7 @@ _WAIT_S = 60.0
 
 
 class PlacementRecord:
-    """The record of a folder while its lock is held: nobody else places there meanwhile."""
+    """The record of a folder while it is locked: no other command places there meanwhile."""
 
     def __init__(self, record: RecordFolder) -> None:
         self._record = record

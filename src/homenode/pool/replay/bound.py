@@ -1,4 +1,4 @@
-"""Bound: what no policy can do better, by linear programming (OR-tools' GLOP)."""
+"""Bound: an upper bound on what any policy places, by linear programming (OR-tools' GLOP)."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -2,8 +2,8 @@
 
 Every cell has its cores and memory on one node, and two cells of a VM are on two. Policies: first
 fit; best fit by node; best fit that sees a server as one pool and pins afterwards; ours, which
-keeps most room for the VMs of the workload: how many of each a server still holds is the closed
-form of arXiv 2604.15033 for its nodes.
+keeps most capacity for the VMs of the workload: how many of each still fit on a server is the
+closed form of arXiv 2604.15033 for its nodes.
 """
 
 from collections import Counter
@@ -28,8 +28,8 @@ class CellPolicy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CellReplay:
     """One order of arrivals. before_refusal: VMs placed before the first one was refused. cores:
-    share of the cores that VMs have at the end. spanning: VMs of one cell that a server held only
-    on two nodes, refused for that. curve: (VMs arrived, VMs placed) now and then."""
+    share of the cores that VMs have at the end. spanning: VMs of one cell that fitted only on
+    two nodes of a server, refused for that. curve: (VMs arrived, VMs placed) now and then."""
 
     placed: int
     before_refusal: int
@@ -69,8 +69,8 @@ class _Servers:
         return cells.min(1) if vm.cells == 2 else cells.sum(1)
 
     def loss(self, vm: CellVm) -> Any:
-        """What each server loses of its room by the VM, by the node of its first cell; worked out
-        anew only for servers that have changed. Shape (servers, nodes)."""
+        """What capacity each server loses by the VM, by the node of its first cell; worked out
+        again only for servers that have changed. Shape (servers, nodes)."""
         numpy = self.numpy
         key = (vm.cores, vm.memory_gib, vm.cells)
         if key in self._losses:
@@ -156,7 +156,7 @@ def _best(servers: _Servers, vm: CellVm, choices: Any) -> int:
 
 
 def _ours(servers: _Servers, vm: CellVm, choices: Any) -> int:
-    """Least loss of room; of equal ones the least left.
+    """Least loss of capacity; of equal ones the least left.
 
     The first VM of a group that must stay on one server goes where most of its kind fit, and
     servers that have such a group are the last choice for all others: they are its only place.

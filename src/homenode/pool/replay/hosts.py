@@ -33,7 +33,7 @@ class HostPolicy(StrEnum):
     NOVA = "nova"  # most free memory and cores, as its weighers have it by default
     XAPI = "xapi"  # most free cores, then most free memory
     MOST_LEFT = "most-left"  # the solver's choice without moves: most VMs of the load still fit
-    REPACKED = "repacked"  # the solver packs all running VMs anew for each arrival, by moving them
+    REPACKED = "repacked"  # the solver packs all running VMs again at each arrival: moves
     HOMENODE = "homenode"  # the VM's locality, then what the pool loses
 
 
@@ -187,7 +187,7 @@ class Repacking:
 def _repacked(
     repacking: Repacking, flavours: Sequence[Flavour], load: Sequence[Arrival], total: int
 ) -> HostReplay:
-    """Every VM that fits once all that run are packed anew: what moving them at will could save."""
+    """Every VM that fits once all that run are packed again: what moves could save at most."""
     departures: list[tuple[float, int]] = []
     running = [0] * len(flavours)
     refused, allocated, now = 0, 0.0, 0.0
@@ -260,7 +260,7 @@ def _key(
     weights: Sequence[float],
     policy: HostPolicy,
 ) -> Any:
-    """Less is better."""
+    """The policy's key of a host; the least is chosen."""
     if policy is HostPolicy.BEST_FIT:
         return len(planner.free_gpus(step.after)), _free_cores(planner, step.after)
     if policy is HostPolicy.FGD:

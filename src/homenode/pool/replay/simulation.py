@@ -43,7 +43,7 @@ class PolicyOutcome:
 @dataclass(frozen=True, slots=True)
 class Simulation:
     """A simulation. what: the load. simulated: always true: arrivals were drawn or replayed, no VM
-    ran. bound: a figure that no policy can better, and its name; None where it is not known."""
+    ran. bound: a bound on every policy's figure of that name; None where it is not known."""
 
     what: str
     simulated: bool

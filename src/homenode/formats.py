@@ -25,6 +25,7 @@ VERSIONS = {
     "nccl-explanation": 1,
     "plan": 1,
     "pool": 1,
+    "pool-answers": 1,
     "pool-hosts": 1,
     "pool-moves": 1,
     "pool-packing": 1,

@@ -1,10 +1,11 @@
 """What the commands of `homenode pool` do with their arguments. [I/O]"""
 
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from homenode.errors import InputError, UsageError
 from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool, PoolHost
-from homenode.pool.sources import Progress, load_pool
+from homenode.pool.sources import POOL_FILE, Progress, load_pool
 from homenode.wording import command_line, did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from homenode.plan.guest import Guest
     from homenode.pool.moves import MovePlan
     from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
+    from homenode.pool.planner import Planner
     from homenode.pool.recorded import PlacementRecord
     from homenode.pool.scheduler import Scheduler
 
@@ -58,6 +60,22 @@ def read_the_pool(sources: Sequence[str]) -> Pool:
     """The pool; what was left out goes to standard error."""
     with progress("reading hosts") as show_progress:
         return load_pool(sources, show_progress)
+
+
+@contextmanager
+def planner_of(pool: Pool, sources: Sequence[str]) -> "Iterator[Planner]":
+    """The planner of a pool. What earlier commands have worked out of a pool's folder is read from
+    there, and what this one adds is written there at the end."""
+    from homenode.pool.answers_file import read_answers, write_answers
+    from homenode.pool.planner import Planner
+
+    folder = Path(sources[0])
+    if len(sources) > 1 or not (folder / POOL_FILE).is_file():
+        yield Planner(pool)
+        return
+    answers = read_answers(folder)
+    yield Planner(pool, answers)
+    write_answers(folder, answers)
 
 
 def note_failures(pool: Pool) -> None:
@@ -87,7 +105,8 @@ def show(
     check_can_write(page)
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
-    found = outlook(pool, sizes)
+    with planner_of(pool, sources) as planner, progress("planning") as show_progress:
+        found = outlook(pool, sizes, planner, show_progress)
     if form == "json":
         from homenode.formats import encode
 
@@ -139,6 +158,7 @@ def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -
 
 def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
     from homenode.pool.capture import capture_pool
+    from homenode.pool.outlook import outlook
 
     content = read_file(hosts, "a list of hosts")
     with progress("reading hosts") as show_progress:
@@ -151,8 +171,13 @@ def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bo
             timeout_s=timeout_s,
             again=again,
         )
-    for failure in done.pool.failures:
-        note(f"left out {failure.source}: {failure.reason}")
+    if done.pool.hosts:
+        # Later commands find what they need of hosts that have not changed.
+        sources = [str(output)]
+        pool = load_pool(sources)
+        with planner_of(pool, sources) as planner, progress("planning") as show_progress:
+            outlook(pool, default_flavours(), planner, show_progress)
+    note_failures(done.pool)
     note(
         f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
         f"{len(done.pool.failures)} failed"
@@ -182,8 +207,10 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
-    hook = Hook(PoolPlaces(pool, sizes), sizes)
-    hook.prepare()
+    with planner_of(pool, sources) as planner:
+        hook = Hook(PoolPlaces(pool, sizes, planner), sizes)
+        hook.prepare()
+    gc.freeze()  # what is kept until the end is not looked through again at requests
     for line in sys.stdin.buffer:
         if line.strip():
             print_json(hook.answer(line))
@@ -251,13 +278,20 @@ def place(
         note_failures(pool)
         _check_hosts(outputs.among, pool)
         by_shape = _flavour_of_shapes(guest, options, pool, evidence, outputs.gpu_model)
-        places = PoolPlaces(pool, sizes)
-        for number in range(1, outputs.count + 1):
-            name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
-            if not _place_one(original, document, name, by_shape, places, outputs, record, number):
-                if outputs.count > 1:
-                    note(f"placed {number - 1} of {outputs.count}")
-                raise SystemExit(4)
+        placed = 0
+        with planner_of(pool, sources) as planner:
+            places = PoolPlaces(pool, sizes, planner)
+            for number in range(1, outputs.count + 1):
+                name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
+                if not _place_one(
+                    original, document, name, by_shape, places, outputs, record, number
+                ):
+                    break
+                placed = number
+        if placed < outputs.count:
+            if outputs.count > 1:
+                note(f"placed {placed} of {outputs.count}")
+            raise SystemExit(4)
     if outputs.count > 1:
         note(f"placed {outputs.count} of {outputs.count}")
     exit_with_failures(pool)
@@ -288,7 +322,7 @@ def _place_one(
         has_addresses = any(not flavour.gpus for flavour in by_shape.values())
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
         (screen if first else error_console()).print(places_text(first, refused, hint))
-    for one in (*first, *ranking):
+    for one in chain(first, ranking):
         flavour = by_shape[one.host.shape]
         host = places.planner.real_host(one.host, flavour)
         copy = None if outputs.count == 1 else name

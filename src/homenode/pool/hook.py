@@ -75,10 +75,13 @@ class Hook:
 
     def answer(self, line: bytes) -> str:
         """The line of JSON that answers a line; never an exception for what a request says."""
+        vm: str | None = None
         try:
-            answer = self._answer(_request_of(line))
+            request = _request_of(line)
+            vm = request.vm
+            answer = self._answer(request)
         except HomenodeError as error:
-            answer = HookAnswer(None, "none", error=error.message)
+            answer = HookAnswer(vm, "none", error=error.message)
         return _encoded(answer) + "\n"
 
     def _answer(self, request: HookRequest) -> HookAnswer:

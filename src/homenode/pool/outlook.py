@@ -1,7 +1,7 @@
 """Outlook: what a pool has free, what still fits which flavour, and which GPUs are stranded."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -100,14 +100,21 @@ class PoolOutlook:
         return sum(one.gpus for one in self.stranded)
 
 
-def outlook(pool: Pool, flavours: Sequence[Flavour], planner: Planner | None = None) -> PoolOutlook:
-    """What is free and what still fits, host by host and in sum."""
+def outlook(
+    pool: Pool,
+    flavours: Sequence[Flavour],
+    planner: Planner | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> PoolOutlook:
+    """What is free and what still fits, host by host and in sum. progress: called with hosts that
+    are worked out, and all."""
     planner = planner or Planner(pool)
     states = [planner.state(host) for host in pool.hosts]
     by_state: dict[HostState, HostOutlook] = {}
-    hosts = []
+    hosts: list[HostOutlook] = []
     for host, state in zip(pool.hosts, states, strict=True):
         if state not in by_state:
+            progress(len(hosts), len(states))
             by_state[state] = _of_state(planner, state, flavours)
         known = by_state[state]
         hosts.append(replace(known, name=host.name, free=replace(known.free, vms=_vms(host))))
@@ -180,6 +187,21 @@ def stranded(
 ) -> tuple[StrandedGpus, ...]:
     """The free GPUs that no filling with flavours of full locality takes: fillings by the largest
     flavours first and by each flavour first, of which the one that leaves fewest counts."""
+    if planner.answers is None:
+        return _stranded(planner, state, flavours)
+    known = planner.answers.stored.stranded
+    digest = planner.digest(state, tuple(flavours))
+    if digest not in known:
+        found = _stranded(planner, state, flavours)
+        known[digest] = tuple((one.missing, tuple(map(str, one.gpus))) for one in found)
+    return tuple(
+        StrandedGpus(missing, tuple(map(Bdf.parse, gpus))) for missing, gpus in known[digest]
+    )
+
+
+def _stranded(
+    planner: Planner, state: HostState, flavours: Sequence[Flavour]
+) -> tuple[StrandedGpus, ...]:
     with_gpus = sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
     best = state
     left = planner.free_gpus(state)

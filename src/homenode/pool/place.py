@@ -9,16 +9,13 @@ from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
+from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.planner import Planner, Step
 from homenode.pool.state import HostState
 from homenode.topology import RunningDomain
-
-_POOL_TERM = "gpu_sets_lost"
-"""The term of the cost before which the pool's own stands: what comes before it is the VM's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +69,12 @@ class PoolPlaces:
             sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
         )
         self._hosts = {host.name: host for host in pool.hosts}
+        self.bounds = Bounds(self.planner, self.flavours)
         self._order = {host.name: number for number, host in enumerate(pool.hosts)}
         self._state: dict[str, HostState] = {}
         self._members: dict[HostState, dict[str, None]] = {}
         self._host_of_vm: dict[str, list[str]] = {}
-        self._candidates: dict[tuple[HostState, Flavour], _Candidate | None] = {}
+        self._candidates: dict[tuple[HostState, Flavour], _Candidate] = {}
         for host in pool.hosts:
             self._enter(host)
 
@@ -170,33 +168,34 @@ class PoolPlaces:
             if not names or own_flavour is None:
                 continue
             candidate = self._candidate(state, own_flavour)
-            if candidate is not None:
+            if not candidate.is_refused:
                 first = min(map(self._order.__getitem__, names))
                 queue.append((candidate.key, first, names, candidate))
         heapq.heapify(queue)
         while queue:
             _, first, names, candidate = heapq.heappop(queue)
-            if not candidate.is_complete:
+            step = candidate.step
+            if step is None or not candidate.is_complete:
                 candidate.go_on()
-                heapq.heappush(queue, (candidate.key, first, names, candidate))
+                if not candidate.is_refused:
+                    heapq.heappush(queue, (candidate.key, first, names, candidate))
                 continue
             for name in sorted(names, key=self._order.__getitem__):
                 yield RankedPlace(
                     self._hosts[name],
                     candidate.flavour,
                     candidate.state,
-                    candidate.step,
+                    step,
                     candidate.lost(),
                     vm,
                     self.planner,
                 )
 
-    def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate | None":
-        """The state as a place for the flavour; None where it refuses it."""
+    def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate":
+        """The state as a place for the flavour."""
         key = (state, flavour)
         if key not in self._candidates:
-            step = self.planner.step(state, flavour)
-            self._candidates[key] = None if step is None else _Candidate(self, flavour, state, step)
+            self._candidates[key] = _Candidate(self, flavour, state)
         return self._candidates[key]
 
     def refusals(
@@ -231,34 +230,45 @@ class PoolPlaces:
 
 
 class _Candidate:
-    """Hosts of one state; their key grows as far as the comparison needs it, and stays."""
+    """Hosts of one state as a place for a VM. Its key is first a bound that no placement there can
+    be below; then the planner is asked, and the key grows as far as the comparison needs it."""
 
-    __slots__ = ("_lost", "_rest", "flavour", "key", "places", "state", "step")
+    __slots__ = ("_lost", "_rest", "flavour", "is_refused", "key", "places", "state", "step")
 
-    def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState, step: Step) -> None:
-        self.places, self.flavour, self.state, self.step = places, flavour, state, step
+    def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
+        self.places, self.flavour, self.state = places, flavour, state
+        self.step: Step | None = None
+        self.is_refused = False
         self._lost: list[int] = []
-        terms = [(term.name, term.value) for term in step.placement.cost]
-        at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
-        self.key: tuple[object, ...] = (len(step.given), *(value for _, value in terms[:at]))
-        self._rest = [value for name, value in terms[at:] if name not in INDICES]
+        self._rest: list[object] = []
+        self.key: tuple[object, ...] = places.bounds.key(state, flavour)
 
     @property
     def is_complete(self) -> bool:
         return len(self._lost) > len(self.places.flavours)
 
     def go_on(self) -> None:
-        """The next part of the key: what one flavour more loses, and at the end the rest."""
+        """Ask the planner; then the next part of the key: what one flavour more loses, and at the
+        end the rest."""
+        planner, bounds = self.places.planner, self.places.bounds
+        if self.step is None:
+            self.step = planner.step(self.state, self.flavour)
+            if self.step is None:
+                self.is_refused = True
+                return
+            own, rest = self.step.terms
+            self.key = (len(self.step.given), *own)
+            self._rest = [value for _, value in rest]
+            return
         number = len(self._lost)
         if number == len(self.places.flavours):
-            left = self.places.planner.free_gpus(self.step.after) if self.flavour.gpus else ()
-            self.key += (len(left), *self._rest)
+            free = planner.free_gpus(self.step.after) if self.flavour.gpus else ()
+            self.key += (len(free), *self._rest)
             self._lost.append(0)
             return
         flavour = self.places.flavours[number]
-        planner = self.places.planner
-        before = planner.counts(self.state, flavour)[0]
-        lost = max(0, before - planner.counts(self.step.after, flavour)[0]) if before else 0
+        before = bounds.clean(self.state, flavour)
+        lost = max(0, before - bounds.clean(self.step.after, flavour)) if before else 0
         self._lost.append(lost)
         self.key += (lost,)
 

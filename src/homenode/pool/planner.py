@@ -1,6 +1,6 @@
 """Planner: the ordinary planner for the hosts of a pool, asked once for all that are alike."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -12,14 +12,18 @@ from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.cost import INDICES
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_placement
+from homenode.pool.answers import Answers
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.state import OTHERS, HostState, States, holder
 from homenode.topology import LOCAL_DISTANCE, Host
+
+_POOL_TERM = "gpu_sets_lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,17 @@ class Step:
     nearness: tuple[int, int, int]
     given: tuple[str, ...]
     gpus: int
+
+    @property
+    def terms(self) -> tuple[list[object], list[tuple[str, object]]]:
+        """The cost: the VM's own terms, and from the GPU sets lost on those of the host by name,
+        between which the pool's own stand."""
+        terms = [(term.name, term.value) for term in self.placement.cost]
+        at = next((i for i, (name, _) in enumerate(terms) if name == _POOL_TERM), len(terms))
+        return (
+            [value for _, value in terms[:at]],
+            [(name, value) for name, value in terms[at:] if name not in INDICES],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +69,13 @@ _RunKey = tuple[HostState, tuple[Flavour, ...], bool]
 class Planner(States):
     """Each state and flavour is asked once.
 
-    Flavours are distinguished by identity of value: equal flavours share answers.
+    Flavours are distinguished by identity of value: equal flavours share answers. answers: what an
+    earlier command has worked out.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, answers: Answers | None = None) -> None:
         super().__init__(pool)
+        self.answers = answers
         self._buildable: dict[tuple[int, Flavour], bool] = {}
         self._steps: dict[tuple[HostState, Flavour], Step | None] = {}
         self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
@@ -207,13 +224,30 @@ class Planner(States):
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         """(how many VMs of the flavour still fit with full locality, how many in all), placed one
         after the other."""
-        known = self._counts.get((state, flavour))
+        known = self.known_counts(state, flavour)
         if known is not None:
             return known
         run = self.run(state, (flavour,))
-        if run is not None:
-            self._counts[state, flavour] = run.clean, run.number
-            return run.clean, run.number
+        found = self._counted_one_by_one(state, flavour) if run is None else (run.clean, run.number)
+        self._counts[state, flavour] = found
+        if run is None and self.answers is not None:
+            self.answers.stored.counts[self.digest(state, (flavour,))] = found
+        return found
+
+    def known_counts(self, state: HostState, flavour: Flavour) -> tuple[int, int] | None:
+        """As `counts`, where it was worked out before."""
+        known = self._counts.get((state, flavour))
+        if known is None and self.answers is not None:
+            run = self._as_if_all_free(state, (flavour,), self._known_run)
+            if run is not None:
+                known = run.clean, run.number
+            else:
+                known = self.answers.stored.counts.get(self.digest(state, (flavour,)))
+            if known is not None:
+                self._counts[state, flavour] = known
+        return known
+
+    def _counted_one_by_one(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
         chain: list[tuple[tuple[HostState, Flavour], bool]] = []
         at = state
         while (key := (at, flavour)) not in self._counts:
@@ -237,20 +271,56 @@ class Planner(States):
 
         only_clean: a flavour ends with the first VM of less than full locality.
         """
+        return self._as_if_all_free(
+            state, flavours, lambda key: self._known_run(key) or self._new_run(key), only_clean
+        )
+
+    def _as_if_all_free(
+        self,
+        state: HostState,
+        flavours: tuple[Flavour, ...],
+        run_of: Callable[["_RunKey"], "Run | None"],
+        only_clean: bool = False,
+    ) -> "Run | None":
         requests = [self.request(state, flavour) for flavour in flavours]
         if any(one is not None and names_parts(one) for one in requests):
             return None
         if any(pools for _, _, pools in state.memory):
             return None
         form, nodes = self.canonical_order(self.with_all_memory(state))
-        run = self._run(form, flavours, only_clean=only_clean)
+        run = run_of((form, flavours, only_clean))
+        if run is None:
+            return None
         for needed, node in zip(run.memory, nodes, strict=True):
             free = state.memory[node][1]
             if needed and free is not None and free < needed:
                 return None
         return run
 
-    def _run(self, form: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool) -> "Run":
+    def _known_run(self, key: _RunKey) -> "Run | None":
+        run = self._runs.get(key)
+        if run is None and self.answers is not None:
+            found = self.answers.stored.runs.get(self.digest(*key))
+            if found is not None:
+                run = self._runs[key] = Run(*found)
+        return run
+
+    def _new_run(self, key: _RunKey) -> "Run":
+        run = self._run(*key)
+        if self.answers is not None:
+            answer = run.clean, run.number, run.free_gpus, run.memory
+            self.answers.stored.runs[self.digest(*key)] = answer
+        return run
+
+    def digest(
+        self, state: HostState, flavours: tuple[Flavour, ...], only_clean: bool = False
+    ) -> str:
+        """The key of an answer of an earlier command."""
+        assert self.answers is not None
+        shape = self.pool.shapes[state.shape]
+        return self.answers.digest(shape, state, flavours, "clean" if only_clean else "")
+
+    def _run(self, form: HostState, flavours: tuple[Flavour, ...], only_clean: bool) -> "Run":
         chain: list[tuple[_RunKey, Step | None, bool, tuple[int, ...], Flavour]] = []
         at = form
         while (key := (at, flavours, only_clean)) not in self._runs:

@@ -25,6 +25,9 @@ from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 from homenode.units import MIB
 
 MEMORY_STEP_BYTES = 64 * MIB
+_MOST_HOSTS = 64
+"""Kept at once: each has tables of its own."""
+
 OTHERS = "\0"
 """Name of the domain that stands for all others: none that libvirt takes."""
 
@@ -318,6 +321,8 @@ class States:
                 for node, (size, free, pools) in zip(shape.nodes, state.memory, strict=True)
             )
             found = replace(shape, name="pool", nodes=nodes, domains=self.others(state))
+            if len(self._hosts) >= _MOST_HOSTS:
+                self._hosts.clear()
             self._hosts[state] = found
         return found
 

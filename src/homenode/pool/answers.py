@@ -1,0 +1,89 @@
+"""Answers: what was worked out of a pool's hosts, so that later commands need not plan it again.
+
+Each is found by a digest of all that it depends on: the shape and state of the host, the flavours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from homenode import formats
+from homenode.pool.flavour import Flavour
+from homenode.pool.state import HostState
+from homenode.pool.stored import PoolLine
+from homenode.topology import Host
+
+MOST_ANSWERS = 500_000
+"""Of a file; above, answers that no host of the pool needed are left out."""
+
+RunAnswer = tuple[int, int, int, tuple[int, ...]]
+CountsAnswer = tuple[int, int]
+StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswers:
+    """The file, by digest. program: the homenode that wrote it, for another may plan otherwise.
+
+    runs: clean, number, free_gpus and memory of a Run. counts: VMs that fit with full locality, and
+    in all. stranded: GPUs by what is missing.
+    """
+
+    program: str
+    runs: dict[str, RunAnswer] = field(default_factory=dict)
+    counts: dict[str, CountsAnswer] = field(default_factory=dict)
+    stranded: dict[str, StrandedAnswer] = field(default_factory=dict)
+
+
+class Answers:
+    """Answers that a command finds, and to which it adds."""
+
+    def __init__(self, stored: StoredAnswers) -> None:
+        self.stored = stored
+        self._size = _size(stored)
+        self._used: set[str] = set()
+        self._shapes: dict[int, bytes] = {}
+        self._states: dict[HostState, bytes] = {}
+        self._flavours: dict[tuple[Flavour, ...], bytes] = {}
+
+    @property
+    def is_new(self) -> bool:
+        """Whether any was added."""
+        return _size(self.stored) > self._size
+
+    def digest(
+        self, shape: Host, state: HostState, flavours: Sequence[Flavour], what: str = ""
+    ) -> str:
+        """Of what an answer depends on. what: which of several questions it answers."""
+        own = self._states.get(state)
+        if own is None:
+            if state.shape not in self._shapes:
+                self._shapes[state.shape] = _digest(formats.line(PoolLine(shape=shape)).encode())
+            text = repr((state.cores, tuple(map(str, state.owned)), state.memory))
+            own = self._states[state] = self._shapes[state.shape] + _digest(text.encode())
+        asked = tuple(flavours)
+        if asked not in self._flavours:
+            self._flavours[asked] = _digest(repr(asked).encode())
+        found = _digest(own + self._flavours[asked] + what.encode()).hex()
+        self._used.add(found)
+        return found
+
+    def to_store(self) -> StoredAnswers:
+        """What the file should have from now on."""
+        own = self.stored
+        if _size(own) <= MOST_ANSWERS:
+            return own
+        return StoredAnswers(
+            own.program,
+            {key: own.runs[key] for key in own.runs.keys() & self._used},
+            {key: own.counts[key] for key in own.counts.keys() & self._used},
+            {key: own.stranded[key] for key in own.stranded.keys() & self._used},
+        )
+
+
+def _size(stored: StoredAnswers) -> int:
+    return len(stored.runs) + len(stored.counts) + len(stored.stranded)
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()

@@ -1,0 +1,336 @@
+"""Bounds: what a VM costs a host and its pool at least, before the planner is asked.
+
+A placement on a host that has VMs is one that the empty host has as well, so that none costs less
+than the best there. A VM of full locality has its GPUs, cores and memory on one package, where the
+best on the empty host has: from what is free on each follows how many VMs fit at most.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.plan.layout import MemoryBinding
+from homenode.plan.request import MemoryMode
+from homenode.pool.flavour import Flavour
+from homenode.pool.planner import Planner, Step
+from homenode.pool.state import HostState
+from homenode.topology import LOCAL_DISTANCE, Host
+
+UNREACHED = 1 << 62
+"""More than a pool can lose: the host has no placement that costs as little as the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """GPUs, whole cores and bytes: what is free, or what a VM needs."""
+
+    gpus: int
+    cores: int
+    memory_bytes: int
+
+    def holds(self, needs: "Amount") -> int:
+        """How often it holds what a VM needs."""
+        most = UNREACHED
+        if needs.gpus:
+            most = self.gpus // needs.gpus
+        if needs.cores:
+            most = min(most, self.cores // needs.cores)
+        if needs.memory_bytes:
+            most = min(most, self.memory_bytes // needs.memory_bytes)
+        return max(0, most)
+
+    def without(self, other: "Amount") -> "Amount":
+        return Amount(
+            self.gpus - other.gpus,
+            self.cores - other.cores,
+            self.memory_bytes - other.memory_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """Of a shape: the position of each node; the number of the package at each position; the
+    position of each class of cores, with their number; and of each GPU. widest: PUs of the cores
+    with most; None where all are alike."""
+
+    position: dict[NodeIndex, int]
+    packages: tuple[int, ...]
+    classes: tuple[tuple[int, int], ...]
+    gpus: dict[Bdf, int]
+    widest: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """A VM on an empty host. own: its cost, where none is less. rest: the terms of the host. needs:
+    what it has of the host at least, where nothing gave way. home: position of its node; None where
+    it has several, or a GPU is away. one_package: whether it is on one, with every GPU at home;
+    None where full locality means neither."""
+
+    own: tuple[object, ...] | None
+    rest: tuple[tuple[str, object], ...]
+    needs: Amount
+    home: int | None
+    one_package: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fits:
+    """How many VMs of full locality a host takes at most. parts: of each package what is free, or
+    of the host. most: how many each takes. part_of: the part of each node."""
+
+    needs: Amount
+    parts: tuple[Amount, ...]
+    most: tuple[int, ...]
+    part_of: tuple[int, ...]
+
+    def after(self, node: int, taken: Amount) -> int:
+        """The most, once so much of a node is in use."""
+        part = self.part_of[node]
+        left = self.parts[part].without(taken).holds(self.needs)
+        return sum(self.most) - self.most[part] + left
+
+
+class Bounds:
+    """Bounds for the hosts of a planner's pool. flavours: those whose fits a VM may cost."""
+
+    def __init__(self, planner: Planner, flavours: Sequence[Flavour]) -> None:
+        self._planner = planner
+        self._flavours = tuple(flavours)
+        self._nodes: dict[int, _Nodes | None] = {}
+        self._free: dict[tuple[HostState, frozenset[Bdf]], tuple[Amount, ...]] = {}
+        self._empty: dict[tuple[HostState, Flavour], _Empty | None] = {}
+        self._fits: dict[tuple[HostState, Flavour], _Fits | None] = {}
+        self._clean: dict[tuple[HostState, Flavour], int] = {}
+
+    def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
+        """The beginning of a key that the VM's on a host in this state is not below (place.py)."""
+        nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
+        if empty is None or empty.own is None:
+            return ()
+        if nodes is None or empty.home is None:
+            return empty.own
+        free = self._free_of(state, flavour, nodes)
+        homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
+        if not homes:
+            return (*empty.own, UNREACHED)
+        lost = tuple(self._lost(state, flavour, homes, empty.needs))
+        if len(lost) < len(self._flavours):
+            return (*empty.own, *lost)
+        return (*empty.own, *lost, *self._rest(state, flavour, nodes, homes, empty))
+
+    def _lost(
+        self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
+    ) -> Iterator[int]:
+        """VMs with full locality that the pool loses at least, by flavour, by a VM on one of these
+        nodes; ends where what fits now is not known."""
+        unfit = self._planner.unfit(state.shape, flavour)
+        without_gpus = Amount(0, needs.cores, needs.memory_bytes)
+        for other in self._flavours:
+            before = self._planner.known_counts(state, other)
+            if before is None:
+                return
+            fits = self._fits_of(state, other) if before[0] else None
+            if fits is None:
+                yield 0
+                continue
+            taken = needs if self._planner.unfit(state.shape, other) == unfit else without_gpus
+            yield max(0, before[0] - max([fits.after(home, taken) for home in homes]))
+
+    def _rest(
+        self,
+        state: HostState,
+        flavour: Flavour,
+        nodes: _Nodes,
+        homes: Sequence[int],
+        empty: _Empty,
+    ) -> Iterator[int]:
+        """What comes behind the VMs lost: the GPUs left free, then the host's own terms."""
+        free = self._free_of(state, None, nodes)
+        yield sum([one.gpus for one in free]) - flavour.gpus if flavour.gpus else 0
+        for name, value in empty.rest:
+            if not isinstance(value, int):
+                return
+            if name == "gpu_sets_lost":
+                yield 0 if flavour.gpus else min([bool(free[home].gpus) for home in homes])
+            elif name == "unisolated_cores":
+                yield 0
+            elif name == "llcs_spanned":
+                yield min(1, value)
+            elif name == "pages_to_reserve":
+                # Without pools on any node every page is to be reserved, wherever the VM is.
+                yield 0 if any(pools for _, _, pools in state.memory) else value
+            elif name == "balance_cores":
+                yield from self._balance(state, nodes, homes, empty, value)
+                return
+            else:
+                return
+
+    def _balance(
+        self,
+        state: HostState,
+        nodes: _Nodes,
+        homes: Sequence[int],
+        empty: _Empty,
+        value: int,
+    ) -> Iterator[int]:
+        free = self._free_of(state, None, nodes)
+        before = self._free_of(self._planner.empty(state), None, nodes)
+        assert empty.home is not None, "it has a home"
+        if value == -before[empty.home].cores:
+            yield -max([free[home].cores for home in homes])
+        elif value == before[empty.home].cores:
+            service = [0] * len(free)
+            for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
+                service[node] += threads
+            yield min([free[home].cores - service[home] for home in homes])
+
+    def clean(self, state: HostState, flavour: Flavour) -> int:
+        """How many VMs still fit with full locality, as the planner's `counts` has it; where that
+        was not worked out before, without those that fit with less."""
+        known = self._planner.known_counts(state, flavour)
+        if known is not None:
+            return known[0]
+        chain: list[tuple[tuple[HostState, Flavour], bool]] = []
+        number = 0
+        while True:
+            key = state, flavour
+            if key in self._clean:
+                number = self._clean[key]
+                break
+            fits = self._fits_of(state, flavour)
+            none_fits = fits is not None and not any(fits.most)
+            step = None if none_fits else self._planner.step(state, flavour)
+            if step is None:
+                self._clean[key] = 0
+                break
+            chain.append((key, self._planner.is_clean(state, flavour, step)))
+            state = step.after
+        for key, is_clean in reversed(chain):
+            number += is_clean
+            self._clean[key] = number
+        return number
+
+    def _fits_of(self, state: HostState, flavour: Flavour) -> _Fits | None:
+        """None where it is not certain that what does not fit so is not of full locality."""
+        key = state, flavour
+        if key not in self._fits:
+            self._fits[key] = self._find_fits(state, flavour)
+        return self._fits[key]
+
+    def _find_fits(self, state: HostState, flavour: Flavour) -> _Fits | None:
+        nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
+        if nodes is None or empty is None or empty.one_package is None:
+            return None
+        part_of = nodes.packages if empty.one_package else (0,) * len(nodes.packages)
+        free = self._free_of(state, flavour, nodes)
+        parts = []
+        for number in range(max(part_of) + 1):
+            own = [one for one, part in zip(free, part_of, strict=True) if part == number]
+            gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
+            parts.append(Amount(gpus, cores, sum([one.memory_bytes for one in own])))
+        most = tuple(part.holds(empty.needs) for part in parts)
+        return _Fits(empty.needs, tuple(parts), most, part_of)
+
+    def _on_empty(self, state: HostState, flavour: Flavour) -> _Empty | None:
+        """The VM on the empty host; None where that refuses it."""
+        key = self._planner.empty(state), flavour
+        if key not in self._empty:
+            step = self._planner.step(*key)
+            self._empty[key] = None if step is None else self._as_bound(key[0], flavour, step)
+        return self._empty[key]
+
+    def _as_bound(self, state: HostState, flavour: Flavour, step: Step) -> _Empty:
+        request, nodes = self._planner.request(state, flavour), self._nodes_of(state.shape)
+        assert request is not None, "a VM was placed"
+        is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]
+        is_near = is_local and step.nearness[1] == 1
+        on_one = is_near and len(step.placement.nodes) == 1
+        own, rest = step.terms
+        # On an empty board only partitions are chosen from; later, if none is free, any GPUs.
+        is_least = not step.given and step.placement.optimal and (on_one or not flavour.gpus)
+        is_bound = (
+            request.layout.memory is not MemoryBinding.AS_IT_WAS
+            and request.page_bytes is None
+            and request.memory_mode is MemoryMode.STRICT
+            and not request.memory_nodes_allowed
+        )
+        cores = sum(busy for busy, _ in step.after.cores)
+        if nodes is not None and nodes.widest is not None:
+            cores = min(cores, -(-request.vcpus // nodes.widest))
+        needs = Amount(
+            flavour.gpus if flavour.options.gpu_profile is None else 0,
+            cores,
+            request.memory_bytes if is_bound else 0,
+        )
+        return _Empty(
+            (0, *own) if is_least else None,
+            tuple(rest),
+            needs,
+            nodes.position[step.placement.nodes[0]] if on_one and nodes is not None else None,
+            is_near if is_local and flavour.options.gpu_profile is None else None,
+        )
+
+    def _free_of(
+        self, state: HostState, flavour: Flavour | None, nodes: _Nodes
+    ) -> tuple[Amount, ...]:
+        """Of each node what is free: the GPUs that the flavour takes (None = all), cores without
+        vCPUs, and memory."""
+        unfit = frozenset() if flavour is None else self._planner.unfit(state.shape, flavour)
+        found = self._free.get((state, unfit))
+        if found is None:
+            gpus, cores = [0] * len(nodes.packages), [0] * len(nodes.packages)
+            for gpu in self._planner.free_gpus(state) - unfit:
+                gpus[nodes.gpus[gpu]] += 1
+            for (node, number), (busy, _) in zip(nodes.classes, state.cores, strict=True):
+                cores[node] += number - busy
+            memory = (UNREACHED if free is None else max(0, free) for _, free, _ in state.memory)
+            found = self._free[state, unfit] = tuple(map(Amount, gpus, cores, memory))
+        return found
+
+    def _nodes_of(self, shape: int) -> _Nodes | None:
+        """None where a core or a GPU is of no certain node, or a node of several packages."""
+        if shape not in self._nodes:
+            host = self._planner.inventory(shape).host
+            classes = [members[0] for members in self._planner.core_classes(shape)]
+            numbers = map(len, self._planner.core_classes(shape))
+            gpus = self._planner.gpus(shape)
+            self._nodes[shape] = _nodes(host, list(zip(classes, numbers, strict=True)), gpus)
+        return self._nodes[shape]
+
+
+def _nodes(
+    host: Host, classes: Sequence[tuple[CpuSet, int]], gpus: Collection[Bdf]
+) -> _Nodes | None:
+    """classes: of each class of cores the first core, and how many there are."""
+    position = {node.index: i for i, node in enumerate(host.nodes)}
+    package_of_core = {core.pus: core.id.package for core in host.cores}
+    packages: dict[int, object] = {}
+    found = []
+    for core, number in classes:
+        places = {
+            None if (node := host.pu_at[pu].node) is None else position.get(node) for pu in core
+        }
+        place = places.pop()
+        if places or place is None:
+            return None
+        if packages.setdefault(place, package_of_core[core]) != package_of_core[core]:
+            return None
+        found.append((place, number))
+    homes = {}
+    for gpu in gpus:
+        device = host.device(gpu)
+        home = None if device is None or device.node is None else position.get(device.node)
+        if home is None or home not in packages:
+            return None
+        homes[gpu] = home
+    numbers = {package: i for i, package in enumerate(dict.fromkeys(packages.values()))}
+    # A node without cores is of no package: what it has counts apart.
+    of_nodes = [
+        numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
+    ]
+    shapes = {(core.kind, len(core.pus)) for core in host.cores}
+    widest = max(size for _, size in shapes) if len(shapes) > 1 else None
+    return _Nodes(position, tuple(of_nodes), tuple(found), homes, widest)

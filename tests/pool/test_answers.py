@@ -71,7 +71,7 @@ def test_what_another_program_has_worked_out_is_not_used(folder: Path) -> None:
     first, asked = _outlook(folder)
     path = folder / ANSWERS_FILE
     stored = json.loads(path.read_text())
-    path.write_text(json.dumps({**stored, "program": "homenode 0.0.0"}))
+    path.write_text(json.dumps({**stored, "program": "0.0.0"}))
     assert _outlook(folder) == (first, asked)
 
 

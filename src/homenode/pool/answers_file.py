@@ -48,7 +48,7 @@ def _program() -> str:
     for path in _files(root):
         known = path.stat()
         digest.update(f"{path.relative_to(root)}\0{known.st_size}\0{known.st_mtime_ns}\0".encode())
-    return f"homenode {homenode.__version__} {digest.hexdigest()}"
+    return f"{homenode.__version__} {digest.hexdigest()}"
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -319,7 +319,10 @@ def _place_one(
     first = list(islice(ranking, 3))
     if not first or (number == 1 and not outputs.json):
         refused = () if first else _refusals(places, by_shape, name, outputs.among)
-        has_addresses = any(not flavour.gpus for flavour in by_shape.values())
+        has_addresses = any(
+            not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
+            for flavour in by_shape.values()
+        )
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
         (screen if first else error_console()).print(places_text(first, refused, hint))
     for one in chain(first, ranking):

@@ -33,12 +33,13 @@ from homenode.pool.division import (
     forbid_together,
     grouped,
 )
-from homenode.pool.flavour import FlavourTable, Format, Text
+from homenode.pool.flavour import Flavour, FlavourTable, Format, Text
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
 from homenode.pool.planner import Planner
 from homenode.pool.solver import solve
 from homenode.toml_text import Table, decode_toml
+from homenode.wording import plural
 
 MOST_VMS = 5000
 ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
@@ -332,14 +333,28 @@ class _Realised:
         request = self.kinds[t][0]
         hosts = [one.host for one in self.places.ranked(request.flavour)]
         if not hosts:
-            refused = self.places.refusals(request.flavour, most=1)
-            return refused[0].reason if refused else "the pool has no host"
+            return self._refusal(request.flavour)
         if any(self._may(request.rules, host) for host in hosts):
             return (
                 "it fits only on the host's last core, on the host's memory or on shared cores, "
                 "which a packing does not give: pool place does"
             )
         return "its affinity, anti-affinity or fault domains leave no host that takes it"
+
+    def _refusal(self, flavour: Flavour) -> str:
+        """What the planner says of the first host that has the VM's GPUs, free or not."""
+        planner = self.places.planner
+        for one in map(self.places.host, (host.name for host in self.pool.hosts)):
+            fit = planner.gpus(one.shape) - planner.unfit(one.shape, flavour)
+            if flavour.gpus > len(fit):
+                continue
+            host = planner.real_host(one, flavour)
+            try:
+                place(with_certain_nodes(host), flavour.request(host))
+            except (Unplannable, InputError) as refused:
+                return refused.message
+        kind = flavour.options.gpu_profile or flavour.gpu_model
+        return f"no host has {plural(flavour.gpus, 'GPU')}" + (f" of {kind}" if kind else "")
 
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]

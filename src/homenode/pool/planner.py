@@ -370,7 +370,8 @@ class Planner(States):
         unfit = self.unfit(one.shape, flavour)
         if not unfit:
             return host
-        return replace(host, domains=(*host.domains, holder(tuple(sorted(unfit)), (), 0)))
+        others = replace(holder(tuple(sorted(unfit)), (), 0), name="(of another kind)")
+        return replace(host, domains=(*host.domains, others))
 
 
 def names_parts(request: GuestRequest) -> bool:

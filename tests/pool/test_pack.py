@@ -255,6 +255,14 @@ def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
     assert 16 in numbers(large_reason)
 
 
+def test_a_vm_that_no_empty_host_takes_has_another_reason_than_one_that_came_too_late() -> None:
+    asked = [PackRequest(GPU8, ("a", "b")), PackRequest(Flavour("huge", 16), ("huge",))]
+    reasons = dict(pack(pool_of([("h", shipped("hgx-h100"))]), asked, seconds=5).unplaced)
+    late, huge = reasons.get("b", reasons.get("a", "")), reasons["huge"]
+    assert numbers(late) == []
+    assert numbers(huge) == [16]
+
+
 def test_a_solver_that_ends_without_an_answer_leaves_a_packing_without_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -471,6 +471,8 @@ def pack(
         console().print(packing_text(packing), highlight=False)
         documents = f", {plural(len(tuned), 'document')}" if tuned else ""
         note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
+        if tuned:
+            note(f"next: define each document of {output} on the host that is listed with its VM")
     if packing.unplaced:
         raise SystemExit(4)
     exit_with_failures(pool)

@@ -342,19 +342,25 @@ class _Realised:
         return "its affinity, anti-affinity or fault domains leave no host that takes it"
 
     def _refusal(self, flavour: Flavour) -> str:
-        """What the planner says of the first host that has the VM's GPUs, free or not."""
+        """Why every host refuses the flavour: it has too few GPUs, refuses it even when empty,
+        or has other VMs."""
         planner = self.places.planner
-        for one in map(self.places.host, (host.name for host in self.pool.hosts)):
-            fit = planner.gpus(one.shape) - planner.unfit(one.shape, flavour)
-            if flavour.gpus > len(fit):
-                continue
-            host = planner.real_host(one, flavour)
-            try:
-                place(with_certain_nodes(host), flavour.request(host))
-            except (Unplannable, InputError) as refused:
-                return refused.message
-        kind = flavour.options.gpu_profile or flavour.gpu_model
-        return f"no host has {plural(flavour.gpus, 'GPU')}" + (f" of {kind}" if kind else "")
+        every = (
+            planner.gpus(one.shape) - planner.unfit(one.shape, flavour) for one in self.pool.hosts
+        )
+        if all(len(gpus) < flavour.gpus for gpus in every):
+            kind = flavour.options.gpu_profile or flavour.gpu_model
+            return f"no host has {plural(flavour.gpus, 'GPU')}" + (f" of {kind}" if kind else "")
+        empty = {planner.empty(state) for state, _ in self.places.members()}
+        if any(planner.step(state, flavour) is not None for state in empty):
+            return "the VMs that run and those placed above leave no host that takes it"
+        alone = PoolPlaces(self.pool, (), planner)
+        for host in self.pool.hosts:
+            for vm in host.domains:
+                alone.take_from(host.name, vm.name)
+        refused = alone.refusals(flavour, most=1)
+        reason = f": {refused[0].reason}" if refused else ""
+        return f"no host of the pool takes it, even when empty{reason}"
 
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]

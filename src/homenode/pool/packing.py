@@ -106,8 +106,9 @@ def packing_text(packing: Packing) -> str:
     """The figures, host by host, and what stays out."""
     lines = [
         f"placed {len(packing.vms)} of {len(packing.vms) + len(packing.unplaced)} VMs on "
-        f"{plural(packing.hosts, 'host')}: value {packing.value}, {_bound(packing)}",
-        f"packages crossed: {packing.packages_crossed}; GPUs away from home: {packing.gpus_away}",
+        f"{plural(packing.hosts, 'host')}: value {packing.value}{_bound(packing)}",
+        f"packages beyond one a VM: {packing.packages_crossed}; GPUs away from their node: "
+        f"{packing.gpus_away}",
     ]
     by_host: dict[str, list[str]] = {}
     for vm in packing.vms:
@@ -124,5 +125,5 @@ def packing_text(packing: Packing) -> str:
 
 def _bound(packing: Packing) -> str:
     if packing.bound is None or packing.gap is None:
-        return "bound unknown: the solver found nothing in its time"
-    return f"bound {packing.bound:.0f}, gap {packing.gap:.1%}"
+        return "; bound unknown: the solver found nothing in its time (--time-limit)"
+    return f" of at most {packing.bound:.0f} (gap {packing.gap * 100:.1f} %)"

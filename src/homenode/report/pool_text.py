@@ -244,7 +244,10 @@ def pool_prometheus(outlook: PoolOutlook) -> str:
         own, free = [("host", host.name)], host.free
         gauge("gpus", "GPUs of the host.", own, free.gpus)
         gauge("free_gpus", "GPUs that no VM has.", own, free.free_gpus)
+        gauge("cores", "Cores of the host.", own, free.cores)
         gauge("free_cores", "Cores on which no VM has threads.", own, free.free_cores)
+        if free.memory_bytes is not None:
+            gauge("memory_bytes", "Memory of the host.", own, free.memory_bytes)
         if free.free_memory_bytes is not None:
             gauge("free_memory_bytes", "Memory that VMs may get.", own, free.free_memory_bytes)
         gauge("vms", "VMs that run or are planned.", own, free.vms)

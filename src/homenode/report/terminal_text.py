@@ -13,7 +13,9 @@ from homenode.wording import printable, printable_lines
 
 _LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
 _LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
-_PLAIN = str.maketrans({"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-"})
+_PLAIN = str.maketrans(
+    {"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-", "\u00b1": "+-"}
+)
 
 
 class PrintableConsole(Console):

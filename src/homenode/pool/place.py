@@ -214,7 +214,7 @@ class PoolPlaces:
                 continue
             asked += 1
             if asked > most:
-                reasons.setdefault("as on hosts like these", []).extend(names)
+                reasons.setdefault("refused too; these reasons are not listed", []).extend(names)
                 continue
             reason = self._reason(self._hosts[next(iter(names))], own_flavour)
             reasons.setdefault(reason, []).extend(names)

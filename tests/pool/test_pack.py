@@ -14,10 +14,10 @@ from homenode.plan.options import PlanOptions
 from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
-from homenode.pool.division import PackRequest, Rules
+from homenode.pool.division import ALLOWED, PackRequest, Rules
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool, PoolHost
-from homenode.pool.pack import ALLOWED, PackedVm, Packing, pack, parse_requests
+from homenode.pool.pack import PackedVm, Packing, pack, parse_requests
 from homenode.pool.packing import tuned_documents
 from homenode.pool.sources import load_pool
 from homenode.topology import Host, PagePool

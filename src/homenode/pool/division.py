@@ -1,18 +1,26 @@
 """Division: VMs among hosts and nodes as a linear program in whole numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
+from homenode.errors import InputError
 from homenode.plan.layout import Pinning, Siblings
-from homenode.plan.request import GuestRequest
+from homenode.plan.model import Unplannable
+from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
+from homenode.plan.search.place import place
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool
 from homenode.pool.planner import Planner
 from homenode.pool.solver import IntegerProgram
 from homenode.pool.state import HostState
 from homenode.units import MIB
+
+ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
+"""What may give way in a packing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,8 @@ def division_model(
             asked = planner.request(state, request.flavour)
             if asked is None or _is_too_large(planner, state, request.flavour):
                 continue
+            if not _fits_alone(planner, state, request.flavour):
+                continue  # nor next to others
             options = _options(capacity, asked, request.flavour)
             model.options[t, h] = options
             for o, option in enumerate(options):
@@ -119,6 +129,22 @@ def division_model(
 
 def _is_too_large(planner: Planner, state: HostState, flavour: Flavour) -> bool:
     return flavour.gpus > len(planner.free_units(state, flavour))
+
+
+def _fits_alone(planner: Planner, state: HostState, flavour: Flavour) -> bool:
+    """Whether the planner accepts the VM on the host as a packing may have it."""
+    step, request = planner.step(state, flavour), planner.request(state, flavour)
+    if step is None or request is None:
+        return False
+    if set(step.given) <= ALLOWED:
+        return True
+    shared = replace(request, emulator_policy=EmulatorPolicy.SHARE)
+    host = with_certain_nodes(planner.host(state))
+    try:
+        found = place(host, shared, planner.inventory(state.shape), brief=True)
+    except (Unplannable, InputError):
+        return False
+    return set(found.concessions) <= ALLOWED
 
 
 def _add_rules(

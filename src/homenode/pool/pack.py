@@ -20,11 +20,11 @@ from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.pool.division import (
+    ALLOWED,
     Model,
     PackRequest,
     RequestDocument,
@@ -42,8 +42,6 @@ from homenode.toml_text import Table, decode_toml
 from homenode.wording import plural
 
 MOST_VMS = 5000
-ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
-"""What may give way in a packing."""
 
 
 @dataclass(frozen=True, slots=True)

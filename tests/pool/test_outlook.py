@@ -304,3 +304,10 @@ def test_a_flavour_of_another_model_fits_nowhere() -> None:
     own = Flavour("h100", 1, gpu_model="h100")
     found = outlook(pool_of([("a", shipped("hgx-h100"))]), [flavour, own])
     assert [fit.local for fit in found.fits] == [0, 8]
+
+
+def test_a_gpu_on_a_node_that_the_source_does_not_list_is_stranded_for_want_of_a_node() -> None:
+    """An lspci text names the nodes of devices, and has no nodes."""
+    host = replace(shipped("hgx-h100"), nodes=(), cores=(), pus=(), distances=None)
+    found = outlook(pool_of([("a", host)]), default_flavours())
+    assert [(one.missing, one.gpus) for one in found.stranded] == [("gpu-node", 8)]

@@ -239,7 +239,7 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
         return "flavour"
     device = planner.host(state).device(gpu)
     home = None if device is None else device.node
-    if home is None:
+    if home is None or planner.host(state).node(home) is None:
         return "gpu-node"
     if flavour.gpus == 1:
         # What other nodes have does not count then: hosts that are alike here share the answer.

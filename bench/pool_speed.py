@@ -8,14 +8,17 @@ import random
 import resource
 import sys
 import time
+from copy import deepcopy
 from itertools import islice
 from pathlib import Path
 
+from homenode.pool.answers import Answers, StoredAnswers
 from homenode.pool.flavour import default_flavours
 from homenode.pool.hook import Hook
 from homenode.pool.model import Pool
 from homenode.pool.outlook import outlook
 from homenode.pool.place import PoolPlaces
+from homenode.pool.planner import Planner
 from homenode.pool.replay.cells import CellPolicy, replay_cells
 from homenode.pool.replay.simulation import simulate_tasks
 from homenode.pool.replay.tasks import TaskPolicy
@@ -30,11 +33,12 @@ from homenode.pool.sources import load_pool
 LISTS = ("default", "multigpu20", "multigpu30", "multigpu40", "multigpu50")
 
 
-def speed(what: str, pool: Pool, loaded_s: float) -> None:
+def speed(what: str, pool: Pool, loaded_s: float, stored: StoredAnswers | None = None) -> None:
+    """stored: the answers of a captured pool's folder; None = of another pool, which has none."""
     begin = time.process_time()
-    found = outlook(pool, default_flavours())
+    found = outlook(pool, default_flavours(), planner_of(pool, stored))
     shown = time.process_time()
-    places = PoolPlaces(pool, default_flavours())
+    places = PoolPlaces(pool, default_flavours(), planner_of(pool, stored))
     list(islice(places.ranked(default_flavours()[1]), 3))
     placed = time.process_time()
     hook = Hook(places, default_flavours())
@@ -45,12 +49,30 @@ def speed(what: str, pool: Pool, loaded_s: float) -> None:
         at = time.process_time()
         hook.answer(f'{{"vm":"new{number}","gpus":{1 << number % 3}}}'.encode())
         took.append(time.process_time() - at)
+    others = []
+    for number in range(40):
+        size = f'"gpus":{number % 4},"vcpus":{7 + number},"memory":"{20 + 9 * number}GiB"'
+        at = time.process_time()
+        hook.answer(f'{{"vm":"other{number}",{size}}}'.encode())
+        others.append(time.process_time() - at)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
         f"{what}, {found.states} states: load {loaded_s:.2f} s, show {shown - begin:.2f} s, place "
         f"{placed - shown:.2f} s, hook prepared in {prepared - placed:.2f} s, a request "
-        f"{sorted(took)[30] * 1000:.1f} ms (at most {max(took) * 1000:.0f}); {peak} MiB"
+        f"{sorted(took)[30] * 1000:.1f} ms (at most {max(took) * 1000:.0f}), of a size of its own "
+        f"{sorted(others)[20] * 1000:.0f} ms (at most {max(others) * 1000:.0f}); {peak} MiB"
     )
+
+
+def planner_of(pool: Pool, stored: StoredAnswers | None) -> Planner:
+    return Planner(pool, None if stored is None else Answers(deepcopy(stored)))
+
+
+def worked_out(pool: Pool) -> StoredAnswers:
+    """What capture keeps of the pool."""
+    answers = Answers(StoredAnswers("bench"))
+    outlook(pool, default_flavours(), Planner(pool, answers))
+    return answers.stored
 
 
 def loaded(source: str) -> tuple[Pool, float]:
@@ -58,13 +80,22 @@ def loaded(source: str) -> tuple[Pool, float]:
     return load_pool([source]), time.process_time() - begin
 
 
-def diverse(pool: Pool, vms: int, seed: int) -> Pool:
-    """The pool after so many VMs have been placed on hosts that were drawn, and a third gone."""
+def diverse(pool: Pool, vms: int, seed: int, *, any_size: bool = False) -> Pool:
+    """The pool after so many VMs have been placed on hosts that were drawn, and a third gone.
+
+    any_size: VMs of sizes of their own, so that hardly two hosts are alike.
+    """
     rng = random.Random(seed)
-    hook = Hook(places := PoolPlaces(pool, default_flavours()), default_flavours())
+    flavours = () if any_size else default_flavours()
+    hook = Hook(places := PoolPlaces(pool, flavours), flavours)
     for number in range(vms):
         gpus, host = rng.choice((1, 1, 2, 4)), rng.choice(pool.hosts).name
-        hook.answer(f'{{"vm":"vm{number}","gpus":{gpus},"hosts":["{host}"]}}'.encode())
+        size = f'"gpus":{gpus}'
+        if any_size:
+            memory = rng.randrange(8, 500)
+            size = f'"gpus":{gpus - 1},"vcpus":{rng.randrange(2, 50)},"memory":"{memory}GiB"'
+        hook.answer(f'{{"vm":"vm{number}",{size},"hosts":["{host}"]}}'.encode())
+        hook.tidy()
         if rng.random() < 1 / 3:
             hook.answer(f'{{"vm":"vm{rng.randrange(number + 1)}","op":"remove"}}'.encode())
     return places.pool()
@@ -102,3 +133,7 @@ if __name__ == "__main__":
             pool, took = loaded(f"hgx-h100*{count}")
             speed(f"{count} hosts alike", pool, took)
             speed(f"{count} hosts in use", diverse(pool, 3 * count, 1), took)
+        pool, took = loaded("hgx-h100*1000")
+        unlike = diverse(pool, 3000, 1, any_size=True)
+        speed("1000 hosts that are all unlike", unlike, took)
+        speed("the same, captured", unlike, took, worked_out(unlike))

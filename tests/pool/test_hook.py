@@ -32,6 +32,23 @@ def test_placed_vms_count_until_they_are_removed(hook: Hook) -> None:
     assert _ask(hook, vm="vm3", flavour="gpu8")["host"] == "a"
 
 
+def test_what_is_forgotten_between_requests_changes_no_answer(
+    hook: Hook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ask(hook, vm="first", gpus=3, vcpus=5, memory="8GiB")
+    request = {"vm": "x", "op": "rank", "gpus": 1, "vcpus": 7, "memory": "9GiB"}
+    before = _ask(hook, **request)
+    monkeypatch.setattr("homenode.pool.hook.MOST_PLACEMENTS", 0)
+    hook.tidy()
+    assert _ask(hook, **request) == before
+    assert _ask(hook, vm="first", op="remove")["removed_from"] == ["a"]
+
+
+def test_a_refused_request_names_its_vm_where_it_could_be_read(hook: Hook) -> None:
+    assert _ask(hook, vm="x", flavour="none")["vm"] == "x"
+    assert json.loads(hook.answer(b"["))["vm"] is None
+
+
 def test_ranking_places_nothing(hook: Hook) -> None:
     for _ in range(3):
         assert _ask(hook, vm="x", op="rank", gpus=8)["host"] == "a"

@@ -214,6 +214,7 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     for line in sys.stdin.buffer:
         if line.strip():
             print_json(hook.answer(line))
+            hook.tidy()
     exit_with_failures(pool)
 
 

@@ -116,28 +116,31 @@ class Bounds:
         homes = [number for number, own in enumerate(free) if own.holds(empty.needs)]
         if not homes:
             return (*empty.own, UNREACHED)
-        lost = tuple(self._lost(state, flavour, homes, empty.needs))
+        lost = self._lost(state, flavour, homes, empty.needs)
         if len(lost) < len(self._flavours):
-            return (*empty.own, *lost)
-        return (*empty.own, *lost, *self._rest(state, flavour, nodes, homes, empty))
+            return (*empty.own, *min(zip(*lost, strict=True), default=()))
+        rest = self._rest(state, flavour, nodes, homes, empty)
+        return (*empty.own, *min(zip(*lost, *rest, strict=True)))
 
     def _lost(
         self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
-    ) -> Iterator[int]:
-        """VMs with full locality that the pool loses at least, by flavour, by a VM on one of these
-        nodes; ends where what fits now is not known."""
+    ) -> list[list[int]]:
+        """By flavour, then by node of the VM, how many VMs with full locality the pool loses at
+        least; ends where what fits now is not known."""
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(0, needs.cores, needs.memory_bytes)
+        found = []
         for other in self._flavours:
             before = self._planner.known_counts(state, other)
             if before is None:
-                return
+                break
             fits = self._fits_of(state, other) if before[0] else None
             if fits is None:
-                yield 0
+                found.append([0] * len(homes))
                 continue
             taken = needs if self._planner.unfit(state.shape, other) == unfit else without_gpus
-            yield max(0, before[0] - max([fits.after(home, taken) for home in homes]))
+            found.append([max(0, before[0] - fits.after(home, taken)) for home in homes])
+        return found
 
     def _rest(
         self,
@@ -146,22 +149,24 @@ class Bounds:
         nodes: _Nodes,
         homes: Sequence[int],
         empty: _Empty,
-    ) -> Iterator[int]:
-        """What comes behind the VMs lost: the GPUs left free, then the host's own terms."""
+    ) -> Iterator[list[int]]:
+        """What comes behind the VMs lost, by node: the GPUs left free, then the host's terms."""
         free = self._free_of(state, None, nodes)
-        yield sum([one.gpus for one in free]) - flavour.gpus if flavour.gpus else 0
+        left = sum([one.gpus for one in free]) - flavour.gpus if flavour.gpus else 0
+        yield [left] * len(homes)
         for name, value in empty.rest:
             if not isinstance(value, int):
                 return
             if name == "gpu_sets_lost":
-                yield 0 if flavour.gpus else min([bool(free[home].gpus) for home in homes])
+                yield [0 if flavour.gpus else min(1, free[home].gpus) for home in homes]
             elif name == "unisolated_cores":
-                yield 0
+                yield [0] * len(homes)
             elif name == "llcs_spanned":
-                yield min(1, value)
+                yield [min(1, value)] * len(homes)
             elif name == "pages_to_reserve":
                 # Without pools on any node every page is to be reserved, wherever the VM is.
-                yield 0 if any(pools for _, _, pools in state.memory) else value
+                has_pools = any(pools for _, _, pools in state.memory)
+                yield [0 if has_pools else value] * len(homes)
             elif name == "balance_cores":
                 yield from self._balance(state, nodes, homes, empty, value)
                 return
@@ -175,17 +180,17 @@ class Bounds:
         homes: Sequence[int],
         empty: _Empty,
         value: int,
-    ) -> Iterator[int]:
+    ) -> Iterator[list[int]]:
         free = self._free_of(state, None, nodes)
         before = self._free_of(self._planner.empty(state), None, nodes)
         assert empty.home is not None, "it has a home"
         if value == -before[empty.home].cores:
-            yield -max([free[home].cores for home in homes])
+            yield [-free[home].cores for home in homes]
         elif value == before[empty.home].cores:
             service = [0] * len(free)
             for (node, _), (_, threads) in zip(nodes.classes, state.cores, strict=True):
                 service[node] += threads
-            yield min([free[home].cores - service[home] for home in homes])
+            yield [free[home].cores - service[home] for home in homes]
 
     def clean(self, state: HostState, flavour: Flavour) -> int:
         """How many VMs still fit with full locality, as the planner's `counts` has it; where that

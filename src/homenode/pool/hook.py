@@ -19,6 +19,9 @@ from homenode.toml_text import decode_value
 from homenode.topology import RunningDomain
 
 MOST_BYTES = 1 << 16
+MOST_PLACEMENTS = 40_000
+"""Kept by the planner, with some 6 KiB of what belongs to each."""
+
 _MOST_SHOWN = 3
 
 
@@ -72,6 +75,13 @@ class Hook:
         """Work out where the pool's flavours would go, so that the first requests do not wait."""
         for flavour in self._flavours.values():
             next(self._places.ranked(flavour), None)
+
+    def tidy(self) -> None:
+        """Between requests: forget what requests of many sizes have left behind."""
+        if self._places.planner.placements > MOST_PLACEMENTS:
+            self._sizes.clear()
+            self._places.forget()
+            self.prepare()
 
     def answer(self, line: bytes) -> str:
         """The line of JSON that answers a line; never an exception for what a request says."""

@@ -78,6 +78,16 @@ class PoolPlaces:
         for host in pool.hosts:
             self._enter(host)
 
+    def forget(self) -> None:
+        """Start again with a planner that has worked out nothing, as the pool is now."""
+        self.planner = Planner(self.planner.pool, self.planner.answers)
+        self.bounds = Bounds(self.planner, self.flavours)
+        self._candidates.clear()
+        self._members.clear()
+        for name, host in self._hosts.items():
+            self._state[name] = state = self.planner.state(host)
+            self._members.setdefault(state, {})[name] = None
+
     def host(self, name: str) -> PoolHost:
         return self._hosts[name]
 
@@ -153,19 +163,10 @@ class PoolPlaces:
         full locality, largest flavour first; then, of a VM with GPUs, those left free on the host,
         fewest first; then the rest, and at last the order of the hosts.
         """
-        own = {} if vm is None else dict.fromkeys(self.hosts_of(vm))
-        groups: list[tuple[HostState, list[str]]] = [
-            (self.planner.state(self._hosts[name], without=vm), [name]) for name in own
-        ]
-        for state, members in self._members.items():
-            left = [name for name in members if name not in own]
-            if left:
-                groups.append((state, left))
         queue: list[tuple[tuple[object, ...], int, list[str], _Candidate]] = []
-        for state, members_of in groups:
-            names = [name for name in members_of if among is None or name in among]
+        for state, names in self._groups(vm, among):
             own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
-            if not names or own_flavour is None:
+            if own_flavour is None:
                 continue
             candidate = self._candidate(state, own_flavour)
             if not candidate.is_refused:
@@ -190,6 +191,25 @@ class PoolPlaces:
                     vm,
                     self.planner,
                 )
+
+    def _groups(
+        self, vm: str | None, among: Collection[str] | None
+    ) -> Iterator[tuple[HostState, list[str]]]:
+        """Hosts that may be chosen, by state. vm: where it runs, its share is free."""
+        own = {} if vm is None else dict.fromkeys(self.hosts_of(vm))
+        for name in own:
+            if among is None or name in among:
+                yield self.planner.state(self._hosts[name], without=vm), [name]
+        if among is None:
+            for state, members in self._members.items():
+                if names := [name for name in members if name not in own]:
+                    yield state, names
+            return
+        groups: dict[HostState, list[str]] = {}
+        for name in among:
+            if name in self._state and name not in own:
+                groups.setdefault(self._state[name], []).append(name)
+        yield from groups.items()
 
     def _candidate(self, state: HostState, flavour: Flavour) -> "_Candidate":
         """The state as a place for the flavour."""

@@ -86,6 +86,11 @@ class Planner(States):
         """What a VM with a GPU lacks on the GPU's node, by state."""
         self.asked = 0
 
+    @property
+    def placements(self) -> int:
+        """How many it keeps."""
+        return len(self._steps)
+
     def request(self, state: HostState, flavour: Flavour) -> GuestRequest | None:
         """The flavour on this kind of machine; None where it cannot be asked for there."""
         key = (state.shape, tuple(size for size, _, _ in state.memory), flavour)

@@ -18,6 +18,9 @@ from homenode.pool.planner import Planner, Step
 from homenode.pool.state import HostState
 from homenode.topology import LOCAL_DISTANCE, Host
 
+_MOST_DIVIDED = 16
+"""GPUs of a part of a host up to which every division among flavours is looked at."""
+
 UNREACHED = 1 << 62
 """More than a pool can lose: the host has no placement that costs as little as the bound."""
 
@@ -218,6 +221,22 @@ class Bounds:
             self._clean[key] = number
         return number
 
+    def most_gpus(self, state: HostState) -> int:
+        """How many GPUs VMs of the flavours can have at most, with full locality."""
+        nodes = self._nodes_of(state.shape)
+        every = [self._fits_of(state, one) for one in self._flavours]
+        fits = [one for one in every if one is not None]
+        if nodes is None or len(fits) < len(every):
+            return len(self._planner.free_gpus(state))
+        fits = [one for one in fits if any(one.most)]
+        if not fits:
+            return 0
+        # A VM that may cross packages takes from all.
+        widest = min(fits, key=lambda one: len(one.parts))
+        free = self._free_of(state, None, nodes)
+        needs = [one.needs for one in fits]
+        return sum(_gpus_used(part, needs) for part in _parts(free, widest.part_of))
+
     def _fits_of(self, state: HostState, flavour: Flavour) -> _Fits | None:
         """None where it is not certain that what does not fit so is not of full locality."""
         key = state, flavour
@@ -230,14 +249,9 @@ class Bounds:
         if nodes is None or empty is None or empty.one_package is None:
             return None
         part_of = nodes.packages if empty.one_package else (0,) * len(nodes.packages)
-        free = self._free_of(state, flavour, nodes)
-        parts = []
-        for number in range(max(part_of) + 1):
-            own = [one for one, part in zip(free, part_of, strict=True) if part == number]
-            gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
-            parts.append(Amount(gpus, cores, sum([one.memory_bytes for one in own])))
+        parts = _parts(self._free_of(state, flavour, nodes), part_of)
         most = tuple(part.holds(empty.needs) for part in parts)
-        return _Fits(empty.needs, tuple(parts), most, part_of)
+        return _Fits(empty.needs, parts, most, part_of)
 
     def _on_empty(self, state: HostState, flavour: Flavour) -> _Empty | None:
         """The VM on the empty host; None where that refuses it."""
@@ -304,6 +318,27 @@ class Bounds:
             gpus = self._planner.gpus(shape)
             self._nodes[shape] = _nodes(host, list(zip(classes, numbers, strict=True)), gpus)
         return self._nodes[shape]
+
+
+def _parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]:
+    """The sums of what is free on the nodes of each part."""
+    parts = []
+    for number in range(max(part_of) + 1):
+        own = [one for one, part in zip(free, part_of, strict=True) if part == number]
+        gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
+        parts.append(Amount(gpus, cores, sum([one.memory_bytes for one in own])))
+    return tuple(parts)
+
+
+def _gpus_used(part: Amount, needs: Sequence[Amount]) -> int:
+    """The most GPUs that VMs with these needs can have of a part."""
+    if not needs or part.gpus > _MOST_DIVIDED:
+        return part.gpus if needs else 0
+    most, left = 0, part
+    for number in range(part.holds(needs[0]) + 1):
+        most = max(most, number * needs[0].gpus + _gpus_used(left, needs[1:]))
+        left = left.without(needs[0])
+    return most
 
 
 def _nodes(

@@ -4,23 +4,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from homenode.bdf import Bdf
-from homenode.errors import InputError
-from homenode.indices import NodeIndex
-from homenode.plan.model import Unplannable
-from homenode.plan.request import DeviceLocality
-from homenode.plan.search.ladder import Concession
-from homenode.plan.search.place import place
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolFailure, PoolHost
 from homenode.pool.planner import Planner
 from homenode.pool.state import HostState
-
-_OF_MEMORY = {
-    Concession.HOST_MEMORY,
-    Concession.UNEVEN_MEMORY,
-    Concession.MEMORY_ELSEWHERE,
-}
+from homenode.pool.stranded import StrandedGpus, StrandedSearch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +22,6 @@ class FlavourFit:
     flavour: str
     local: int
     degraded: int
-
-
-@dataclass(frozen=True, slots=True)
-class StrandedGpus:
-    """Free GPUs that stay free however flavours fill the host with full locality, and the resource
-    that is missing there: cores, memory, pages, gpus (too few together), or another constraint of
-    the planner."""
-
-    missing: str
-    gpus: tuple[Bdf, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +89,12 @@ def outlook(
     planner = planner or Planner(pool)
     states = [planner.state(host) for host in pool.hosts]
     by_state: dict[HostState, HostOutlook] = {}
+    search = StrandedSearch(planner, flavours)
     hosts: list[HostOutlook] = []
     for host, state in zip(pool.hosts, states, strict=True):
         if state not in by_state:
             progress(len(hosts), len(states))
-            by_state[state] = _of_state(planner, state, flavours)
+            by_state[state] = _of_state(planner, state, flavours, search)
         known = by_state[state]
         hosts.append(replace(known, name=host.name, free=replace(known.free, vms=_vms(host))))
     missing: Counter[str] = Counter()
@@ -161,7 +140,9 @@ def _sum(parts: Iterable[Free]) -> Free:
     )
 
 
-def _of_state(planner: Planner, state: HostState, flavours: Sequence[Flavour]) -> HostOutlook:
+def _of_state(
+    planner: Planner, state: HostState, flavours: Sequence[Flavour], search: StrandedSearch
+) -> HostOutlook:
     fits = []
     for flavour in flavours:
         clean, number = planner.counts(state, flavour)
@@ -179,111 +160,4 @@ def _of_state(planner: Planner, state: HostState, flavours: Sequence[Flavour]) -
         None if None in frees else sum(size for size in frees if size is not None),
         0,
     )
-    return HostOutlook("", free, tuple(fits), stranded(planner, state, flavours))
-
-
-def stranded(
-    planner: Planner, state: HostState, flavours: Sequence[Flavour]
-) -> tuple[StrandedGpus, ...]:
-    """The free GPUs that no filling with flavours of full locality takes: fillings by the largest
-    flavours first and by each flavour first, of which the one that leaves fewest counts."""
-    if planner.answers is None:
-        return _stranded(planner, state, flavours)
-    known = planner.answers.stored.stranded
-    digest = planner.digest(state, tuple(flavours))
-    if digest not in known:
-        found = _stranded(planner, state, flavours)
-        known[digest] = tuple((one.missing, tuple(map(str, one.gpus))) for one in found)
-    return tuple(
-        StrandedGpus(missing, tuple(map(Bdf.parse, gpus))) for missing, gpus in known[digest]
-    )
-
-
-def _stranded(
-    planner: Planner, state: HostState, flavours: Sequence[Flavour]
-) -> tuple[StrandedGpus, ...]:
-    with_gpus = sorted((one for one in flavours if one.gpus), key=lambda one: (-one.gpus, one.name))
-    best = state
-    left = planner.free_gpus(state)
-    if not left or not with_gpus:
-        return ()
-    orders = [tuple(with_gpus), *((first, *with_gpus) for first in reversed(with_gpus))]
-    for order in orders:
-        run = planner.run(state, order, only_clean=True)
-        if run is not None and not run.free_gpus:
-            return ()
-    for order in orders:
-        at = state
-        for flavour in order:
-            step = planner.exact_step(at, flavour)
-            while step is not None and planner.is_clean(at, flavour, step):
-                at = step.after
-                step = planner.exact_step(at, flavour)
-        free = planner.free_gpus(at)
-        if len(free) < len(left):
-            best, left = at, free
-        if not left:
-            return ()
-    smallest = with_gpus[-1]
-    by_missing: dict[str, list[Bdf]] = {}
-    for gpu in sorted(left):
-        by_missing.setdefault(_missing(planner, best, smallest, gpu, len(left)), []).append(gpu)
-    return tuple(StrandedGpus(name, tuple(gpus)) for name, gpus in sorted(by_missing.items()))
-
-
-def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, left: int) -> str:
-    """What a VM of the flavour with this GPU lacks on the GPU's node."""
-    if flavour.gpus > left:
-        return "gpus"
-    if gpu in planner.unfit(state.shape, flavour):
-        return "flavour"
-    device = planner.host(state).device(gpu)
-    home = None if device is None else device.node
-    if home is None or planner.host(state).node(home) is None:
-        return "gpu-node"
-    if flavour.gpus == 1:
-        # What other nodes have does not count then: hosts that are alike here share the answer.
-        state = planner.with_one_node(state, home, gpu)
-        with_memory = planner.with_all_memory(state)
-        found = _missing_at(planner, with_memory, flavour, gpu, home)
-        if found is not None:
-            return found
-        if not any(pools for _, _, pools in state.memory):
-            return "memory"
-    return _missing_at(planner, state, flavour, gpu, home) or "cores"
-
-
-def _missing_at(
-    planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, home: NodeIndex
-) -> str | None:
-    """The same in this very state; None where nothing is."""
-    key = (state, flavour, gpu)
-    if key not in planner.missing:
-        planner.missing[key] = _first_missing(planner, state, flavour, gpu, home)
-    return planner.missing[key]
-
-
-def _first_missing(
-    planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, home: NodeIndex
-) -> str | None:
-    request = planner.request(state, flavour)
-    if request is None:
-        return "flavour"
-    asked = replace(
-        request,
-        devices=(gpu,),
-        gpu_count=(flavour.gpus - 1) or None,
-        max_nodes=request.max_nodes or 1,
-        device_locality=DeviceLocality.REQUIRE,
-    )
-    try:
-        found = place(planner.host(state), asked)
-    except InputError:
-        return "flavour"
-    except Unplannable as refused:
-        own = [one.constraint for one in refused.rejections if home in one.nodes]
-        every = own or [one.constraint for one in refused.rejections]
-        return every[0] if every else "cores"
-    if not found.concessions:
-        return None
-    return "memory" if set(found.concessions) & _OF_MEMORY else "cores"
+    return HostOutlook("", free, tuple(fits), search.of(state))

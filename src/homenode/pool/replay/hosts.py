@@ -17,11 +17,11 @@ from homenode.pool.division import PackRequest, division_model
 from homenode.pool.flavour import Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool
-from homenode.pool.outlook import stranded
 from homenode.pool.place import PoolPlaces
 from homenode.pool.planner import Planner, Step
 from homenode.pool.solver import optional_module, solve
 from homenode.pool.state import HostState
+from homenode.pool.stranded import StrandedSearch
 
 
 class HostPolicy(StrEnum):
@@ -109,11 +109,12 @@ def replay_hosts(
     allocated, lost, now = 0.0, 0.0, 0.0
     curve: list[tuple[float, float]] = []
     lost_of: dict[HostState, int] = {}
+    search = StrandedSearch(planner, flavours)
 
     def advance(to: float) -> None:
         nonlocal allocated, lost, now
         allocated += used * (to - now)
-        lost += _stranded(places, flavours, lost_of) * (to - now)
+        lost += _stranded(places, search, lost_of) * (to - now)
         now = to
 
     for number, vm in enumerate(load):
@@ -213,11 +214,11 @@ def _repacked(
     return HostReplay(share, 0.0, refused, len(load), 0, 0, tuple(curve))
 
 
-def _stranded(places: PoolPlaces, flavours: Sequence[Flavour], known: dict[HostState, int]) -> int:
+def _stranded(places: PoolPlaces, search: StrandedSearch, known: dict[HostState, int]) -> int:
     number = 0
     for state, names in places.members():
         if state not in known:
-            known[state] = sum(len(one.gpus) for one in stranded(places.planner, state, flavours))
+            known[state] = sum(len(one.gpus) for one in search.of(state))
         number += known[state] * len(names)
     return number
 

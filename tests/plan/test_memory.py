@@ -8,6 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.planner import plan
 from homenode.plan.request import Balance, CellRequest, GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import free_memory
@@ -40,6 +41,14 @@ def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> No
     # What is bound is allocated, touched or not: node 0 has 64 GiB, and 60 are bound.
     assert place(read, replace(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
     assert place(read, replace(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
+
+
+def test_a_vm_has_no_more_guest_cells_than_pages() -> None:
+    host = even_host(1, 4, 1, 4, 1, memory_bytes=64 * GIB)
+    request = replace(small_request(8, 2 * GIB), page_bytes=GIB)
+    assert len(plan(host, request).cells) == 2
+    with pytest.raises(Unplannable):
+        plan(host, replace(small_request(9, 2 * GIB), page_bytes=GIB))
 
 
 def test_unknown_memory_is_a_gap_and_no_limit() -> None:

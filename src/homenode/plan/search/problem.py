@@ -334,13 +334,18 @@ class PlacementSearch:
             homes |= of_gpus
         home = self._homes(homes, bit)
         first, rest = request_order(request)
+        page_bytes = page_size_bytes(self.host, request)
+        most_nodes = min(len(nodes), request.max_nodes or len(nodes))
+        if request.layout.cells is GuestCells.MIRRORED and not request.explicit_cells:
+            # Each guest cell has a page at least.
+            most_nodes = min(most_nodes, max(1, request.memory_bytes // page_bytes))
         return SearchProblem(
             pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
             first=first,
             rest=rest,
             huge=request.page_bytes is not None,
-            page_bytes=page_size_bytes(self.host, request),
-            most_nodes=min(len(nodes), request.max_nodes or len(nodes)),
+            page_bytes=page_bytes,
+            most_nodes=most_nodes,
             distances=self.distances.among([cores.position for cores in nodes]),
             hosts_isolation=bool(self.free[0].isolated),
             options=options,

@@ -83,7 +83,7 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
-    from homenode.cli.pool_work import note_failures, read_the_pool
+    from homenode.cli.pool_reading import note_failures, read_the_pool
     from homenode.pool.sources import whole_hosts
 
     pool = read_the_pool(sources)

@@ -129,7 +129,7 @@ def _answer_pool(
 ) -> None:
     from dataclasses import replace
 
-    from homenode.cli.pool_work import note_failures, read_the_pool
+    from homenode.cli.pool_reading import note_failures, read_the_pool
     from homenode.pods.pool_fit import pool_fit, pool_fit_findings
     from homenode.report.fit_text import pool_fit_text
 

@@ -73,12 +73,12 @@ def show(
       homenode pool show 'hgx-h100*40'
       homenode pool show captures/ --flavours flavours.toml --json
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_reading
 
     if sum((csv, prometheus, json)) > 1:
         raise UsageError("--csv, --prometheus, --json: expected one of them, found several")
     form = "csv" if csv else "prometheus" if prometheus else "json" if json else "text"
-    pool_work.show(pool, flavours, form, page, everything=everything)
+    pool_reading.show(pool, flavours, form, page, everything=everything)
 
 
 @app.command("vms", cls=HelpCommand)
@@ -95,9 +95,9 @@ def vms(
       homenode pool vms pool/
       homenode pool vms pool/ --on gpu-7 --json
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_reading
 
-    pool_work.list_vms(pool, tuple(among or ()), as_json=json)
+    pool_reading.list_vms(pool, tuple(among or ()), as_json=json)
 
 
 @app.command("capture", cls=HelpCommand)
@@ -132,9 +132,9 @@ def capture(
       homenode pool capture --hosts hosts.txt -o pool/
       homenode pool capture --hosts hosts.txt -o pool/ --again --jobs 64
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_reading
 
-    pool_work.capture(hosts, output, jobs, timeout, again=again)
+    pool_reading.capture(hosts, output, jobs, timeout, again=again)
 
 
 @app.command("place", cls=HelpCommand)
@@ -188,12 +188,12 @@ def place(
       homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
       echo '{"vm":"a","gpus":4}' | homenode pool place --hook --pool 'hgx-h100*40'
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_placing
 
     if hook:
         if document is not None or record or count > 1 or output is not None or among:
             raise UsageError("--hook: expected requests on standard input, found a document too")
-        pool_work.answer(pool, flavours)
+        pool_placing.answer(pool, flavours)
         return
     if document is None:
         raise UsageError("pool place: expected a document, found none", hint="or --hook")
@@ -205,13 +205,13 @@ def place(
     options = plan_options(layout, vm, placement, switches)
     if gpu_model is not None and not options.gpu_count:
         raise UsageError("--gpu-model: expected --gpus N with it, found none")
-    pool_work.place(
+    pool_placing.place(
         document,
         pool,
         options,
         flavours,
         layout.results,
-        pool_work.PlaceOutputs(count, output, record, json, tuple(among or ()), gpu_model),
+        pool_placing.PlaceOutputs(count, output, record, json, tuple(among or ()), gpu_model),
     )
 
 
@@ -226,9 +226,9 @@ def remove(
       homenode pool remove gpu-vm --pool pool/
       homenode pool remove gpu-vm-3 --pool pool/
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_placing
 
-    pool_work.remove(vm, pool)
+    pool_placing.remove(vm, pool)
 
 
 @app.command("simulate", cls=HelpCommand)
@@ -333,9 +333,9 @@ def pack(
       homenode pool pack vms.toml --pool pool/ -o packed/
       homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_packing
 
-    pool_work.pack(requests, pool, output, time_limit, as_json=json)
+    pool_packing.pack(requests, pool, output, time_limit, as_json=json)
 
 
 @app.command("drain", cls=HelpCommand)
@@ -351,9 +351,9 @@ def drain(
       homenode pool drain gpu-7 --pool pool/
       homenode pool drain gpu-7 --pool pool/ --json
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_packing
 
-    pool_work.drain(host, pool, flavours, as_json=json)
+    pool_packing.drain(host, pool, flavours, as_json=json)
 
 
 @app.command("defragment", cls=HelpCommand)
@@ -377,9 +377,9 @@ def defragment(
       homenode pool defragment pool/
       homenode pool defragment pool/ --for gpu4 --most 2
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_packing
 
-    pool_work.defragment(pool, flavours, flavour, most, as_json=json)
+    pool_packing.defragment(pool, flavours, flavour, most, as_json=json)
 
 
 @app.command("export", cls=HelpCommand)
@@ -396,6 +396,6 @@ def export(
       homenode pool export pool/ --for kubernetes
       homenode pool export pool/ --for slurm
     """
-    from homenode.cli import pool_work
+    from homenode.cli import pool_reading
 
-    pool_work.export(pool, scheduler, flavours)
+    pool_reading.export(pool, scheduler, flavours)

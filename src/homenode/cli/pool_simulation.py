@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.cli.pool_work import (
+from homenode.cli.pool_reading import (
     exit_with_failures,
     note_failures,
     progress,

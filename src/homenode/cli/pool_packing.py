@@ -1,0 +1,113 @@
+"""Commands of `homenode pool` that plan many VMs together: pack, drain, defragment. [I/O]"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.pool_reading import (
+    exit_with_failures,
+    note_failures,
+    read_flavours,
+    read_the_pool,
+)
+from homenode.cli.terminal import console, note, print_json, read_file
+from homenode.errors import UsageError
+from homenode.wording import plural
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from homenode.pool.moves import MovePlan
+
+
+def pack(
+    requests: Path, sources: Sequence[str], output: Path, seconds: float, *, as_json: bool
+) -> None:
+    from homenode.domain.schema import refuse_new_errors
+    from homenode.pool.pack import pack as pack_vms
+    from homenode.pool.pack import parse_requests
+    from homenode.pool.packing import (
+        check_file_names,
+        encode_packing,
+        packing_text,
+        tuned_documents,
+        write_packing,
+    )
+
+    def read_document(name: str) -> bytes:
+        return read_file(requests.parent / name, "a domain document")
+
+    text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
+    wanted = parse_requests(text, str(requests), read_document)
+    check_file_names(name for request in wanted for name in request.names)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    packing = pack_vms(pool, wanted, seconds=seconds)
+    tuned = tuned_documents(packing, pool)
+    gaps = {
+        refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
+    } - {None}
+    write_packing(output, packing, tuned)
+    for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
+        note(text)
+    for gap in sorted(gap for gap in gaps if gap is not None):
+        note(f"not checked: {gap}")
+    if as_json:
+        print_json(encode_packing(packing))
+    else:
+        console().print(packing_text(packing), highlight=False)
+        documents = f", {plural(len(tuned), 'document')}" if tuned else ""
+        note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
+        if tuned:
+            note(f"next: define each document of {output} on the host that is listed with its VM")
+    if packing.unplaced:
+        raise SystemExit(4)
+    exit_with_failures(pool)
+
+
+def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
+    from homenode.pool.moves import drain as drain_moves
+    from homenode.report.pool_places_text import drain_text
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    plan = drain_moves(pool, host, sizes)
+    _print_moves(plan, drain_text(plan, host, pool, sources), as_json=as_json)
+
+
+def defragment(
+    sources: Sequence[str],
+    flavours: Path | None,
+    name: str | None,
+    most: int,
+    *,
+    as_json: bool,
+) -> None:
+    from homenode.pool.moves import defragment as defragment_moves
+    from homenode.report.pool_places_text import defragment_text
+
+    sizes = read_flavours(flavours)
+    wanted = max(sizes, key=lambda one: one.gpus)
+    if name is not None:
+        found = [one for one in sizes if one.name == name]
+        if not found:
+            names = ", ".join(one.name for one in sizes)
+            raise UsageError(f"--for: expected one of {names}, found {name!r}")
+        wanted = found[0]
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    plan = defragment_moves(pool, wanted, sizes, most=most)
+    text = defragment_text(plan, wanted.name, pool, sources, most)
+    _print_moves(plan, text, as_json=as_json)
+
+
+def _print_moves(plan: "MovePlan", text: "RenderableType", *, as_json: bool) -> None:
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("pool-moves", plan))
+    else:
+        console().print(text)
+    if plan.stuck:
+        raise SystemExit(4)

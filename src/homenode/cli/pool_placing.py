@@ -1,0 +1,288 @@
+"""Commands of `homenode pool` that place VMs one by one: place, place --hook, remove. [I/O]"""
+
+import gc
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.pool_reading import (
+    check_hosts,
+    exit_with_failures,
+    note_failures,
+    planner_of,
+    read_flavours,
+    read_the_pool,
+)
+from homenode.cli.terminal import (
+    LARGEST_FILE_BYTES,
+    STANDARD_OUTPUT,
+    check_can_write,
+    console,
+    error_console,
+    note,
+    permissions_of,
+    print_json,
+    read_file,
+)
+from homenode.errors import InputError, UsageError
+from homenode.plan.options import PlanOptions
+from homenode.pool.flavour import Flavour
+from homenode.pool.model import Pool, PoolHost
+from homenode.wording import command_line
+
+if TYPE_CHECKING:
+    from homenode.evidence.model import Evidence
+    from homenode.plan.guest import Guest
+    from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
+    from homenode.pool.recorded import PlacementRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceOutputs:
+    """See the options of the same names."""
+
+    count: int
+    document: Path | None
+    record: bool
+    json: bool
+    among: tuple[str, ...] = ()
+    gpu_model: str | None = None
+
+
+def place(
+    document: str,
+    sources: Sequence[str],
+    options: PlanOptions,
+    flavours: Path | None,
+    results: tuple[str, ...],
+    outputs: PlaceOutputs,
+) -> None:
+    from homenode.cli.planning import check_tuned_output
+    from homenode.domain.read import read_guest
+    from homenode.pool.place import PoolPlaces
+
+    if outputs.document == STANDARD_OUTPUT and (outputs.json or outputs.count > 1):
+        raise UsageError("-: expected one thing for standard output, found several")
+    if outputs.count == 1:
+        check_can_write(outputs.document, force=True)
+        check_tuned_output(document, outputs.document)
+    original = (
+        sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
+        if document == "-"
+        else read_file(Path(document), "a domain document", hint="virsh dumpxml NAME > VM.xml")
+    )
+    guest = read_guest(original, document)
+    sizes = read_flavours(flavours)
+    evidence = None
+    if options.layout == "auto":
+        from homenode.evidence.sources import load_evidence
+
+        evidence = load_evidence(results)
+    with recording(sources) if outputs.record else nullcontext() as record:
+        pool = read_the_pool(sources)
+        note_failures(pool)
+        check_hosts(outputs.among, pool)
+        by_shape = _flavour_of_shapes(guest, options, pool, evidence, outputs.gpu_model)
+        placed = 0
+        with planner_of(pool, sources) as planner:
+            places = PoolPlaces(pool, sizes, planner)
+            for number in range(1, outputs.count + 1):
+                name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
+                if not _place_one(
+                    original, document, name, by_shape, places, outputs, record, number
+                ):
+                    break
+                placed = number
+        if placed < outputs.count:
+            if outputs.count > 1:
+                note(f"placed {placed} of {outputs.count}")
+            raise SystemExit(4)
+    if outputs.count > 1:
+        note(f"placed {outputs.count} of {outputs.count}")
+    exit_with_failures(pool)
+
+
+def _flavour_of_shapes(
+    guest: "Guest",
+    options: PlanOptions,
+    pool: Pool,
+    evidence: "Evidence | None",
+    gpu_model: str | None,
+) -> dict[int, Flavour]:
+    """The VM on each kind of host; a kind for which no layout is recommended is left out."""
+    from homenode.auto_layout import NotRecommended, settled
+
+    found = {}
+    names: dict[int, PoolHost] = {}
+    for host in pool.hosts:
+        names.setdefault(host.shape, host)
+    for number, one in names.items():
+        own = options
+        if evidence is not None:
+            try:
+                own = settled(guest, options, pool.host(one), evidence).options
+            except NotRecommended:
+                continue
+        found[number] = Flavour(
+            guest.name, options.gpu_count or 0, gpu_model=gpu_model, options=own, guest=guest
+        )
+    return found
+
+
+def _place_one(
+    original: bytes,
+    document: str,
+    name: str,
+    by_shape: dict[int, Flavour],
+    places: "PoolPlaces",
+    outputs: PlaceOutputs,
+    record: "PlacementRecord | None",
+    number: int,
+) -> bool:
+    """Whether a host takes it."""
+    from homenode.cli.planning import write_document
+    from homenode.plan.model import Unplannable
+    from homenode.plan.stored import domain_of_plan, encode_plan
+    from homenode.report.pool_places_text import places_text
+    from homenode.tuning import tune
+
+    screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
+    ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
+    first = list(islice(ranking, 3))
+    if not first or (number == 1 and not outputs.json):
+        refused = () if first else _refusals(places, by_shape, name, outputs.among)
+        has_addresses = any(
+            not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
+            for flavour in by_shape.values()
+        )
+        hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
+        (screen if first else error_console()).print(places_text(first, refused, hint))
+    for one in chain(first, ranking):
+        flavour = by_shape[one.host.shape]
+        host = places.planner.real_host(one.host, flavour)
+        copy = None if outputs.count == 1 else name
+        try:
+            tuning = tune(original, document, flavour.options, host, copy_name=copy)
+        except Unplannable as refused_there:
+            note(f"{one.host.name}: {refused_there.message}")
+            continue
+        if outputs.json:
+            print_json(encode_plan(tuning.plan))
+        elif number == 1:
+            from homenode.plan.words.explain import explain
+            from homenode.report.plan_text import plan_text
+
+            screen.print(plan_text(explain(tuning.plan, host)))
+        else:
+            screen.print(f"  {name}: {one.host.name}", highlight=False)
+        output = _output_of(outputs, name)
+        if output is not None:
+            given = original if outputs.count == 1 else tuning.original
+            write_document(tuning, given, output, permissions_of(document))
+        for known in tuning.notes if number == 1 else ():
+            note(known)
+        vm = replace(domain_of_plan(tuning.plan), name=name)
+        places.add(one.host.name, vm)
+        if record is not None:
+            record.add(one.host.name, vm)
+            note(f"recorded {name} on {one.host.name}")
+        if not outputs.json and number == outputs.count:
+            _note_next_step(one, output, outputs)
+        return True
+    return False
+
+
+def _refusals(
+    places: "PoolPlaces", by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
+) -> "tuple[RefusedHosts, ...]":
+    """Why the hosts that may be chosen refuse the VM."""
+    from homenode.pool.place import PoolPlaces
+
+    if among:
+        hosts = tuple(host for host in places.pool().hosts if host.name in among)
+        places = PoolPlaces(replace(places.pool(), hosts=hosts), (), places.planner)
+    return places.refusals(by_shape, vm=vm)
+
+
+def _note_next_step(place: "RankedPlace", output: Path | None, outputs: PlaceOutputs) -> None:
+    if output is None:
+        note("next: -o FILE writes the tuned document")
+    elif outputs.count > 1:
+        note(f"next: define each document of {outputs.document} on its host")
+    elif output != STANDARD_OUTPUT:
+        uri = place.host.libvirt_uri
+        note(f"next: {command_line('virsh', '-c', uri, 'define', output)}")
+
+
+def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
+    """The file for the document of a VM. Raises InputError, HostError."""
+    from homenode.errors import HostError
+
+    out = outputs.document
+    if out is None or outputs.count == 1:
+        return out
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise InputError(f"VM {name!r}: expected a name that can be a file's, found another")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{out}: expected a folder, found: {error.strerror}") from None
+    return out / f"{name}.xml"
+
+
+def answer(sources: Sequence[str], flavours: Path | None) -> None:
+    """Lines of JSON in, lines of JSON out, until the end of standard input."""
+    from homenode.pool.hook import Hook
+    from homenode.pool.place import PoolPlaces
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    with planner_of(pool, sources) as planner:
+        hook = Hook(PoolPlaces(pool, sizes, planner), sizes)
+        hook.prepare()
+    gc.freeze()  # what is kept until the end is not looked through again at requests
+    for line in sys.stdin.buffer:
+        if line.strip():
+            print_json(hook.answer(line))
+            hook.tidy()
+    exit_with_failures(pool)
+
+
+def recording(sources: Sequence[str]) -> "AbstractContextManager[PlacementRecord]":
+    """The record of the pool's folder. It is locked while the pool is read and placed on, so that
+    commands that run at once do not give one GPU to several VMs."""
+    from homenode.pool.recorded import placement_record
+
+    folders = [Path(source) for source in sources if Path(source).is_dir()]
+    if len(folders) != 1 or len(sources) != 1:
+        raise UsageError(
+            f"--record: expected one pool that is a folder, found {', '.join(sources)}",
+            hint="homenode pool capture writes one",
+        )
+    return placement_record(folders[0], note_that_it_waits)
+
+
+def note_that_it_waits() -> None:
+    note("waiting for another homenode that records placements in this pool")
+
+
+def remove(vm: str, folder: Path) -> None:
+    from homenode.pool.recorded import PLACEMENTS, placement_record
+
+    hosts: tuple[str, ...] = ()
+    if (folder / PLACEMENTS).exists():
+        with placement_record(folder, note_that_it_waits) as record:
+            hosts = record.remove(vm)
+    if not hosts:
+        if not folder.is_dir():
+            raise InputError(f"{folder}: expected a pool's folder, found none")
+        raise InputError(
+            f"{folder}: expected a recorded VM {vm!r}, found none",
+            hint=command_line("homenode", "pool", "vms", folder) + " lists them as placed",
+        )
+    note(f"removed {vm} from {', '.join(hosts)}")

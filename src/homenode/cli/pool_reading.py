@@ -1,0 +1,192 @@
+"""Commands of `homenode pool` that read hosts: show, vms, capture, export. [I/O]"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from homenode.cli.terminal import (
+    check_can_write,
+    console,
+    error_console,
+    note,
+    print_file,
+    print_json,
+    read_file,
+    write_text,
+)
+from homenode.errors import UsageError
+from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
+from homenode.pool.model import Pool
+from homenode.pool.sources import POOL_FILE, Progress, load_pool
+from homenode.wording import command_line, did_you_mean
+
+if TYPE_CHECKING:
+    from homenode.pool.planner import Planner
+    from homenode.pool.scheduler import Scheduler
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """A bar on a terminal; nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Bar(*columns, console=error_console(), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def read_the_pool(sources: Sequence[str]) -> Pool:
+    """The pool; what was left out goes to standard error."""
+    with progress("reading hosts") as show_progress:
+        return load_pool(sources, show_progress)
+
+
+@contextmanager
+def planner_of(pool: Pool, sources: Sequence[str]) -> "Iterator[Planner]":
+    """The planner of a pool. What earlier commands have worked out of a pool's folder is read from
+    there, and what this one adds is written there at the end."""
+    from homenode.pool.answers_file import read_answers, write_answers
+    from homenode.pool.planner import Planner
+
+    folder = Path(sources[0])
+    if len(sources) > 1 or not (folder / POOL_FILE).is_file():
+        yield Planner(pool)
+        return
+    answers = read_answers(folder)
+    yield Planner(pool, answers)
+    write_answers(folder, answers)
+
+
+def note_failures(pool: Pool) -> None:
+    for failure in pool.failures:
+        note(f"left out {failure.source}: {failure.reason}")
+
+
+def exit_with_failures(pool: Pool) -> None:
+    """Exit with 1 where hosts were left out."""
+    if pool.failures:
+        raise SystemExit(1)
+
+
+def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
+    if path is None:
+        return default_flavours()
+    content = read_file(path, "a flavours.toml")
+    return parse_flavours(content.decode("utf-8", "replace"), str(path))
+
+
+def check_hosts(names: Sequence[str], pool: Pool) -> None:
+    """Raises UsageError for a host of --on that the pool does not have."""
+    known = {host.name for host in pool.hosts}
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--on: expected a host of the pool, found {name!r}",
+                hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
+            )
+
+
+def show(
+    sources: Sequence[str], flavours: Path | None, form: str, page: Path | None, *, everything: bool
+) -> None:
+    from homenode.pool.outlook import outlook
+    from homenode.report import pool_text
+
+    check_can_write(page)
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    with planner_of(pool, sources) as planner, progress("planning") as show_progress:
+        found = outlook(pool, sizes, planner, show_progress)
+    if form == "json":
+        from homenode.formats import encode
+
+        print_json(encode("pool", found))
+    elif form == "csv":
+        print_file(pool_text.pool_csv(found))
+    elif form == "prometheus":
+        print_file(pool_text.pool_prometheus(found))
+    else:
+        console().print(pool_text.pool_text(found, everything=everything))
+    if page is not None:
+        from homenode.report.pool_page import pool_page
+
+        write_text(page, pool_page(pool, found))
+        note(f"wrote {page}")
+    if form != "text":
+        note_failures(pool)
+    exit_with_failures(pool)
+
+
+def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -> None:
+    from homenode.pool.model import pool_vms
+
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    check_hosts(hosts, pool)
+    found = pool_vms(pool, hosts)
+    if as_json:
+        from homenode.formats import encode
+
+        print_json(encode("pool-vms", found))
+    else:
+        from homenode.report.pool_text import vms_text
+
+        console().print(vms_text(found))
+    exit_with_failures(pool)
+
+
+def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
+    from homenode.pool.capture import capture_pool
+    from homenode.pool.outlook import outlook
+
+    content = read_file(hosts, "a list of hosts")
+    with progress("reading hosts") as show_progress:
+        done = capture_pool(
+            content.decode("utf-8", "replace"),
+            str(hosts),
+            output,
+            show_progress,
+            jobs=jobs,
+            timeout_s=timeout_s,
+            again=again,
+        )
+    if done.pool.hosts:
+        # Later commands find what they need of hosts that have not changed.
+        sources = [str(output)]
+        pool = load_pool(sources)
+        with planner_of(pool, sources) as planner, progress("planning") as show_progress:
+            outlook(pool, default_flavours(), planner, show_progress)
+    note_failures(done.pool)
+    note(
+        f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
+        f"{len(done.pool.failures)} failed"
+    )
+    if done.pool.hosts:
+        note(f"next: {command_line('homenode', 'pool', 'show', output)}")
+    exit_with_failures(done.pool)
+
+
+def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None) -> None:
+    from homenode.pool.export import NEXT_STEP, unnamed
+    from homenode.pool.export import export as export_text
+    from homenode.pool.outlook import outlook
+
+    sizes = read_flavours(flavours)
+    pool = read_the_pool(sources)
+    note_failures(pool)
+    found = outlook(pool, sizes)
+    print_file(export_text(found, scheduler))
+    note(f"next: {NEXT_STEP[scheduler]}")
+    left_out = unnamed(found, scheduler)
+    for name in left_out:
+        note(f"left out {name}: expected a name that {scheduler} can have")
+    if left_out:
+        raise SystemExit(1)
+    exit_with_failures(pool)

@@ -9,7 +9,9 @@ import pytest
 from homenode.plan.planner import plan
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.place import PoolPlaces
+from homenode.report.pool_places_text import refusal_text
 from homenode.units import GIB
+from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
 
 GPU1, GPU2, GPU4, GPU8 = default_flavours()
@@ -58,6 +60,21 @@ def test_hosts_that_refuse_are_those_that_plan_refuses() -> None:
     refusing = {name for one in places.refusals(GPU4) for name in one.hosts}
     assert taking | refusing == {host.name for host in pool.hosts}
     assert not taking & refusing
+
+
+def test_a_reason_is_given_once_with_the_host_that_is_nearest() -> None:
+    host = shipped("hgx-h100")
+    one = with_vm(host, GPU1, "one")
+    two = with_vm(with_vm(host, GPU2, "a"), GPU1, "b")
+    busy = with_vm(host, Flavour("cpus", 0, 104, 100 * GIB), "cpus")
+    named = [("two", two), ("one", one), ("busy", busy), ("few", shipped("gh200x4"))]
+    refused = PoolPlaces(pool_of(named), default_flavours()).refusals(GPU8)
+    assert [sorted(one.hosts) for one in refused] == [["one", "two"], ["busy"], ["few"]]
+    assert refused[0].nearest == "one"
+    assert numbers(refused[0].detail) == [7, 8]
+    texts = [refusal_text(one) for one in refused]
+    assert not any("0000:" in text for text in texts)
+    assert all(text.count(name) <= 2 for text in texts for name, _ in named)
 
 
 def test_arrivals_and_departures_leave_no_trace() -> None:

@@ -160,7 +160,7 @@ def _place_one(
             for flavour in by_shape.values()
         )
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
-        (screen if first else error_console()).print(places_text(first, refused, hint))
+        (screen if first else error_console()).print(places_text(name, first, refused, hint))
     for one in chain(first, ranking):
         flavour = by_shape[one.host.shape]
         host = places.planner.real_host(one.host, flavour)

@@ -275,12 +275,18 @@ def is_critical(plan: Plan) -> bool:
 
 
 class Unplannable(HomenodeError):
-    """No placement fits. Holds every rejection; the message shows the nearest misses."""
+    """No placement fits. Holds every rejection; the message shows the nearest miss."""
 
     exit_code = 4
 
     def __init__(
-        self, message: str, rejections: tuple[Rejection, ...] = (), *, hint: str | None = None
+        self,
+        message: str,
+        rejections: tuple[Rejection, ...] = (),
+        *,
+        hint: str | None = None,
+        nearest: Rejection | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.rejections = rejections
+        self.nearest = nearest or next(iter(rejections), None)

@@ -26,7 +26,9 @@ def plan(host: Host, request: GuestRequest) -> Plan:
         if unknown is None:
             raise
         hint = f"{unknown}" if error.hint is None else f"{error.hint}; {unknown}"
-        raise Unplannable(error.message, error.rejections, hint=hint) from None
+        raise Unplannable(
+            error.message, error.rejections, hint=hint, nearest=error.nearest
+        ) from None
     return assemble(certain, as_placed(request, placed), placed)
 
 

@@ -357,8 +357,8 @@ class _Realised:
             for vm in host.domains:
                 alone.take_from(host.name, vm.name)
         refused = alone.refusals(flavour, most=1)
-        reason = f": {refused[0].reason}" if refused else ""
-        return f"no host of the pool takes it, even when empty{reason}"
+        reasons = (": ".join(filter(None, (one.reason, one.detail))) for one in refused[:1])
+        return ": ".join(("no host of the pool takes it, even when empty", *reasons))
 
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]

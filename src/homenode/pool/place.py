@@ -49,10 +49,31 @@ class RankedPlace:
 
 @dataclass(frozen=True, slots=True)
 class RefusedHosts:
-    """Hosts that refuse the VM for one reason. hosts: their names."""
+    """Hosts that refuse the VM for one reason. hosts: their names. nearest: the one of them with
+    the most free GPUs and memory. detail: what was found there; "" where the reason says it."""
 
     reason: str
     hosts: tuple[str, ...]
+    nearest: str
+    detail: str
+
+
+_REASONS = {
+    "cores": "too few free cores",
+    "pus": "too few free PUs",
+    "host-core": "no core would be left for the host",
+    "memory": "too little free memory",
+    "pages": "too little free memory for its huge pages",
+    "gpus": "too few free GPUs",
+    "gpu-packages": "too few free GPUs in one package",
+    "max-nodes": "it needs more nodes than --max-nodes allows",
+    "device-locality": "a GPU would be on none of its nodes",
+    "cells": "no nodes have space for the cells of --cell",
+}
+"""By the constraint that the nearest placement does not meet."""
+
+MOST_EXPLAINED = 32
+"""Kinds of host whose refusal the planner explains."""
 
 
 class PoolPlaces:
@@ -219,34 +240,70 @@ class PoolPlaces:
         return self._candidates[key]
 
     def refusals(
-        self, flavour: Flavour | Mapping[int, Flavour], *, vm: str | None = None, most: int = 8
+        self,
+        flavour: Flavour | Mapping[int, Flavour],
+        *,
+        vm: str | None = None,
+        most: int = MOST_EXPLAINED,
     ) -> tuple[RefusedHosts, ...]:
-        """Why hosts refuse the VM, in the planner's own words, by reason; of at most so many kinds
-        of host."""
-        reasons: dict[str, list[str]] = {}
+        """Why hosts refuse the VM, by reason, that of most hosts first. most: the planner explains
+        the refusal of at most so many kinds of host; those without enough GPUs do not count."""
+        found: dict[str, list[tuple[int, HostState, str]]] = {}
         asked = 0
-        for state, names in self._members.items():
-            own_flavour = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
-            if own_flavour is None:
-                reasons.setdefault("no layout is recommended there", []).extend(names)
-                continue
-            if self.planner.step(state, own_flavour) is not None:
-                continue
-            asked += 1
-            if asked > most:
-                reasons.setdefault("refused too; these reasons are not listed", []).extend(names)
-                continue
-            reason = self._reason(self._hosts[next(iter(names))], own_flavour)
-            reasons.setdefault(reason, []).extend(names)
-        return tuple(RefusedHosts(reason, tuple(hosts)) for reason, hosts in reasons.items())
+        for state, members in self._members.items():
+            own = flavour if isinstance(flavour, Flavour) else flavour.get(state.shape)
+            free, reason, detail = 0, "no layout is recommended there", ""
+            if own is not None:
+                if self.planner.step(state, own) is not None:
+                    continue
+                free = sum(self.planner.free_units(state, own).values())
+                if own.gpus > free:
+                    reason, detail = self._too_few_gpus(state, own, free)
+                elif asked < most:
+                    asked += 1
+                    reason, detail = self._reason(self._hosts[next(iter(members))], own)
+                else:
+                    reason = "refused too, not examined"
+            found.setdefault(reason, []).append((free, state, detail))
+        refused = (self._refused(reason, groups) for reason, groups in found.items())
+        return tuple(sorted(refused, key=lambda one: -len(one.hosts)))
 
-    def _reason(self, one: PoolHost, flavour: Flavour) -> str:
+    def _refused(self, reason: str, groups: Sequence[tuple[int, HostState, str]]) -> RefusedHosts:
+        """The hosts of these states; nearest is one with the most free GPUs, memory, then cores."""
+
+        def space(group: tuple[int, HostState, str]) -> tuple[int, int, int]:
+            free_gpus, state, _ = group
+            memory = sum(free or 0 for _, free, _ in state.memory)
+            return free_gpus, memory, -sum(busy + service for busy, service in state.cores)
+
+        _, state, detail = max(groups, key=space)
+        hosts = [name for _, one, _ in groups for name in self._members[one]]
+        nearest = next(iter(self._members[state]))
+        return RefusedHosts(reason, tuple(sorted(hosts, key=self.position)), nearest, detail)
+
+    def _too_few_gpus(self, state: HostState, flavour: Flavour, free: int) -> tuple[str, str]:
+        every = sum(self.planner.free_units(self.planner.empty(state), flavour).values())
+        model = flavour.options.gpu_profile or flavour.gpu_model
+        few = "no" if flavour.gpus == 1 else f"fewer than {flavour.gpus}"
+        kind = f"{'GPU' if flavour.gpus == 1 else 'GPUs'}{f' of {model}' if model else ''}"
+        if every < flavour.gpus:
+            return f"{few} {kind}", f"{every} in all" if every else ""
+        return f"{few} free {kind}", f"{free} of {every} free" if free else ""
+
+    def _reason(self, one: PoolHost, flavour: Flavour) -> tuple[str, str]:
+        """Why the planner refuses the VM on this host, and what it found."""
         host = self.planner.pool.host(one)
         try:
             plan(host, flavour.request(host))
-        except (Unplannable, InputError) as refused:
-            return refused.message
-        return "no GPU of the model that is asked for is free"
+        except InputError as refused:
+            return "it does not have what the VM needs", refused.message
+        except Unplannable as refused:
+            nearest = refused.nearest
+            if nearest is None:
+                return "the VM cannot be built there", refused.message
+            reason = _REASONS.get(nearest.constraint, "no nodes have space for it")
+            return reason, nearest.detail
+        return "its GPUs of that model or profile are in use", ""
 
 
 class _Candidate:

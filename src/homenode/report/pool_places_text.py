@@ -13,9 +13,12 @@ from homenode.wording import command_line, either, number_list, plural, printabl
 
 
 def places_text(
-    places: Sequence[RankedPlace], refused: Sequence[RefusedHosts], hint: str | None = None
+    vm: str,
+    places: Sequence[RankedPlace],
+    refused: Sequence[RefusedHosts],
+    hint: str | None = None,
 ) -> RenderableType:
-    """The first hosts, each with what the choice costs; then why others refuse."""
+    """The first hosts, each with what the choice costs; or that there is none, and why."""
     parts: list[RenderableType] = []
     if places:
         rows = [
@@ -39,13 +42,28 @@ def places_text(
             ),
             Text(""),
         ]
-    for reason in refused:
-        hosts = reason.hosts
-        more = f" and {len(hosts) - 3} more" if len(hosts) > 3 else ""
-        parts.append(Text(printable(f"{', '.join(hosts[:3])}{more}: {reason.reason}")))
+    if not places:
+        parts.append(Text(printable(f"{vm}: no host takes it"), style="bold"))
+    parts += [Text(printable(f"  {refusal_text(one)}")) for one in refused]
     if hint:
         parts.append(Text(f"hint: {hint}", style="cyan"))
     return AsciiWhereNeeded(Group(*parts))
+
+
+def refusal_text(refused: RefusedHosts) -> str:
+    """How many hosts refuse a VM, why, and how near the nearest of them is.
+
+    >>> refusal_text(RefusedHosts("fewer than 8 free GPUs", ("a", "b"), "b", "7 of 8 free"))
+    '2 hosts (a, b): fewer than 8 free GPUs; nearest: b, 7 of 8 free'
+    >>> refusal_text(RefusedHosts("too few free cores", ("a",), "a", "needs 40, 16 free"))
+    'a: too few free cores: needs 40, 16 free'
+    """
+    hosts = refused.hosts
+    if len(hosts) == 1:
+        return ": ".join(filter(None, (hosts[0], refused.reason, refused.detail)))
+    names = ", ".join(hosts[:3]) + (", ..." if len(hosts) > 3 else "")
+    nearest = f"; nearest: {refused.nearest}, {refused.detail}" if refused.detail else ""
+    return f"{plural(len(hosts), 'host')} ({names}): {refused.reason}{nearest}"
 
 
 def lost_text(lost: Sequence[LostFits]) -> str:

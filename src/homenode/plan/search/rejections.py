@@ -214,6 +214,7 @@ def refusal(
         f"{host.name!r}: {reason}; {summary}",
         kept,
         hint=None if said is None else said.hint,
+        nearest=said,
     )
 
 

@@ -3,12 +3,15 @@
 Its libraries are those of the extra `pool`, loaded when they are needed.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from homenode.errors import UsageError
+
+_LIBRARIES = "ortools numpy"
 
 
 def optional_module(name: str, what: str) -> Any:
@@ -17,9 +20,24 @@ def optional_module(name: str, what: str) -> Any:
         return import_module(name)
     except ImportError:
         raise UsageError(
-            f"{what}: expected the library {name}, found none",
-            hint="pip install 'homenode[pool]'",
+            f"{what}: expected the Python package {name.partition('.')[0]}, found none",
+            hint=install_hint(),
         ) from None
+
+
+def install_hint() -> str:
+    """The command that installs the extra's libraries for the Python that runs this, as
+    docs/install.md has it. homenode.pyz has no pip; it reads further libraries from a folder."""
+    if "PEX_EXTRA_SYS_PATH" in sys.modules:  # pex loads a module of this name at start
+        folder = "~/.local/share/homenode-pool"
+        python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        return (
+            f"{python} -m pip install --target {folder} {_LIBRARIES}, then run the same command "
+            f"after: export PEX_EXTRA_SYS_PATH={folder}"
+        )
+    if sys.prefix == sys.base_prefix:
+        return f"sudo {sys.executable} -m pip install --break-system-packages {_LIBRARIES}"
+    return f"{sys.executable} -m pip install {_LIBRARIES}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ def most_gain(columns: Sequence[Column], limits: Sequence[float]) -> float:
     """The most that variables can gain together while no row exceeds its limit."""
     if not columns:
         return 0.0
-    module = optional_module("ortools.linear_solver.pywraplp", "the bound")
+    module = optional_module("ortools.linear_solver.pywraplp", "pool simulate")
     solver: Any = module.Solver.CreateSolver("GLOP")
     rows = [solver.RowConstraint(-solver.infinity(), limit, "") for limit in limits]
     objective = solver.Objective()

@@ -278,8 +278,9 @@ def wrong_call(error: Any) -> str:
         given = error.message.split("'")[1::2][:1]
         guess = did_you_mean("".join(given), choices)
         names = ", ".join(choices)
+        found = repr(given[0]) if given else "none"
         return (
-            f"{where}: {error.param.opts[0]}: expected one of {names}, found {''.join(given)!r}\n"
+            f"{where}: {error.param.opts[0]}: expected one of {names}, found {found}\n"
             f"  hint: {guess}{where} --help"
         )
     message = " ".join(error.format_message().rstrip(".").split())

@@ -65,24 +65,36 @@ def is_file_target(name: str) -> bool:
         return False
 
 
+class Without:
+    """In the annotation of a record: fields that this command does not offer."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
 def with_records(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each parameter that is a record of options replaced by the record's fields.
 
     A record is a frozen dataclass whose fields are annotated as parameters of a command are. A
-    field of tuple[X, ...] is an option that may be repeated.
+    field of tuple[X, ...] is an option that may be repeated. Annotated[RECORD, Without(...)] leaves
+    fields out.
     """
     signature = inspect.signature(command, eval_str=True)
     records: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     repeated: set[str] = set()
     for parameter in signature.parameters.values():
-        if not (isinstance(parameter.annotation, type) and is_dataclass(parameter.annotation)):
+        record, *about = get_args(parameter.annotation) or (parameter.annotation,)
+        if not (isinstance(record, type) and is_dataclass(record)):
             # After a record by name only, since the record's fields have defaults.
             kind = inspect.Parameter.KEYWORD_ONLY if records else parameter.kind
             parameters.append(parameter.replace(kind=kind))
             continue
-        records[parameter.name] = parameter.annotation
-        for field in fields(parameter.annotation):
+        records[parameter.name] = record
+        left_out = {name for one in about if isinstance(one, Without) for name in one.names}
+        for field in fields(record):
+            if field.name in left_out:
+                continue
             annotation, default = field.type, field.default
             base, *extra = get_args(annotation)
             if get_origin(base) is tuple:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
-from homenode.cli.options import JsonOption, with_records
+from homenode.cli.options import JsonOption, Without, with_records
 from homenode.cli.placing_options import (
     LayoutOptions,
     PlacementOptions,
@@ -143,7 +143,7 @@ def place(
     pool: PoolOption,
     layout: LayoutOptions,
     vm: VmOptions,
-    placement: PlacementOptions,
+    placement: Annotated[PlacementOptions, Without("after", "replaces")],
     switches: SwitchOptions,
     document: Annotated[
         str | None,
@@ -197,11 +197,6 @@ def place(
         return
     if document is None:
         raise UsageError("pool place: expected a document, found none", hint="or --hook")
-    if placement.after or placement.replaces:
-        raise UsageError(
-            "--after, --replaces: expected neither, since a pool counts its VMs itself",
-            hint="pool place --record, pool remove",
-        )
     options = plan_options(layout, vm, placement, switches)
     if gpu_model is not None and not options.gpu_count:
         raise UsageError("--gpu-model: expected --gpus N with it, found none")
@@ -217,18 +212,26 @@ def place(
 
 @app.command("remove", cls=HelpCommand)
 def remove(
-    vm: Annotated[str, typer.Argument(metavar="VM", help="Its name.")],
     pool: Annotated[Path, typer.Option("--pool", metavar="POOL/", help="The pool's folder.")],
+    vms: Annotated[
+        list[str] | None, typer.Argument(metavar="VM...", help="Names of recorded VMs.")
+    ] = None,
+    packing: Annotated[
+        Path | None,
+        typer.Option(
+            "--packing", metavar="DIR", help="All VMs of the packing that pool pack wrote there."
+        ),
+    ] = None,
 ) -> None:
-    """Remove the record of a VM that `pool place --record` has placed.
+    """Remove the records of VMs that pool place or pool pack has placed with --record.
 
     Examples:
-      homenode pool remove gpu-vm --pool pool/
-      homenode pool remove gpu-vm-3 --pool pool/
+      homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
+      homenode pool remove --packing packed/ --pool pool/
     """
     from homenode.cli import pool_placing
 
-    pool_placing.remove(vm, pool)
+    pool_placing.remove(vms or (), packing, pool)
 
 
 @app.command("simulate", cls=HelpCommand)
@@ -288,7 +291,8 @@ def simulate(
 ) -> None:
     """Replay arrivals under several policies: shares allocated, refusals, stranded GPUs.
 
-    Arrivals and results are simulated. Needs the extra: pip install 'homenode[pool]'.
+    Arrivals and results are simulated. Needs OR-tools (docs/install.md); without it, the error
+    names the command that installs it.
 
     Examples:
       homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
@@ -322,20 +326,26 @@ def pack(
     time_limit: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, help="For the solver.")
     ] = 60.0,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Record the VMs in the pool's folder: later commands count them."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Place many VMs at once: most value, then fewest packages crossed, then fewest hosts.
 
-    Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs the
-    extra: pip install 'homenode[pool]'.
+    Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs
+    OR-tools (docs/install.md); without it, the error names the command that installs it.
 
     Examples:
-      homenode pool pack vms.toml --pool pool/ -o packed/
+      homenode pool pack vms.toml --pool pool/ --record -o packed/
       homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
     """
     from homenode.cli import pool_packing
 
-    pool_packing.pack(requests, pool, output, time_limit, as_json=json)
+    pool_packing.pack(requests, pool, output, time_limit, record=record, as_json=json)
 
 
 @app.command("drain", cls=HelpCommand)

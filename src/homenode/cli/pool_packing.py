@@ -1,9 +1,11 @@
 """Commands of `homenode pool` that plan many VMs together: pack, drain, defragment. [I/O]"""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.pool_placing import recording
 from homenode.cli.pool_reading import (
     exit_with_failures,
     note_failures,
@@ -12,18 +14,29 @@ from homenode.cli.pool_reading import (
 )
 from homenode.cli.terminal import console, note, print_json, read_file
 from homenode.errors import UsageError
-from homenode.wording import plural
+from homenode.wording import command_line, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from homenode.pool.model import Pool
     from homenode.pool.moves import MovePlan
+
+MOST_NAMES = 8
+"""VMs that a command to remove them names; more are named by their packing."""
 
 
 def pack(
-    requests: Path, sources: Sequence[str], output: Path, seconds: float, *, as_json: bool
+    requests: Path,
+    sources: Sequence[str],
+    output: Path,
+    seconds: float,
+    *,
+    record: bool,
+    as_json: bool,
 ) -> None:
     from homenode.domain.schema import refuse_new_errors
+    from homenode.plan.stored import domain_of_plan
     from homenode.pool.pack import pack as pack_vms
     from homenode.pool.pack import parse_requests
     from homenode.pool.packing import (
@@ -40,14 +53,18 @@ def pack(
     text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
     wanted = parse_requests(text, str(requests), read_document)
     check_file_names(name for request in wanted for name in request.names)
-    pool = read_the_pool(sources)
-    note_failures(pool)
-    packing = pack_vms(pool, wanted, seconds=seconds)
-    tuned = tuned_documents(packing, pool)
-    gaps = {
-        refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
-    } - {None}
-    write_packing(output, packing, tuned)
+    with recording(sources) if record else nullcontext() as journal:
+        pool = read_the_pool(sources)
+        note_failures(pool)
+        packing = pack_vms(pool, wanted, seconds=seconds)
+        tuned = tuned_documents(packing, pool)
+        gaps = {
+            refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
+        }
+        write_packing(output, packing, tuned)
+        if journal is not None:
+            for vm in packing.vms:
+                journal.add(vm.host, domain_of_plan(vm.plan))
     for text in dict.fromkeys(text for one in tuned.values() for text in one.notes):
         note(text)
     for gap in sorted(gap for gap in gaps if gap is not None):
@@ -58,11 +75,20 @@ def pack(
         console().print(packing_text(packing), highlight=False)
         documents = f", {plural(len(tuned), 'document')}" if tuned else ""
         note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
-        if tuned:
-            note(f"next: define each document of {output} on the host that is listed with its VM")
+    if record and packing.vms:
+        _note_recorded([vm.name for vm in packing.vms], sources[0], output)
+    if tuned and not as_json:
+        note(f"next: define each document of {output} on the host that is listed with its VM")
     if packing.unplaced:
         raise SystemExit(4)
     exit_with_failures(pool)
+
+
+def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
+    """That the VMs count now, and the command that removes their records."""
+    names_given = names if len(names) <= MOST_NAMES else ("--packing", output)
+    undo = command_line("homenode", "pool", "remove", *names_given, "--pool", folder)
+    note(f"recorded {plural(len(names), 'VM')} in {folder}; to remove them: {undo}")
 
 
 def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
@@ -73,7 +99,7 @@ def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: 
     pool = read_the_pool(sources)
     note_failures(pool)
     plan = drain_moves(pool, host, sizes)
-    _print_moves(plan, drain_text(plan, host, pool, sources), as_json=as_json)
+    _print_moves(plan, drain_text(plan, host, pool, sources), pool, as_json=as_json)
 
 
 def defragment(
@@ -99,10 +125,10 @@ def defragment(
     note_failures(pool)
     plan = defragment_moves(pool, wanted, sizes, most=most)
     text = defragment_text(plan, wanted.name, pool, sources, most)
-    _print_moves(plan, text, as_json=as_json)
+    _print_moves(plan, text, pool, as_json=as_json)
 
 
-def _print_moves(plan: "MovePlan", text: "RenderableType", *, as_json: bool) -> None:
+def _print_moves(plan: "MovePlan", text: "RenderableType", pool: "Pool", *, as_json: bool) -> None:
     if as_json:
         from homenode.formats import encode
 
@@ -111,3 +137,4 @@ def _print_moves(plan: "MovePlan", text: "RenderableType", *, as_json: bool) -> 
         console().print(text)
     if plan.stuck:
         raise SystemExit(4)
+    exit_with_failures(pool)

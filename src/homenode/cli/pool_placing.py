@@ -271,18 +271,27 @@ def note_that_it_waits() -> None:
     note("waiting for another homenode that records placements in this pool")
 
 
-def remove(vm: str, folder: Path) -> None:
+def remove(names: Sequence[str], packing: Path | None, folder: Path) -> None:
+    from homenode.pool.packing import read_packing
     from homenode.pool.recorded import PLACEMENTS, placement_record
 
-    hosts: tuple[str, ...] = ()
+    if not names and packing is None:
+        raise UsageError("pool remove: expected names of VMs or --packing DIR, found neither")
+    if not folder.is_dir():
+        raise InputError(f"{folder}: expected a pool's folder, found none")
+    wanted = dict.fromkeys([*names, *(() if packing is None else read_packing(packing))])
+    removed: dict[str, tuple[str, ...]] = {}
     if (folder / PLACEMENTS).exists():
         with placement_record(folder, note_that_it_waits) as record:
-            hosts = record.remove(vm)
-    if not hosts:
-        if not folder.is_dir():
-            raise InputError(f"{folder}: expected a pool's folder, found none")
+            removed = {vm: hosts for vm in wanted if (hosts := record.remove(vm))}
+    for vm, hosts in removed.items():
+        note(f"removed {vm} from {', '.join(hosts)}")
+    missing = [vm for vm in wanted if vm not in removed]
+    if missing:
+        found = ", ".join(map(repr, missing[:8])) + (
+            f" and {len(missing) - 8} more" * (len(missing) > 8)
+        )
         raise InputError(
-            f"{folder}: expected a recorded VM {vm!r}, found none",
+            f"{folder}: expected recorded VMs, found no record of {found}",
             hint=command_line("homenode", "pool", "vms", folder) + " lists them as placed",
         )
-    note(f"removed {vm} from {', '.join(hosts)}")

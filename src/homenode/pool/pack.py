@@ -138,7 +138,10 @@ def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) 
     there = {vm.name: host.name for host in pool.hosts for vm in host.domains}
     for name in (name for request in requests for name in request.names):
         if name in there:
-            raise InputError(f"VM {name!r}: expected a new one, found it on {there[name]}")
+            raise InputError(
+                f"VM {name!r}: expected a new one, found it on {there[name]}",
+                hint="homenode pool remove removes the record of a VM that was only placed",
+            )
     planner = Planner(pool)
     states = [planner.state(host) for host in pool.hosts]
     groups = grouped(requests)

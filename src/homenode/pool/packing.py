@@ -8,8 +8,8 @@ from pathlib import Path
 from homenode.domain.read import read_guest
 from homenode.domain.restore import write_tuned
 from homenode.durable import replace_file
-from homenode.errors import HostError, InputError
-from homenode.formats import encode
+from homenode.errors import HostError, InputError, of_os
+from homenode.formats import decode, encode
 from homenode.plan.stored import encode_plan
 from homenode.pool.model import Pool
 from homenode.pool.pack import Packing
@@ -17,6 +17,7 @@ from homenode.tuning import Tuning, tune_as_planned
 from homenode.wording import plural
 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,200}", re.ASCII)
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,18 @@ def encode_packing(packing: Packing) -> str:
     )
 
 
+def read_packing(folder: Path) -> tuple[str, ...]:
+    """The names of the VMs that the packing of a folder placed. Raises InputError, HostError."""
+    path = folder / "packing.json"
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES)
+    except (OSError, ValueError) as error:
+        hint = "the folder that homenode pool pack wrote (-o)"
+        raise of_os(error, str(path), "a packing", hint) from None
+    return tuple(vm.vm for vm in decode(content, "pool-packing", PackingSummary, str(path)).vms)
+
+
 def check_file_names(names: Iterable[str]) -> None:
     """Raises InputError for a VM whose name cannot be a file's."""
     for name in names:
@@ -107,7 +120,7 @@ def packing_text(packing: Packing) -> str:
     lines = [
         f"placed {len(packing.vms)} of {len(packing.vms) + len(packing.unplaced)} VMs on "
         f"{plural(packing.hosts, 'host')}: value {packing.value}{_bound(packing)}",
-        f"packages beyond one a VM: {packing.packages_crossed}; GPUs away from their node: "
+        f"packages crossed: {packing.packages_crossed}; GPUs away from their node: "
         f"{packing.gpus_away}",
     ]
     by_host: dict[str, list[str]] = {}

@@ -21,7 +21,7 @@ PLACEMENTS = "placements.jsonl"
 class PlacementsHead:
     """The first line."""
 
-    about: str = "VMs that homenode pool place --record has placed"
+    about: str = "VMs that homenode has placed with --record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,7 @@ def _with(
 
 
 _BUSY = "no other homenode that records placements in this pool"
+_BUSY_HINT = "run it again when the other has ended; pool pack may take its --time-limit"
 
 
 _WAIT_S = 60.0
@@ -120,5 +121,5 @@ def placement_record(
     """The folder's record, for one process at a time: a pool that is read and placed on inside sees
     all that others have placed. Raises HostError, InputError for a record that is none."""
     record = RecordFolder(folder, private=True, journal=PLACEMENTS)
-    with record.locked(_BUSY, wait_s=_WAIT_S, on_wait=on_wait):
+    with record.locked(_BUSY, _BUSY_HINT, wait_s=_WAIT_S, on_wait=on_wait):
         yield PlacementRecord(record)

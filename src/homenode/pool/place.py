@@ -243,7 +243,6 @@ class PoolPlaces:
         self,
         flavour: Flavour | Mapping[int, Flavour],
         *,
-        vm: str | None = None,
         most: int = MOST_EXPLAINED,
     ) -> tuple[RefusedHosts, ...]:
         """Why hosts refuse the VM, by reason, that of most hosts first. most: the planner explains
@@ -302,7 +301,9 @@ class PoolPlaces:
             if nearest is None:
                 return "the VM cannot be built there", refused.message
             reason = _REASONS.get(nearest.constraint, "no nodes have space for it")
-            return reason, nearest.detail
+            # Of GPUs that are divided, the hint names the profiles.
+            detail = refused.hint if nearest.constraint == "gpus" else nearest.detail
+            return reason, detail or ""
         return "its GPUs of that model or profile are in use", ""
 
 

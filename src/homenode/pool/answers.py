@@ -1,6 +1,6 @@
-"""Answers: what was worked out of a pool's hosts, so that later commands need not plan it again.
+"""Answers: results of planning on a pool's hosts, stored so that later commands do not plan again.
 
-Each is found by a digest of all that it depends on: the shape and state of the host, the flavours.
+The key of each is a digest of all that it depends on: shape and state of the host, and flavours.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from homenode.pool.stored import PoolLine
 from homenode.topology import Host
 
 MOST_ANSWERS = 500_000
-"""Of a file; above, answers that no host of the pool needed are left out."""
+"""In a file. Of more, only those that this command needed are stored."""
 
 RunAnswer = tuple[int, int, int, tuple[int, ...]]
 CountsAnswer = tuple[int, int]
@@ -23,10 +23,10 @@ StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswers:
-    """The file, by digest. program: the homenode that wrote it, for another may plan otherwise.
+    """The file. program: the homenode that wrote it, since another may plan otherwise.
 
-    runs: clean, number, free_gpus and memory of a Run. counts: VMs that fit with full locality, and
-    in all. stranded: GPUs by what is missing.
+    By digest: runs: clean, number, free_gpus and memory of a Run. counts: VMs that fit with full
+    locality, and all that fit. stranded: GPUs by the resource that is missing.
     """
 
     program: str
@@ -36,7 +36,7 @@ class StoredAnswers:
 
 
 class Answers:
-    """Answers that a command finds, and to which it adds."""
+    """The stored answers, with those that this command adds."""
 
     def __init__(self, stored: StoredAnswers) -> None:
         self.stored = stored
@@ -54,7 +54,7 @@ class Answers:
     def digest(
         self, shape: Host, state: HostState, flavours: Sequence[Flavour], what: str = ""
     ) -> str:
-        """Of what an answer depends on. what: which of several questions it answers."""
+        """The key of an answer. what: the kind of answer, where there are several of these."""
         own = self._states.get(state)
         if own is None:
             if state.shape not in self._shapes:
@@ -69,7 +69,7 @@ class Answers:
         return found
 
     def to_store(self) -> StoredAnswers:
-        """What the file should have from now on."""
+        """The content for the file."""
         own = self.stored
         if _size(own) <= MOST_ANSWERS:
             return own

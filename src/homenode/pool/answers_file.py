@@ -1,7 +1,7 @@
-"""The file of answers in a pool's folder: read where this homenode wrote it, and kept up. [I/O]
+"""The file of answers in a pool's folder. [I/O]
 
-It only saves time: where it is missing, damaged, of another homenode or cannot be written, the
-hosts are planned again.
+It only saves time. Where it is missing, damaged, written by another version of homenode or cannot
+be written, the hosts are planned again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ ANSWERS_FILE = "answers.json"
 
 
 def read_answers(folder: Path) -> Answers:
-    """The answers that the folder has from this homenode; none otherwise."""
+    """The answers in the folder that this version of homenode wrote; else none."""
     program = _program()
     with contextlib.suppress(HomenodeError):
         content = RecordFolder(folder).read(ANSWERS_FILE)
@@ -32,7 +32,7 @@ def read_answers(folder: Path) -> Answers:
 
 
 def write_answers(folder: Path, answers: Answers) -> None:
-    """Put the answers into the folder, where any was added and the folder is this user's."""
+    """Write the answers, if any was added and this user owns the folder."""
     with contextlib.suppress(HomenodeError, OSError):
         if answers.is_new and folder.stat().st_uid == os.geteuid():
             content = formats.head_line("pool-answers", answers.to_store())
@@ -40,10 +40,10 @@ def write_answers(folder: Path, answers: Answers) -> None:
 
 
 def _program() -> str:
-    """The version, and a digest of what files it has: another build plans otherwise perhaps."""
+    """The version, and a digest of the program's files: another build may plan otherwise."""
     root = Path(homenode.__file__).parent
     while not root.exists():
-        root = root.parent  # of a zip file, which is then one of the parents
+        root = root.parent  # inside a zip file: go up to the file itself
     digest = blake2b(digest_size=16)
     for path in _files(root):
         known = path.stat()

@@ -1,8 +1,8 @@
-"""Bounds: what a VM costs a host and its pool at least, before the planner is asked.
+"""Bounds: the least that a VM can cost a host and its pool, found without the planner.
 
-A placement on a host that has VMs is one that the empty host has as well, so that none costs less
-than the best there. A VM of full locality has its GPUs, cores and memory on one package, where the
-best on the empty host has: from what is free on each follows how many VMs fit at most.
+Every placement on a host in use is also possible on the same host when it is empty. So none costs
+less than the best placement on the empty host. Where that has its GPUs, cores and memory on one
+package, each VM with full locality has too, and what is free on each package limits their number.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +19,7 @@ from homenode.pool.state import HostState
 from homenode.topology import LOCAL_DISTANCE, Host
 
 _MOST_DIVIDED = 16
-"""GPUs of a part of a host up to which every division among flavours is looked at."""
+"""Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
 
 UNREACHED = 1 << 62
 """More than a pool can lose: the host has no placement that costs as little as the bound."""
@@ -34,7 +34,7 @@ class Amount:
     memory_bytes: int
 
     def holds(self, needs: "Amount") -> int:
-        """How often it holds what a VM needs."""
+        """How many VMs with these needs fit in it."""
         most = UNREACHED
         if needs.gpus:
             most = self.gpus // needs.gpus
@@ -54,9 +54,9 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Of a shape: the position of each node; the number of the package at each position; the
-    position of each class of cores, with their number; and of each GPU. widest: PUs of the cores
-    with most; None where all are alike."""
+    """The nodes of a shape. position: of each node in the list of nodes. packages: the package of
+    each node, by position. classes: (position of the node, number of cores) of each class of cores.
+    gpus: position of each GPU's node. widest: most PUs of a core; None if all cores are alike."""
 
     position: dict[NodeIndex, int]
     packages: tuple[int, ...]
@@ -67,10 +67,10 @@ class _Nodes:
 
 @dataclass(frozen=True, slots=True)
 class _Empty:
-    """A VM on an empty host. own: its cost, where none is less. rest: the terms of the host. needs:
-    what it has of the host at least, where nothing gave way. home: position of its node; None where
-    it has several, or a GPU is away. one_package: whether it is on one, with every GPU at home;
-    None where full locality means neither."""
+    """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
+    the host. needs: the least that it allocates there without a fallback. home: position of its
+    node; None if it has several, or a GPU is on another. one_package: whether it is on one package
+    with every GPU on a chosen node; None if full locality does not require that."""
 
     own: tuple[object, ...] | None
     rest: tuple[tuple[str, object], ...]
@@ -81,8 +81,8 @@ class _Empty:
 
 @dataclass(frozen=True, slots=True)
 class _Fits:
-    """How many VMs of full locality a host takes at most. parts: of each package what is free, or
-    of the host. most: how many each takes. part_of: the part of each node."""
+    """How many VMs with full locality a host takes at most. parts: what is free on each package, or
+    on the whole host. most: VMs that each part takes. part_of: the part of each node."""
 
     needs: Amount
     parts: tuple[Amount, ...]
@@ -90,14 +90,14 @@ class _Fits:
     part_of: tuple[int, ...]
 
     def after(self, node: int, taken: Amount) -> int:
-        """The most, once so much of a node is in use."""
+        """The number of VMs that still fit once so much of a node is allocated."""
         part = self.part_of[node]
         left = self.parts[part].without(taken).holds(self.needs)
         return sum(self.most) - self.most[part] + left
 
 
 class Bounds:
-    """Bounds for the hosts of a planner's pool. flavours: those whose fits a VM may cost."""
+    """Bounds for the hosts of a planner's pool. flavours: those of which fewer VMs may fit then."""
 
     def __init__(self, planner: Planner, flavours: Sequence[Flavour]) -> None:
         self._planner = planner
@@ -109,7 +109,7 @@ class Bounds:
         self._clean: dict[tuple[HostState, Flavour], int] = {}
 
     def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
-        """The beginning of a key that the VM's on a host in this state is not below (place.py)."""
+        """The beginning of a sort key that is no greater than the VM's on this host (place.py)."""
         nodes, empty = self._nodes_of(state.shape), self._on_empty(state, flavour)
         if empty is None or empty.own is None:
             return ()
@@ -128,8 +128,8 @@ class Bounds:
     def _lost(
         self, state: HostState, flavour: Flavour, homes: Sequence[int], needs: Amount
     ) -> list[list[int]]:
-        """By flavour, then by node of the VM, how many VMs with full locality the pool loses at
-        least; ends where what fits now is not known."""
+        """How many VMs with full locality no longer fit, at least: by flavour, then by node of the
+        VM. Ends at the first flavour of which the present number is not known."""
         unfit = self._planner.unfit(state.shape, flavour)
         without_gpus = Amount(0, needs.cores, needs.memory_bytes)
         found = []
@@ -153,7 +153,7 @@ class Bounds:
         homes: Sequence[int],
         empty: _Empty,
     ) -> Iterator[list[int]]:
-        """What comes behind the VMs lost, by node: the GPUs left free, then the host's terms."""
+        """The key after the VMs lost, by node: GPUs left free, then the host's cost terms."""
         free = self._free_of(state, None, nodes)
         left = sum([one.gpus for one in free]) - flavour.gpus if flavour.gpus else 0
         yield [left] * len(homes)
@@ -196,8 +196,8 @@ class Bounds:
             yield [free[home].cores - service[home] for home in homes]
 
     def clean(self, state: HostState, flavour: Flavour) -> int:
-        """How many VMs still fit with full locality, as the planner's `counts` has it; where that
-        was not worked out before, without those that fit with less."""
+        """How many VMs still fit with full locality: the first value of the planner's `counts`,
+        found without counting those that fit with less."""
         known = self._planner.known_counts(state, flavour)
         if known is not None:
             return known[0]
@@ -222,7 +222,7 @@ class Bounds:
         return number
 
     def most_gpus(self, state: HostState) -> int:
-        """How many GPUs VMs of the flavours can have at most, with full locality."""
+        """The most GPUs that VMs of the flavours can have with full locality."""
         nodes = self._nodes_of(state.shape)
         every = [self._fits_of(state, one) for one in self._flavours]
         fits = [one for one in every if one is not None]
@@ -238,7 +238,7 @@ class Bounds:
         return sum(_gpus_used(part, needs) for part in _parts(free, widest.part_of))
 
     def _fits_of(self, state: HostState, flavour: Flavour) -> _Fits | None:
-        """None where it is not certain that what does not fit so is not of full locality."""
+        """None where a VM may have full locality without meeting these limits."""
         key = state, flavour
         if key not in self._fits:
             self._fits[key] = self._find_fits(state, flavour)
@@ -254,7 +254,7 @@ class Bounds:
         return _Fits(empty.needs, parts, most, part_of)
 
     def _on_empty(self, state: HostState, flavour: Flavour) -> _Empty | None:
-        """The VM on the empty host; None where that refuses it."""
+        """The VM on the empty host; None where it does not fit there."""
         key = self._planner.empty(state), flavour
         if key not in self._empty:
             step = self._planner.step(*key)
@@ -295,8 +295,8 @@ class Bounds:
     def _free_of(
         self, state: HostState, flavour: Flavour | None, nodes: _Nodes
     ) -> tuple[Amount, ...]:
-        """Of each node what is free: the GPUs that the flavour takes (None = all), cores without
-        vCPUs, and memory."""
+        """What is free on each node: GPUs that the flavour takes (None = all), cores without vCPUs,
+        and memory."""
         unfit = frozenset() if flavour is None else self._planner.unfit(state.shape, flavour)
         found = self._free.get((state, unfit))
         if found is None:
@@ -310,7 +310,7 @@ class Bounds:
         return found
 
     def _nodes_of(self, shape: int) -> _Nodes | None:
-        """None where a core or a GPU is of no certain node, or a node of several packages."""
+        """None where the node of a core or GPU is not known, or a node is in several packages."""
         if shape not in self._nodes:
             host = self._planner.inventory(shape).host
             classes = [members[0] for members in self._planner.core_classes(shape)]

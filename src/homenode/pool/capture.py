@@ -47,10 +47,10 @@ def capture_pool(
     timeout_s: float,
     again: bool = False,
 ) -> CapturedPool:
-    """Read the hosts of a list into the folder. After each one the folder has it: what is cut short
-    is continued by the same call.
+    """Read the hosts of a list into the folder. Each host is saved as soon as it was read; after an
+    interruption the same call reads the others.
 
-    again: also those that the folder has already. Raises InputError for a list without hosts,
+    again: also read hosts that the folder has. Raises InputError for a list without hosts,
     HostError where the folder cannot be written.
     """
     hosts, failures = read_list(listed, source)
@@ -89,7 +89,7 @@ def _read(one: ListedHost, timeout_s: float) -> Host | str:
 
 
 class _Folder:
-    """What the folder has: each host is a file of its own until all are in one."""
+    """The folder's content: one file for each host, and at the end one file for all."""
 
     def __init__(
         self, record: RecordFolder, kept: dict[str, bytes], listed: dict[str, ListedHost]
@@ -104,7 +104,7 @@ class _Folder:
         self._kept[one.name] = content
 
     def write(self, failures: list[tuple[str, str]]) -> Pool:
-        """All hosts in one file; the single ones go."""
+        """Write all hosts to one file and remove the files of single hosts."""
         builder = PoolBuilder()
         for name in sorted(self._kept, key=natural_key):
             if name in self._listed:
@@ -123,7 +123,7 @@ def _file_of(name: str) -> str:
 
 
 def _kept(record: RecordFolder) -> dict[str, bytes]:
-    """The hosts that the folder has, each as a stored pool of its own."""
+    """The hosts in the folder by name, each as a stored pool of one host."""
     kept: dict[str, bytes] = {}
     whole = record.read(POOL_FILE)
     if whole is not None:
@@ -147,8 +147,8 @@ def _kept(record: RecordFolder) -> dict[str, bytes]:
 
 
 def read_list(text: str, source: str) -> tuple[tuple[ListedHost, ...], list[tuple[str, str]]]:
-    """The hosts of a list, and (where, why) of each line that names none, or one of a name that is
-    used. Raises InputError for a list without hosts."""
+    """The hosts of a list, and (where, why) of each line that is refused: no host, or a name of
+    an earlier line. Raises InputError for a list without hosts."""
     found: dict[str, ListedHost] = {}
     lines: dict[str, int] = {}
     failures: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Division: VMs among hosts and nodes as a linear program in whole numbers."""
+"""Division: which VM goes to which host and nodes, as a linear program in whole numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,10 +25,10 @@ ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a VM has to do with others: names of groups, None = none.
+    """What a VM has to do with other VMs: names of groups; None = no group.
 
-    affinity: one host for the group. anti_affinity: no two on one host. fault_domains: no two in
-    one fault domain.
+    affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
+    fault_domains: no two are in one fault domain.
     """
 
     affinity: str | None = None
@@ -50,7 +50,7 @@ class RequestDocument:
 
 @dataclass(frozen=True, slots=True)
 class PackRequest:
-    """VMs alike. names: one each. document: None = plans only."""
+    """Equal VMs. names: one for each VM. document: None = plans only."""
 
     flavour: Flavour
     names: tuple[str, ...]
@@ -60,8 +60,8 @@ class PackRequest:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way for a VM on a host. nodes: positions, () = anywhere on the host. away: GPUs that may
-    be away from home. crossed: packages beyond one."""
+    """One way to place a VM on a host. nodes: positions; () = anywhere on the host. away: GPUs that
+    may be on other nodes. crossed: packages beyond the first."""
 
     nodes: tuple[int, ...]
     crossed: int
@@ -77,7 +77,7 @@ class Model:
 
 
 def grouped(requests: Sequence[PackRequest]) -> list[tuple[PackRequest, tuple[str, ...]]]:
-    """Kinds of VM with the names of each; VMs with rules are a kind of their own each."""
+    """Kinds of VM with the names of each. VMs with rules are a kind of their own."""
     kinds: list[tuple[PackRequest, tuple[str, ...]]] = []
     for request in requests:
         if request.rules.is_free:
@@ -132,7 +132,7 @@ def _is_too_large(planner: Planner, state: HostState, flavour: Flavour) -> bool:
 
 
 def _fits_alone(planner: Planner, state: HostState, flavour: Flavour) -> bool:
-    """Whether the planner accepts the VM on the host as a packing may have it."""
+    """Whether the planner accepts the VM on the host, with what a packing may give up."""
     step, request = planner.step(state, flavour), planner.request(state, flavour)
     if step is None or request is None:
         return False
@@ -186,7 +186,7 @@ def _break_symmetry(
     states: Sequence[HostState],
     kinds: Sequence[tuple[PackRequest, tuple[str, ...]]],
 ) -> None:
-    """Of hosts alike the first is used first, where no rule tells them apart."""
+    """Use equal hosts in their order, if no rule distinguishes them."""
     if not all(request.rules.is_free for request, _ in kinds):
         return
     last: dict[HostState, int] = {}
@@ -197,7 +197,7 @@ def _break_symmetry(
 
 
 class Capacity:
-    """What a host in some state has, by node and in sum."""
+    """What a host in some state has free, by node and in sum."""
 
     def __init__(
         self, planner: Planner, state: HostState, flavours: Sequence[Flavour] = ()
@@ -248,8 +248,8 @@ class Capacity:
         return sum(known) if len(known) == len(sizes) else None
 
     def gpus(self, flavour: Flavour | None) -> str:
-        """The key of what there is of the GPUs, or parts, that a flavour may take; None = of all.
-        Their numbers: of each node, and last of all."""
+        """The key of the GPUs, or parts, that a flavour may take; None = all GPUs. The numbers are
+        those of each node, then of the host."""
         kind = ("", "") if flavour is None else (flavour.gpu_model, flavour.options.gpu_profile)
         if kind in self._named:
             return self._gpus[self._named[kind]]
@@ -269,7 +269,7 @@ class Capacity:
         return self._gpus[named]
 
     def _gpus_shared(self, flavour: Flavour) -> tuple[str, ...]:
-        """The keys of the GPUs that the flavour may take, alone or next to others."""
+        """The keys of all sets of GPUs that share GPUs with the flavour's."""
         every, _ = self.gpus(None), self.gpus(flavour)
         profile, own = self._named[flavour.gpu_model, flavour.options.gpu_profile]
         return every, *(
@@ -281,7 +281,7 @@ class Capacity:
     def needs(
         self, request: GuestRequest, flavour: Flavour, option: Option
     ) -> list[tuple[tuple[str, int | None], int]]:
-        """What a VM takes: of each node of the option, and of the host."""
+        """What a VM takes of each node of the option, and of the host."""
         cores = groups_of(request, self.threads)
         memory = (request.memory_bytes + overhead_bytes(request)) // MIB
         whole: list[tuple[tuple[str, int | None], int]] = [
@@ -314,7 +314,8 @@ def groups_of(request: GuestRequest, threads: int) -> int:
 
 
 def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tuple[Option, ...]:
-    """One node, the nodes of one package, all nodes, each with its GPUs at home; and anywhere."""
+    """One node, the nodes of one package, all nodes, each with its GPUs on these nodes; and
+    anywhere."""
     gpus, key = flavour.gpus, capacity.gpus(flavour)
     nodes = range(len(capacity.nodes))
     sets: list[tuple[int, ...]] = [(node,) for node in nodes]
@@ -340,7 +341,7 @@ def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tup
 def forbid_together(
     model: Model, states: Sequence[HostState], host: int, kinds: Sequence[int]
 ) -> None:
-    """No host in the state of this one is given all of these VMs again."""
+    """No host in the same state as this one gets all of these VMs again."""
     counts: dict[int, int] = {}
     for t in kinds:
         counts[t] = counts.get(t, 0) + 1

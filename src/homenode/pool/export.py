@@ -1,4 +1,4 @@
-"""Export: what still fits, in the words of the schedulers that choose the host."""
+"""Export: which VMs still fit, in the formats of the schedulers that choose the host."""
 
 import json
 import re
@@ -23,7 +23,7 @@ NEXT_STEP = {
 
 
 def unnamed(outlook: PoolOutlook, scheduler: Scheduler) -> tuple[str, ...]:
-    """Hosts whose names the scheduler cannot have: they are left out."""
+    """Hosts whose names the scheduler does not accept: they are left out."""
     if scheduler is Scheduler.NOVA:
         return ()
     fits = _is_dns_name if scheduler is Scheduler.KUBERNETES else _SLURM_NAME.fullmatch
@@ -43,7 +43,7 @@ def _is_dns_name(name: str) -> bool:
 
 
 def export(outlook: PoolOutlook, scheduler: Scheduler) -> str:
-    """The text for a scheduler; hosts that it cannot name are left out."""
+    """The text for a scheduler, without hosts whose names it does not accept."""
     left_out = set(unnamed(outlook, scheduler))
     hosts = [host for host in outlook.hosts if host.name not in left_out]
     write: dict[Scheduler, Callable[[list[HostOutlook]], str]] = {
@@ -55,8 +55,8 @@ def export(outlook: PoolOutlook, scheduler: Scheduler) -> str:
 
 
 def _words(hosts: list[HostOutlook]) -> tuple[str, ...]:
-    """The names of the flavours where only letters, digits and dashes may stand, each once; in the
-    order of the hosts' fits."""
+    """The names of the flavours with only letters, digits and dashes, each once; in the order of
+    the hosts' fits."""
     found: list[str] = []
     for fit in hosts[0].fits if hosts else ():
         word, number = _word(fit.flavour), 1
@@ -131,8 +131,9 @@ def _nova(hosts: list[HostOutlook]) -> str:
 
 
 def _slurm(hosts: list[HostOutlook]) -> str:
-    """Arguments of scontrol: features for sizes that fit, and a weight that is larger the more of
-    the scarcest size fits, so that broken-up hosts are filled first. Source: slurm.conf(5)."""
+    """Arguments of scontrol: features for sizes that fit, and a weight that grows with the number
+    of VMs of the scarcest size that fit, so that partly used hosts are filled first. Source:
+    slurm.conf(5)."""
     words = _words(hosts)
     numbers = range(len(words))
     total = [sum(host.fits[i].local for host in hosts) for i in numbers]

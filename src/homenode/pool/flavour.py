@@ -1,4 +1,4 @@
-"""Flavour: a size of VM that a pool is asked for, and the request that it makes of a host."""
+"""Flavour: a size of VM, and the planner's request for it on a host."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -29,10 +29,10 @@ _MOST = 1 << 16
 class Flavour:
     """A size of VM.
 
-    vcpus, memory_bytes: None = the share of a host's cores and memory that belongs to so many of
-    its GPUs, or parts of GPUs, so that it depends on the host. page_bytes: None = ordinary pages.
-    gpu_model: a part of the GPUs' name, in any case; None = any. value: what placing one is worth;
-    None = its GPUs, or 1 without. options: how it is planned, next to these sizes.
+    vcpus, memory_bytes: None = the share of the host's cores and memory that belongs to so many of
+    its GPUs or parts of GPUs. page_bytes: None = ordinary pages. gpu_model: a part of the GPUs'
+    name, in any case; None = any. value: what placing one VM is worth; None = its number of GPUs,
+    or 1 without GPUs. options: all other options of planning.
     """
 
     name: str
@@ -94,9 +94,9 @@ def units_of(gpu: PciDevice, host: Host, profile: str | None) -> int:
 
 
 def share_of(host: Host, gpus: int, profile: str | None = None) -> tuple[int, int]:
-    """(vCPUs, bytes) that belong to so many GPUs, or parts of a profile, of a host: of the node
-    with least for each of them, less a core for each VM's emulator and the host's share. Whole GiB
-    from 1 GiB.
+    """(vCPUs, bytes) that belong to so many GPUs, or parts of a profile, of a host: what each GPU's
+    share is on the node with the least for each, without the host's share and a core for each VM's
+    emulator. Whole GiB from 1 GiB.
 
     Raises InputError for a host without GPUs or too small to share out.
     """
@@ -182,7 +182,7 @@ class SizeTable(Table, kw_only=True):
     layout: Text = DEFAULT_LAYOUT
 
     def named(self, name: str, guest: Guest | None = None) -> Flavour:
-        """The flavour. guest: of the document that the table names; its sizes are the VM's where
+        """The flavour. guest: the VM of the document that the table names; it has the sizes where
         the table has none. Raises InputError."""
         page, profile = self.page_size, self.gpu_profile
         if self.layout not in PRESETS:

@@ -26,7 +26,7 @@ _MOST_SHOWN = 3
 
 
 class HookRequest(SizeTable, kw_only=True, forbid_unknown_fields=False):
-    """What is asked. op: rank = place, but the VM does not count from then on.
+    """The request. op: rank = place, but the VM does not count afterwards.
 
     vm: its name. flavour: one of the pool's; None = the size that the other keys give. hosts: names
     that may be chosen; empty = all.
@@ -51,8 +51,8 @@ class HookPlace:
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """The answer. host: None where no host takes the VM; then `reason` says why. places: the first
-    three. error: the request was none, and nothing was done."""
+    """The answer. host: None if no host takes the VM; `reason` says why. places: the first three.
+    error: the line was no valid request, and nothing was done."""
 
     vm: str | None
     op: str
@@ -72,7 +72,7 @@ class Hook:
         self._sizes: dict[Flavour, Flavour] = {}
 
     def prepare(self) -> None:
-        """Work out where the pool's flavours would go, so that the first requests do not wait."""
+        """Plan the pool's flavours, so that the first requests do not wait."""
         for flavour in self._flavours.values():
             next(self._places.ranked(flavour), None)
 
@@ -84,7 +84,7 @@ class Hook:
             self.prepare()
 
     def answer(self, line: bytes) -> str:
-        """The line of JSON that answers a line; never an exception for what a request says."""
+        """The line of JSON that answers a line. No request raises an exception."""
         vm: str | None = None
         try:
             request = _request_of(line)
@@ -111,7 +111,7 @@ class Hook:
         return HookAnswer(request.vm, request.op, best.host.name, shown)
 
     def _placed(self, best: RankedPlace, flavour: Flavour, vm: str) -> RunningDomain:
-        """The VM as the ordinary planner puts it on the host itself."""
+        """The VM as the planner places it on this host."""
         return placed_vm(self._places, best.host.name, flavour, vm)
 
     def _shown(self, one: RankedPlace) -> HookPlace:
@@ -135,7 +135,7 @@ class Hook:
 
 
 def placed_vm(places: PoolPlaces, host: str, flavour: Flavour, vm: str) -> RunningDomain:
-    """A VM of the flavour as the ordinary planner puts it on a host. Raises Unplannable."""
+    """A VM of the flavour as the planner places it on a host. Raises Unplannable."""
     one = places.host(host)
     real = with_certain_nodes(places.planner.real_host(one, flavour))
     request = flavour.request(real, vm)

@@ -1,4 +1,4 @@
-"""Pool: hosts as values. Machines that are alike share one Host, and differ in a few numbers."""
+"""Pool: hosts as values. Equal machines share one Host and differ in a few numbers."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 
 @dataclass(frozen=True, slots=True)
 class NodeMemoryState:
-    """What a node has of memory on one machine; fields as in NumaNode."""
+    """The memory of a node on one machine; fields as in NumaNode."""
 
     memory_bytes: int | None
     memory_free_bytes: int | None
@@ -39,7 +39,7 @@ class PoolHost:
 
     @property
     def libvirt_uri(self) -> str:
-        """Where virsh reaches it: the URI or the ssh server that it was read from; else by name."""
+        """The URI for virsh: the URI or ssh server that the host was read from; else its name."""
         if "://" in self.source:
             return self.source
         is_server = "/" not in self.source and ("@" in self.source or ":" in self.source)
@@ -82,8 +82,8 @@ class PoolVm:
     """A VM of a host. state: "running", "placed" (it counts, and has not started), "shut off" (it
     does not count).
 
-    nodes: of its vCPUs' PUs and bound memory; None where a vCPU floats. gpus: its GPU functions.
-    gpus_away: those on none of its nodes; None where a node is unknown.
+    nodes: those of its vCPUs' PUs and bound memory; None if a vCPU floats. gpus: its GPU functions.
+    gpus_away: how many are on none of its nodes; None if a GPU's node is unknown.
     """
 
     name: str
@@ -143,8 +143,8 @@ def _vm_of(shape: Host, host: str, vm: RunningDomain) -> PoolVm:
 
 
 def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
-    """GPU functions that a VM can get: whole GPUs, and of those that are divided the functions of
-    parts that VFIO can give to a VM."""
+    """GPU functions that a VM can get: whole GPUs, and of divided GPUs the functions of parts that
+    VFIO can give to a VM."""
     return tuple(
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -154,10 +154,10 @@ def passable_gpus(host: Host) -> tuple[PciDevice, ...]:
 
 
 def shape_of(host: Host) -> Host:
-    """The host without what differs between machines that are alike: name, memory, domains, states
-    of links and devices, settings that do not change where a VM goes.
+    """The host without what differs between equal machines: name, memory, domains, states of links
+    and devices, and settings that do not change where a VM goes.
 
-    Links stay where one of them is broken: on such a machine no layout is recommended.
+    Links are kept if one of them is broken: no layout is recommended on such a machine.
     """
     bare = _bare_device if not link_health(host) else lambda device: device
     return replace(
@@ -209,7 +209,7 @@ class PoolBuilder:
     def add(
         self, host: Host, name: str, source: str, *, fault_domain: str | None = None
     ) -> PoolHost | None:
-        """Add a machine; None where its name is in the pool already, which becomes a failure."""
+        """Add a machine. None if the pool has its name already, which becomes a failure."""
         return self.add_known(
             PoolHost(
                 name,
@@ -225,7 +225,7 @@ class PoolBuilder:
         )
 
     def add_known(self, host: PoolHost) -> PoolHost | None:
-        """As `add`, of a machine whose shape has a number here."""
+        """The same for a machine whose shape has a number in this pool."""
         first = self._sources.get(host.name)
         if first is not None:
             self.fail(
@@ -253,8 +253,8 @@ class PoolBuilder:
         return self._kept[shape].nodes
 
     def fail(self, source: str, reason: str) -> None:
-        """A source that gave no host. What its reader says opens with its name, which is here
-        already."""
+        """Add a source that gave no host. The reader's reason may begin with the source's name,
+        which is removed."""
         for name in (source, f"ssh://{source}", source.rstrip("/").rpartition("/")[2]):
             reason = reason.removeprefix(f"{name}: ")
         self._failures.append(PoolFailure(source, reason))

@@ -1,4 +1,4 @@
-"""Moves: which VMs to move, and where, so that a host is empty or a large VM fits again."""
+"""Moves: which VMs to move, and where, to empty a host or to make a large VM fit again."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,8 @@ _MOST_SETS = 200
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A VM from one host to another. restart: it has passed-through devices, so that it moves by
-    stop and start; others may migrate live."""
+    """A VM from one host to another. restart: it has passed-through devices and moves by stop and
+    start; other VMs may migrate live."""
 
     vm: str
     from_host: str
@@ -46,8 +46,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveGroup:
-    """Moves that belong together, and what they bring. gain: VMs of `flavour` that fit afterwards
-    with full locality and did not before, on the whole pool; of a drained host 0."""
+    """Moves that belong together. gain: how many more VMs of `flavour` fit in the pool with full
+    locality after them; 0 for a drained host."""
 
     gain: int
     flavour: str | None
@@ -56,7 +56,7 @@ class MoveGroup:
 
 @dataclass(frozen=True, slots=True)
 class StuckVm:
-    """A VM that no other host takes. reason: what it needs there."""
+    """A VM that fits on no other host. reason: what it needs."""
 
     vm: str
     host: str
@@ -65,8 +65,8 @@ class StuckVm:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Groups in the order in which they are to be done, the fewest moves first. fits_before: VMs of
-    the flavour that fit with full locality before all moves; None of a drained host."""
+    """Groups of moves in their order, the fewest moves first. fits_before: VMs of the flavour that
+    fit with full locality before all moves; None for a drained host."""
 
     groups: tuple[MoveGroup, ...]
     stuck: tuple[StuckVm, ...]
@@ -78,8 +78,9 @@ class MovePlan:
 
 
 def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
-    """The moves that empty a host, each VM where the pool loses least. A VM that fits nowhere is
-    named, and the rest goes on. Raises UsageError for a host that the pool has not."""
+    """The moves that empty a host, each VM to the host where the pool loses least. A VM that fits
+    on no other host is named, and the others are moved. Raises UsageError for a host that the pool
+    does not have."""
     places = PoolPlaces(pool, flavours)
     known = {one.name for one in pool.hosts}
     if host not in known:
@@ -108,8 +109,8 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
 def defragment(
     pool: Pool, flavour: Flavour, flavours: Sequence[Flavour], *, most: int = 8
 ) -> MovePlan:
-    """The moves after which more VMs of the flavour fit with full locality, the fewest for each
-    gain first; at most so many gains."""
+    """The moves after which more VMs of the flavour fit with full locality, the fewest moves per
+    gain first. most: number of gains."""
     places = PoolPlaces(pool, flavours)
     before = _fits(places, flavour)
     groups: list[MoveGroup] = []
@@ -122,8 +123,7 @@ def defragment(
 
 
 def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
-    """The fewest moves that bring a gain: each VM to the host that is best for it, else to others
-    too."""
+    """The fewest moves with a gain: each VM to its best host first, then to other hosts too."""
     for number in range(1, MOST_MOVED_TOGETHER + 1):
         for targets in (1, MOST_TARGETS):
             tries = _Tries(targets, MOST_TRIES)
@@ -139,7 +139,7 @@ def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
 def _candidates(
     places: PoolPlaces, flavour: Flavour, number: int
 ) -> Iterator[tuple[str, tuple[RunningDomain, ...]]]:
-    """Hosts, and so many VMs of each, without which more VMs of the flavour fit there."""
+    """Hosts, each with so many of its VMs without which more VMs of the flavour fit there."""
     planner = places.planner
     # Moves that are tried and rolled back change the groups; each round takes them as they are.
     for state, names in tuple(places.members()):
@@ -166,7 +166,7 @@ def _tried(
     vms: Sequence[RunningDomain],
     tries: "_Tries",
 ) -> MoveGroup | None:
-    """The moves of these VMs where the pool gains by them; else everything is as it was."""
+    """The moves of these VMs if the pool gains by them; else the pool is as before."""
     before = _fits(places, flavour)
     order = sorted(vms, key=lambda one: (-_devices(one), one.name))
     moves = _all_moved(places, order, name, tries, lambda: _fits(places, flavour) > before)
@@ -190,8 +190,8 @@ def _all_moved(
     tries: _Tries,
     is_enough: Callable[[], bool] = lambda: True,
 ) -> tuple[Move, ...] | None:
-    """The moves of all these VMs, in this order; None where none were found, and everything is as
-    it was."""
+    """The moves of all these VMs, in this order; None if there are none, and the pool is as
+    before."""
     if not vms:
         return () if is_enough() else None
     here = places.host(host)
@@ -218,9 +218,8 @@ def _fits(places: PoolPlaces, flavour: Flavour) -> int:
 
 
 def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour | None:
-    """The size of a VM that runs: what it would ask for on another host, GPUs of the same model
-    above all. None where no flavour is so: one with GPUs of several models, or parts of several
-    profiles."""
+    """The size of a running VM: what it would request on another host, with GPUs of the same model.
+    None for a VM with GPUs of several models or parts of several profiles."""
     shape = places.planner.pool.shapes[places.host(host).shape]
     profile_of: dict[Bdf | str | None, str | None] = {
         part.uuid or part.bdf: part.profile
@@ -282,8 +281,8 @@ def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
 
 
 def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[Move, PoolHost]]:
-    """The VM moved to the best of the other hosts, and that host as it was; then, when both are as
-    they were, to the next that is in another state."""
+    """The VM moved to the best of the other hosts, with that host as it was before; then, once both
+    hosts are restored, to the next host in another state."""
     flavour = flavour_of_vm(places, vm, host)
     if flavour is None:
         return

@@ -1,4 +1,5 @@
-"""Outlook: what a pool has free, what still fits which flavour, and which GPUs are stranded."""
+"""Outlook: what is free in a pool, how many VMs of each flavour still fit, which GPUs are
+stranded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,8 +16,8 @@ from homenode.pool.stranded import StrandedGpus, StrandedSearch
 class FlavourFit:
     """How many more VMs of a flavour fit, placed one after the other.
 
-    local: with full locality: every GPU at home, and no worse than on the empty host. degraded:
-    those after that.
+    local: with full locality: every GPU on a chosen node, and nothing worse than on the empty host.
+    degraded: further VMs that fit with less.
     """
 
     flavour: str
@@ -26,8 +27,8 @@ class FlavourFit:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What there is and what is free of it. Memory: bytes that the planner may give to VMs of
-    ordinary pages; None where a node's is unknown."""
+    """What exists and what is free of it. Memory: bytes that the planner may give to VMs with
+    ordinary pages; None if a node's memory is unknown."""
 
     gpus: int
     free_gpus: int
@@ -54,7 +55,7 @@ class HostOutlook:
 
 @dataclass(frozen=True, slots=True)
 class MissingResource:
-    """How many free GPUs of a pool are stranded for want of a resource."""
+    """How many free GPUs of a pool are stranded because a resource is missing."""
 
     missing: str
     gpus: int
@@ -62,8 +63,8 @@ class MissingResource:
 
 @dataclass(frozen=True, slots=True)
 class PoolOutlook:
-    """A whole pool: the sums, then the hosts. shapes: kinds of machine; states: machines that are
-    distinguished by shape and allocation."""
+    """A whole pool: the sums, then the hosts. shapes: number of kinds of machine. states: number of
+    different allocations of them."""
 
     hosts: tuple[HostOutlook, ...]
     free: Free
@@ -84,8 +85,8 @@ def outlook(
     planner: Planner | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PoolOutlook:
-    """What is free and what still fits, host by host and in sum. progress: called with hosts that
-    are worked out, and all."""
+    """What is free and what still fits, by host and in sum. progress: called with the number of
+    hosts that are done, and of all."""
     planner = planner or Planner(pool)
     states = [planner.state(host) for host in pool.hosts]
     by_state: dict[HostState, HostOutlook] = {}

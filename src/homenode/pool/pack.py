@@ -1,9 +1,9 @@
 """Pack: many VMs at once on the hosts of a pool: most value, then fewest packages, then hosts.
 
-A solver divides the VMs among hosts and nodes, counting cores, memory and GPUs. The ordinary
-planner then places each of them; what it refuses, or would place with vCPUs on shared cores or with
-the host's memory, goes where it accepts it, or stays out. The solver's bound holds for all packings
-on whole cores, so the gap between what was placed and the bound is stated, not hidden.
+A solver divides the VMs among hosts and nodes by counting cores, memory and GPUs. The ordinary
+planner then places each VM. A VM that it refuses there, or would place on shared cores or on the
+host's memory, is tried on other hosts and is else left out. The solver's bound holds for all
+packings on whole cores; the gap between the packing and the bound is printed.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,9 +57,10 @@ class PackedVm:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The outcome. bound: the most value that any packing on whole cores can have; None without a
-    solver's answer. packages_crossed: packages beyond one. gpus_away: GPUs away from home. hosts:
-    those with a VM of these. unplaced: names, and why."""
+    """The outcome. bound: the most value that any packing on whole cores can have; None if the
+    solver found nothing. packages_crossed: packages beyond the first of each VM. gpus_away: GPUs on
+    none of their VM's nodes. hosts: number of hosts with one of these VMs. unplaced: (name,
+    reason)."""
 
     vms: tuple[PackedVm, ...]
     unplaced: tuple[tuple[str, str], ...]
@@ -71,7 +72,7 @@ class Packing:
 
     @property
     def gap(self) -> float | None:
-        """How far the value may be from the best, as a share of the bound."""
+        """How far the value may be below the best, as a share of the bound."""
         if self.bound is None:
             return None
         return 0.0 if self.bound <= 0 else max(0.0, 1 - self.value / self.bound)
@@ -129,11 +130,11 @@ MOST_ROUNDS = 12
 
 
 def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) -> Packing:
-    """Place the VMs. Raises UsageError where the solver is not installed, InputError for a VM that
-    the pool has already.
+    """Place the VMs. Raises UsageError if the solver is not installed, InputError for a VM that the
+    pool has already.
 
-    Where the planner refuses what the solver put on a host, that host's VMs are forbidden together
-    and divided again, while there is time; the bound is of the first division.
+    If the planner refuses VMs that the solver put together on a host, this combination is forbidden
+    and the solver runs again, while there is time. The bound is that of the first run.
     """
     there = {vm.name: host.name for host in pool.hosts for vm in host.domains}
     for name in (name for request in requests for name in request.names):
@@ -264,8 +265,8 @@ class _Realised:
         return found if isinstance(found, int) else 0
 
     def _fill(self, name: str, own: Sequence[int]) -> bool:
-        """The host's VMs, each emulator on a core of its own where all fit so; else all emulators
-        on the cores of their VMs' vCPUs, in several orders. Whether all fit."""
+        """Plan the host's VMs, each emulator on its own core if all VMs fit that way; else all
+        emulators on the cores of their VMs, in several orders of VMs. Returns whether all fit."""
 
         def size(t: int) -> tuple[int, int]:
             flavour = self.kinds[t][0].flavour
@@ -305,7 +306,7 @@ class _Realised:
     def _plan(
         self, t: int, vm: str, one: PoolHost, emulator: EmulatorPolicy = EmulatorPolicy.AUTO
     ) -> Plan | None:
-        """The VM's plan; None where the planner refuses it, or gives up more than a packing may."""
+        """The VM's plan; None if the planner refuses it, or gives up more than a packing may."""
         flavour = self.kinds[t][0].flavour
         host = with_certain_nodes(self.places.planner.real_host(one, flavour))
         try:
@@ -318,7 +319,7 @@ class _Realised:
             return None
 
     def _try(self, t: int, name: str) -> bool:
-        """One VM more on the host, its emulator on a core of its own or on shared ones."""
+        """Place one more VM on the host, its emulator on its own core or else on shared ones."""
         one = self.places.host(name)
         if not self.left[t] or not self._may(self.kinds[t][0].rules, one):
             return False
@@ -330,7 +331,7 @@ class _Realised:
         return False
 
     def _reason(self, t: int) -> str:
-        """Why no host takes a VM of the kind, next to those that were placed."""
+        """Why no host takes a VM of the kind in addition to those that were placed."""
         request = self.kinds[t][0]
         hosts = [one.host for one in self.places.ranked(request.flavour)]
         if not hosts:
@@ -343,8 +344,7 @@ class _Realised:
         return "its affinity, anti-affinity or fault domains leave no host that takes it"
 
     def _refusal(self, flavour: Flavour) -> str:
-        """Why every host refuses the flavour: it has too few GPUs, refuses it even when empty,
-        or has other VMs."""
+        """Why every host refuses the flavour: too few GPUs, refused even when empty, or in use."""
         planner = self.places.planner
         every = (
             planner.gpus(one.shape) - planner.unfit(one.shape, flavour) for one in self.pool.hosts

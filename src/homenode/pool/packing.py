@@ -1,4 +1,4 @@
-"""Packing on disk and in words: a plan for each VM, and what they come to. [I/O]"""
+"""Packing as files and text: a plan for each VM, and the sums. [I/O]"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -116,7 +116,7 @@ def write_packing(folder: Path, packing: Packing, tuned: Mapping[str, Tuning]) -
 
 
 def packing_text(packing: Packing) -> str:
-    """The figures, host by host, and what stays out."""
+    """The sums, the VMs of each host, and the VMs that were left out."""
     lines = [
         f"placed {len(packing.vms)} of {len(packing.vms) + len(packing.unplaced)} VMs on "
         f"{plural(packing.hosts, 'host')}: value {packing.value}{_bound(packing)}",

@@ -1,4 +1,4 @@
-"""Place: where in a pool the next VM goes, and what that costs the pool."""
+"""Place: on which host of a pool the next VM goes, and what that costs the pool."""
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,8 +28,9 @@ class LostFits:
 
 @dataclass(frozen=True, slots=True)
 class RankedPlace:
-    """A host that takes the VM. step: up to parts of the machine that stand for each other. lost:
-    what the choice costs the pool, largest flavour first. vm: its name, where it has one."""
+    """A host that takes the VM. step: the placement on any host in this state, so that cores and
+    GPUs of the same kind may be exchanged. lost: VMs that no longer fit in the pool, the largest
+    flavour first. vm: the VM's name, where it has one."""
 
     host: PoolHost
     flavour: Flavour
@@ -41,7 +42,7 @@ class RankedPlace:
 
     @property
     def placement(self) -> Placement:
-        """The nodes and GPUs that the planner chooses on this very host. Raises Unplannable."""
+        """The nodes and GPUs that the planner chooses on this host. Raises Unplannable."""
         host = with_certain_nodes(self.planner.real_host(self.host, self.flavour))
         request = self.flavour.request(host, self.vm)
         return place(host, request, self.planner.inventory(self.host.shape), brief=True)
@@ -308,8 +309,8 @@ class PoolPlaces:
 
 
 class _Candidate:
-    """Hosts of one state as a place for a VM. Its key is first a bound that no placement there can
-    be below; then the planner is asked, and the key grows as far as the comparison needs it."""
+    """Hosts in one state, as a place for a VM. The key is first a lower bound. Then the planner is
+    asked, and the key gets further parts as the comparison needs them."""
 
     __slots__ = ("_lost", "_rest", "flavour", "is_refused", "key", "places", "state", "step")
 

@@ -1,4 +1,4 @@
-"""Planner: the ordinary planner for the hosts of a pool, asked once for all that are alike."""
+"""Planner: the ordinary planner for the hosts of a pool, run once for all equal hosts."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -92,7 +92,8 @@ class Planner(States):
         return len(self._steps)
 
     def request(self, state: HostState, flavour: Flavour) -> GuestRequest | None:
-        """The flavour on this kind of machine; None where it cannot be asked for there."""
+        """The request of the flavour on this kind of machine; None if the machine cannot have
+        it."""
         key = (state.shape, tuple(size for size, _, _ in state.memory), flavour)
         if key not in self._requests:
             try:
@@ -102,8 +103,8 @@ class Planner(States):
         return self._requests[key]
 
     def step(self, state: HostState, flavour: Flavour) -> Step | None:
-        """One VM more, up to the parts of the machine that stand for each other; None where the
-        planner refuses it."""
+        """One more VM. The result is the same for all machines in an equal state, with
+        interchangeable parts exchanged. None if the planner refuses it."""
         request = self.request(state, flavour)
         if request is None or not names_parts(request):
             state = self.canonical(state)
@@ -227,8 +228,8 @@ class Planner(States):
         return step.nearness <= best.nearness and len(step.given) <= len(best.given)
 
     def counts(self, state: HostState, flavour: Flavour) -> tuple[int, int]:
-        """(how many VMs of the flavour still fit with full locality, how many in all), placed one
-        after the other."""
+        """(VMs of the flavour that still fit with full locality, all that fit), placed one after
+        the other."""
         known = self.known_counts(state, flavour)
         if known is not None:
             return known
@@ -370,7 +371,7 @@ class Planner(States):
             yield used, kept + overhead
 
     def real_host(self, one: PoolHost, flavour: Flavour) -> Host:
-        """The machine itself, as a VM of the flavour finds it: GPUs of other models are in use."""
+        """The machine as a VM of the flavour finds it: GPUs of other models count as in use."""
         host = self.pool.host(one)
         unfit = self.unfit(one.shape, flavour)
         if not unfit:
@@ -380,7 +381,8 @@ class Planner(States):
 
 
 def names_parts(request: GuestRequest) -> bool:
-    """Whether the request names PUs, nodes or devices, which others cannot stand for."""
+    """Whether the request names PUs, nodes or devices, so that others are not interchangeable with
+    them."""
     return bool(
         request.devices
         or request.explicit_cells
@@ -392,7 +394,8 @@ def names_parts(request: GuestRequest) -> bool:
 
 
 def _is_short_of_memory(state: HostState, request: GuestRequest) -> bool:
-    """Whether all nodes together have less free memory than the VM, which no fallback cures."""
+    """Whether all nodes together have less free memory than the VM needs; no fallback helps
+    then."""
     if request.layout.memory is MemoryBinding.AS_IT_WAS or request.page_bytes is not None:
         return False
     free = [free for _, free, _ in state.memory if free is not None]

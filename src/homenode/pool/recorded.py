@@ -41,7 +41,7 @@ def read_placements(content: bytes, source: str) -> tuple[PlacementLine, ...]:
 
 
 def placed_now(lines: Sequence[PlacementLine]) -> dict[tuple[str, str], RunningDomain]:
-    """The VMs that were placed and not removed since, by host and name."""
+    """The VMs that were placed and not removed later, by host and name."""
     left: dict[tuple[str, str], RunningDomain] = {}
     for line in lines:
         if line.vm is None:
@@ -52,7 +52,7 @@ def placed_now(lines: Sequence[PlacementLine]) -> dict[tuple[str, str], RunningD
 
 
 def with_placements(pool: Pool, lines: Sequence[PlacementLine]) -> Pool:
-    """The pool with these VMs, those left out that a host runs already."""
+    """The pool with these VMs added, except those that already run on their host."""
     by_host: dict[str, list[RunningDomain]] = {}
     for (host, _), vm in placed_now(lines).items():
         by_host.setdefault(host, []).append(vm)
@@ -70,8 +70,8 @@ def with_placements(pool: Pool, lines: Sequence[PlacementLine]) -> Pool:
 def _with(
     domains: tuple[RunningDomain, ...], placed: Sequence[RunningDomain]
 ) -> tuple[RunningDomain, ...]:
-    """The domains of a host, and those placed there that it does not run yet: one that is only
-    defined counts as it was placed."""
+    """The domains of a host, and the placed VMs that do not run there yet. A VM that is defined but
+    shut off counts as it was placed."""
     there = {vm.name for vm in domains if vm.running or vm.planned}
     more = tuple(vm for vm in placed if vm.name not in there)
     names = {vm.name for vm in more}
@@ -86,7 +86,7 @@ _WAIT_S = 60.0
 
 
 class PlacementRecord:
-    """The record of a folder while it is locked: no other command places there meanwhile."""
+    """The record of a folder while it is locked: no other command records there meanwhile."""
 
     def __init__(self, record: RecordFolder) -> None:
         self._record = record
@@ -95,7 +95,7 @@ class PlacementRecord:
         self._placed = placed_now(lines)
 
     def add(self, host: str, vm: RunningDomain) -> None:
-        """The VM counts on the host from now on, and where it was placed before no longer."""
+        """Count the VM on this host from now on, and no longer where it was placed before."""
         if not self._record.has_journal:
             self._record.begin(formats.head_line("pool-placements", PlacementsHead()))
         self._record.append(formats.line(PlacementLine(host, vm.name, vm)))
@@ -103,7 +103,7 @@ class PlacementRecord:
         self._remove(vm.name, kept=host)
 
     def remove(self, vm: str) -> tuple[str, ...]:
-        """The VM counts no longer; on which hosts it did."""
+        """Stop counting the VM. Returns the hosts on which it counted."""
         return self._remove(vm, kept=None)
 
     def _remove(self, vm: str, kept: str | None) -> tuple[str, ...]:
@@ -118,8 +118,8 @@ class PlacementRecord:
 def placement_record(
     folder: Path, on_wait: Callable[[], None] = lambda: None
 ) -> Iterator[PlacementRecord]:
-    """The folder's record, for one process at a time: a pool that is read and placed on inside sees
-    all that others have placed. Raises HostError, InputError for a record that is none."""
+    """The folder's record, for one process at a time: a pool that is read inside has all VMs that
+    other processes recorded. Raises HostError; InputError for a damaged record."""
     record = RecordFolder(folder, private=True, journal=PLACEMENTS)
     with record.locked(_BUSY, _BUSY_HINT, wait_s=_WAIT_S, on_wait=on_wait):
         yield PlacementRecord(record)

@@ -1,6 +1,6 @@
-"""Solver: linear programs in whole numbers, by CP-SAT (OR-tools); docs/decisions has why.
+"""Solver: linear programs in whole numbers, by CP-SAT of OR-tools (docs/decisions/0011).
 
-Its libraries are those of the extra `pool`, loaded when they are needed.
+The libraries belong to the extra `pool` and are loaded when they are needed.
 """
 
 import sys
@@ -70,8 +70,7 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """values: of each variable. gain: what they come to; bound: what none can exceed. seconds: what
-    it took."""
+    """values: of each variable. gain: their sum. bound: no solution has more. seconds: run time."""
 
     values: tuple[int, ...]
     gain: int
@@ -85,8 +84,8 @@ def solve(
     seconds: float,
     hint: Sequence[int] | None = None,
 ) -> Answer | None:
-    """The values of most gain that were found in the time; None where none were. gains: (variable,
-    gain of one). hint: values to begin with."""
+    """The values with the most gain found in the time; None if none were found. gains: (variable,
+    gain of 1). hint: values to begin with."""
     cp_model = optional_module("ortools.sat.python.cp_model", "pool pack")
     model: Any = cp_model.CpModel()
     variables = [model.new_int_var(0, limit, "") for limit in program.limits]

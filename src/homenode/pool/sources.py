@@ -32,10 +32,10 @@ Progress = Callable[[int, int], None]
 def load_pool(
     sources: Sequence[str], progress: Progress = lambda done, total: None, *, jobs: int = 8
 ) -> Pool:
-    """The pool of all these sources. What gives no host is a failure of the pool, and the rest goes
-    on. progress: called with hosts read and hosts to read.
+    """The pool of all these sources. A source without a host is a failure of the pool; the others
+    are read. progress: called with the number of hosts read, and of all.
 
-    Raises UsageError where no source is named, InputError where no source gives a host.
+    Raises UsageError if no source is named, InputError if no source gives a host.
     """
     if not sources:
         raise UsageError(
@@ -59,8 +59,8 @@ def load_pool(
 
 
 def whole_hosts(pool: Pool) -> Iterator[tuple[str, Host]]:
-    """Names and hosts with what a pool does not keep, link states above all: their sources are read
-    again. A source that gives several hosts, or none now, gives what the pool has."""
+    """Names and hosts, with what a pool does not store, above all link states: their sources are
+    read again. The pool's host is used if its source has several hosts, or none now."""
     for one in pool.hosts:
         try:
             yield one.name, load_host(one.source)
@@ -69,7 +69,7 @@ def whole_hosts(pool: Pool) -> Iterator[tuple[str, Host]]:
 
 
 def _placed(pool: Pool, source: str) -> Pool:
-    """With the VMs that `pool place --record` has put there."""
+    """The pool with the VMs that were recorded in its folder."""
     path = Path(source) / PLACEMENTS
     if not _exists(path):
         return pool
@@ -84,7 +84,7 @@ def _add(
     name: str | None = None,
     fault_domain: str | None = None,
 ) -> None:
-    """Add all hosts of a source. name, fault_domain: of hosts times a number, where a list names
+    """Add all hosts of a source. name, fault_domain: of hosts times a number, if a list names
     them."""
     try:
         times = _TIMES.match(source)
@@ -129,7 +129,7 @@ def _add_times(
 
 
 def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: int) -> None:
-    """A pool that was captured, or the captures and descriptions in a folder, by name."""
+    """Add a captured pool, or the captures and descriptions in a folder, in the order of names."""
     if _exists(folder / POOL_FILE):
         read_pool(_read(folder / POOL_FILE), str(folder / POOL_FILE), builder)
         return
@@ -155,7 +155,7 @@ def _add_each(
     progress: Progress,
     jobs: int,
 ) -> None:
-    """(source, name, fault domain) of each; read side by side, added in the order given."""
+    """Add (source, name, fault domain) of each, read in parallel, in the order given."""
 
     def read(source: str) -> Host | str:
         try:
@@ -186,8 +186,8 @@ def _add_each(
 
 
 def _listed(builder: PoolBuilder, path: Path) -> list[tuple[str, str | None, str | None]]:
-    """The sources of a list: one on each line, then name=NAME and fault_domain=NAME; from a word
-    that opens with # a line is a comment. A line of another form is a failure of the pool.
+    """The sources of a list: one on each line, then name=NAME and fault_domain=NAME. A word that
+    begins with # starts a comment. A line of another form is a failure of the pool.
 
     Raises InputError for a list without a source.
     """
@@ -263,7 +263,7 @@ def _plain_name(name: str) -> str:
 
 
 def _is_tree(folder: Path) -> bool:
-    """A tree of /sys or an unpacked capture is one host."""
+    """Whether a folder is one host: a tree of /sys or an unpacked capture."""
     return any(_exists(folder / name) for name in ("sys", "devices", "snapshot", "manifest.json"))
 
 
@@ -276,7 +276,7 @@ def _is_stored_pool(path: Path) -> bool:
 
 
 def _is_list(path: Path) -> bool:
-    """A text of which each line opens with a source; no TOML, XML or JSON, which name one host."""
+    """Whether a text names a source on each line; TOML, XML and JSON describe one host."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
@@ -303,7 +303,8 @@ def _is_list(path: Path) -> bool:
 
 
 def load_host(source: str | None) -> Host:
-    """As homenode.sources has it; a pool that was captured needs none of what reads hosts."""
+    """As homenode.sources.load_host, imported only when needed: a captured pool does not need
+    it."""
     from homenode.sources import load_host as load
 
     return load(source)

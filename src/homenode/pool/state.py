@@ -1,8 +1,8 @@
-"""HostState: what is allocated of a machine, so that machines that are alike are planned once.
+"""HostState: what is allocated of a machine, so that equal machines are planned once.
 
-Cores of one node, LLC and kind stand for each other, and so do pages of a node. Two machines of one
-shape and one HostState get the same answers of the planner, up to which of these cores a VM has.
-Free memory counts in steps of 64 MiB, downwards, since the sizes of equal machines differ by less.
+Cores of one node, LLC and kind are interchangeable, and so are pages of a node. The planner's
+answers for two machines of one shape and one HostState differ only in which of these cores a VM
+gets. Free memory is rounded down to 64 MiB, since the sizes of equal machines differ by less.
 """
 
 from collections import Counter
@@ -34,10 +34,10 @@ OTHERS = "\0"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostState:
-    """What is allocated. cores: of each class of cores, how many have vCPUs, and how many have
-    other threads only. owned: functions that VMs have, and UUIDs of mediated devices. memory: of
-    each node (bytes, free bytes, page pools). Its hash is kept: states are looked up far more often
-    than made."""
+    """What is allocated. cores: for each class of cores, how many have vCPUs, and how many have
+    other threads only. owned: functions that VMs have, and UUIDs of mediated devices. memory:
+    (bytes, free bytes, page pools) of each node. The hash is stored, since states are looked up far
+    more often than made."""
 
     shape: int
     cores: tuple[tuple[int, int], ...]
@@ -64,7 +64,7 @@ class HostState:
 
 
 class States:
-    """The states of a pool's hosts, and the hosts that stand for them; each is made once."""
+    """The states of a pool's hosts, and a host that represents each; each is made once."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -88,8 +88,7 @@ class States:
         return self.state_of(one.shape, host, without)
 
     def host_without(self, one: PoolHost, gone: Collection[str]) -> PoolHost:
-        """The machine once these VMs have gone: what those that ran had of its memory is free
-        again."""
+        """The machine once these VMs have gone. The memory of those that ran is free again."""
         freed: Counter[tuple[int, int | None]] = Counter()
         for vm in one.domains:
             for node, size in vm.memory_by_node if vm.running and vm.name in gone else ():
@@ -112,16 +111,16 @@ class States:
         return self.known(HostState(shape, cores, tuple(sorted(devices, key=str)), memory))
 
     def known(self, state: HostState) -> HostState:
-        """The state that equals this one and was met first: one object is found soonest."""
+        """The first state that equals this one: the same object is found fastest."""
         return self._states.setdefault(state, state)
 
     def _masks(
         self, shape: int, host: Host, request: GuestRequest
     ) -> tuple[int, int, frozenset[Bdf | str]]:
-        """PUs of cores with vCPUs and of cores with other threads only, and devices in use.
+        """PUs of cores with vCPUs, PUs of cores with other threads only, and devices in use.
 
-        What each VM has of the host does not depend on the others, unless its vCPUs float over
-        several cores: then all are looked at together.
+        What a VM has does not depend on other VMs, unless its vCPUs float over several cores; then
+        all VMs are examined together.
         """
         with_vcpus, threads = 0, 0
         devices: set[Bdf | str] = set()
@@ -211,8 +210,8 @@ class States:
         return found
 
     def with_one_node(self, state: HostState, node: NodeIndex, gpu: Bdf) -> HostState:
-        """The state in which VMs have of the cores and memory what they have of one node, and of
-        the GPUs all but one."""
+        """The state in which only this node's cores and memory are allocated as here, and all GPUs
+        except one are in use."""
         host = self.pool.shapes[state.shape]
         here = next(one.pus.bits for one in host.nodes if one.index == node)
         cores = tuple(
@@ -229,12 +228,12 @@ class States:
         return self.known(HostState(state.shape, cores, owned, memory))
 
     def canonical(self, state: HostState) -> HostState:
-        """The form that all states have that are equal to this one but for parts of the machine
-        that stand for each other."""
+        """The form that this state shares with all states that differ only in interchangeable
+        parts."""
         return self.canonical_order(state)[0]
 
     def canonical_order(self, state: HostState) -> tuple[HostState, tuple[int, ...]]:
-        """The form, and for each of its nodes the node that it is in this state."""
+        """The canonical form, and for each of its nodes the node in this state."""
         found = self._canonical.get(state)
         if found is None:
             form, nodes = self._form(state)
@@ -270,7 +269,7 @@ class States:
         return self._inventories[shape]
 
     def core_classes(self, shape: int) -> tuple[tuple[CpuSet, ...], ...]:
-        """Cores that stand for each other, class by class; of each the PUs, ascending."""
+        """Interchangeable cores, class by class: the PUs of each, ascending."""
         if shape not in self._classes:
             host = self.pool.shapes[shape]
             by_index = {pu.index: pu for pu in host.pus}
@@ -312,7 +311,7 @@ class States:
         return self._uuids[shape]
 
     def host(self, state: HostState) -> Host:
-        """A machine in that state: the first cores of each class are in use."""
+        """A machine in this state: the first cores of each class are in use."""
         found = self._hosts.get(state)
         if found is None:
             shape = self.pool.shapes[state.shape]
@@ -327,7 +326,7 @@ class States:
         return found
 
     def others(self, state: HostState) -> tuple[RunningDomain, ...]:
-        """A domain that has what is allocated, where anything is."""
+        """A domain that has everything that is allocated, if anything is."""
         pins, threads = self._in_use(state)
         if not (pins or threads or state.owned):
             return ()

@@ -1,4 +1,4 @@
-"""Stranded GPUs: those that stay free however VMs of full locality fill a host."""
+"""Stranded GPUs: those that no combination of VMs with full locality can use on a host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from homenode.pool.planner import Planner
 from homenode.pool.state import HostState
 
 MOST_TRIED = 100
-"""VMs that are placed to find a filling, after those that take one flavour after the other."""
+"""VMs that are placed in search of a better combination, once the simple orders were tried."""
 
 _OF_MEMORY = {
     Concession.HOST_MEMORY,
@@ -27,9 +27,9 @@ _OF_MEMORY = {
 
 @dataclass(frozen=True, slots=True)
 class StrandedGpus:
-    """Free GPUs that stay free however flavours fill the host with full locality, and the resource
-    that is missing there: cores, memory, pages, gpus (too few together), or another constraint of
-    the planner."""
+    """Free GPUs that no combination of flavours can use with full locality. missing: the resource
+    that they lack: cores, memory, pages, gpus (too few together), or another constraint of the
+    planner."""
 
     missing: str
     gpus: tuple[Bdf, ...]
@@ -47,8 +47,8 @@ class StrandedSearch:
         self._bounds = Bounds(planner, self._with_gpus)
 
     def of(self, state: HostState) -> tuple[StrandedGpus, ...]:
-        """The free GPUs that no filling takes. Fillings by the largest flavours first and by each
-        flavour first are tried; where they leave more than must be left, others as well."""
+        """The stranded GPUs. The host is filled with the largest flavours first, then with each
+        flavour first; where GPUs are left that may be usable, other orders are tried too."""
         answers = self._planner.answers
         if answers is None:
             return self._find(state)
@@ -88,15 +88,15 @@ class StrandedSearch:
         return tuple(StrandedGpus(name, tuple(gpus)) for name, gpus in sorted(by_missing.items()))
 
     def _after(self, state: HostState, flavour: Flavour) -> HostState | None:
-        """The state with a VM more; None where it has not full locality."""
+        """The state with one more VM; None where that does not have full locality."""
         step = self._planner.exact_step(state, flavour)
         is_clean = step is not None and self._planner.is_clean(state, flavour, step)
         return step.after if step is not None and is_clean else None
 
 
 class _Filling:
-    """The search for a filling that leaves fewer GPUs free than `best`, in any order of flavours,
-    as long as one may."""
+    """The search for VMs that leave fewer GPUs free than those of `best`, in any order of flavours,
+    while that is still possible."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Filling:
         self._tried = 0
 
     def of(self, state: HostState) -> HostState:
-        """The state with fewest left."""
+        """The state that leaves the fewest GPUs free."""
         self._try(state)
         return self._best
 
@@ -135,7 +135,7 @@ class _Filling:
 
 
 def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, left: int) -> str:
-    """What a VM of the flavour with this GPU lacks on the GPU's node."""
+    """The resource that a VM of the flavour with this GPU lacks on the GPU's node."""
     if flavour.gpus > left:
         return "gpus"
     if gpu in planner.unfit(state.shape, flavour):
@@ -145,7 +145,7 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
     if home is None or planner.host(state).node(home) is None:
         return "gpu-node"
     if flavour.gpus == 1:
-        # What other nodes have does not count then: hosts that are alike here share the answer.
+        # Other nodes do not matter then: hosts that are alike on this node share the answer.
         state = planner.with_one_node(state, home, gpu)
         with_memory = planner.with_all_memory(state)
         found = _missing_at(planner, with_memory, flavour, gpu, home)
@@ -159,7 +159,7 @@ def _missing(planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, lef
 def _missing_at(
     planner: Planner, state: HostState, flavour: Flavour, gpu: Bdf, home: NodeIndex
 ) -> str | None:
-    """The same in this very state; None where nothing is."""
+    """The same for exactly this state; None where nothing is missing."""
     key = (state, flavour, gpu)
     if key not in planner.missing:
         planner.missing[key] = _first_missing(planner, state, flavour, gpu, home)

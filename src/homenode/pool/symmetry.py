@@ -1,8 +1,8 @@
-"""Symmetry: parts of a machine that stand for each other, so that equal states have one form.
+"""Symmetry: interchangeable parts of a machine, so that equal states have one form.
 
-GPUs of one node, model and family of GPU sets stand for each other, and so do the LLCs of a node
-and, where distances, packages and devices are alike, whole nodes. A state and its canonical form
-get the same answers of the planner, but for the indices.
+GPUs of one node and model that belong to the same GPU sets are interchangeable. So are the LLCs of
+a node and, if distances, packages and devices are equal, whole nodes. The planner's answers for a
+state and for its canonical form differ only in the indices.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,15 +27,15 @@ CoreCounts = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class GpuClass:
-    """GPUs that stand for each other. units: the functions of each slot, the GPU first."""
+    """Interchangeable GPUs. units: the functions of each slot, the GPU first."""
 
     units: tuple[tuple[Bdf, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOrder:
-    """One way to rename the nodes. nodes: for each position the node that comes there; cores, gpus:
-    for each class the class that comes there."""
+    """One way to rename the nodes. nodes: the node that comes to each position. cores, gpus: the
+    class that comes to each class."""
 
     nodes: tuple[int, ...]
     cores: tuple[int, ...]
@@ -44,9 +44,9 @@ class NodeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Symmetry:
-    """What stands for what on machines of one shape. gpus: its classes of GPUs. llcs: groups of
-    classes of cores that stand for each other, class by class, on one node. orders: ways to rename
-    the nodes, the first of which changes nothing."""
+    """The interchangeable parts of machines of one shape. gpus: classes of GPUs. llcs: groups of
+    classes of cores on one node that can be exchanged, class by class. orders: ways to rename the
+    nodes; the first changes nothing."""
 
     gpus: tuple[GpuClass, ...]
     llcs: tuple[tuple[tuple[int, ...], ...], ...]
@@ -91,8 +91,8 @@ class Symmetry:
 def symmetry(
     devices: DeviceInventory, gpus: Sequence[PciDevice], classes: Sequence[Sequence[CpuSet]]
 ) -> Symmetry | None:
-    """The symmetry of a shape; None where its cores are on no certain nodes. gpus: those that VMs
-    can get. classes: cores that stand for each other, class by class."""
+    """The symmetry of a shape; None if the node of a core is not known. gpus: those that VMs can
+    get. classes: interchangeable cores, class by class."""
     host = devices.host
     position = {node.index: i for i, node in enumerate(host.nodes)}
     places = [_place_of(host, members, position) for members in classes]
@@ -150,7 +150,7 @@ def _place_of(
 def _gpu_classes(
     devices: DeviceInventory, gpus: Sequence[PciDevice], sets: Sequence[frozenset[Bdf]]
 ) -> tuple[list[GpuClass], list[tuple[object, ...]]]:
-    """The classes, and what the GPUs of each have in common but for their node."""
+    """The classes, and what the GPUs of each have in common apart from their node."""
     host = devices.host
     memory_of = {node.gpu for node in host.nodes}
     found: dict[tuple[object, ...], list[tuple[Bdf, ...]]] = {}
@@ -192,7 +192,7 @@ def _node_orders(
     alike: dict[tuple[int, object], list[tuple[int, ...]]],
     position: dict[NodeIndex, int],
 ) -> Iterator[NodeOrder]:
-    """Ways to rename the nodes under which nothing changes, but the one that renames none."""
+    """Ways to rename the nodes that change nothing, without the one that renames none."""
     number = len(host.nodes)
     own_cores = [
         [(likeness, members) for (at, likeness), members in alike.items() if at == node]

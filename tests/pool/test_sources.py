@@ -250,6 +250,26 @@ def test_vms_of_a_document_are_packed_with_names_of_their_own(
     assert len({one.hostdevs[0].source for one in guests}) == 3
 
 
+def test_a_recorded_vm_is_placed_again_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("pool").mkdir()
+    stored = "".join(encode_pool(pool_of([("a", shipped("hgx-h100"))])))
+    Path("pool", POOL_FILE).write_text(stored)
+    Path("vm.xml").write_text(DOCUMENT)
+    place = ["place", "vm.xml", "--pool", "pool", "--layout", "pin-numa-pci", "--record"]
+    for gpus in (8, 6):
+        assert _run([*place, "--gpus", str(gpus)], monkeypatch, capsys)[0] == 0
+        (vm,) = load_pool(["pool"]).hosts[0].domains
+        assert len(vm.devices) == gpus
+    monkeypatch.setattr("sys.argv", ["homenode", "pool", *place, "--vcpus", "500"])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 4
+    assert "cores" in capsys.readouterr().err
+
+
 def test_recorded_packings_count_until_all_their_vms_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

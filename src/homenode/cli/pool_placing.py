@@ -154,7 +154,7 @@ def _place_one(
     ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
     first = list(islice(ranking, 3))
     if not first or (number == 1 and not outputs.json):
-        refused = () if first else _refusals(places, by_shape, outputs.among)
+        refused = () if first else _refusals(places, by_shape, name, outputs.among)
         has_addresses = any(
             not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
             for flavour in by_shape.values()
@@ -163,7 +163,7 @@ def _place_one(
         (screen if first else error_console()).print(places_text(name, first, refused, hint))
     for one in chain(first, ranking):
         flavour = by_shape[one.host.shape]
-        host = places.planner.real_host(one.host, flavour)
+        host = one.real_host
         copy = None if outputs.count == 1 else name
         try:
             tuning = tune(original, document, flavour.options, host, copy_name=copy)
@@ -197,7 +197,7 @@ def _place_one(
 
 
 def _refusals(
-    places: "PoolPlaces", by_shape: dict[int, Flavour], among: Sequence[str]
+    places: "PoolPlaces", by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
 ) -> "tuple[RefusedHosts, ...]":
     """Why the hosts that may be chosen refuse the VM."""
     from homenode.pool.place import PoolPlaces
@@ -205,7 +205,7 @@ def _refusals(
     if among:
         hosts = tuple(host for host in places.pool().hosts if host.name in among)
         places = PoolPlaces(replace(places.pool(), hosts=hosts), (), places.planner)
-    return places.refusals(by_shape)
+    return places.refusals(by_shape, vm=vm)
 
 
 def _note_next_step(place: "RankedPlace", output: Path | None, outputs: PlaceOutputs) -> None:

@@ -15,7 +15,7 @@ from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.planner import Planner, Step
 from homenode.pool.state import HostState
-from homenode.topology import RunningDomain
+from homenode.topology import Host, RunningDomain
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,21 @@ class RankedPlace:
     planner: Planner = field(repr=False, compare=False)
 
     @property
+    def real_host(self) -> Host:
+        """The host as the VM finds it: an earlier record of the VM there no longer counts."""
+        return _without_record(self.planner.real_host(self.host, self.flavour), self.vm)
+
+    @property
     def placement(self) -> Placement:
         """The nodes and GPUs that the planner chooses on this host. Raises Unplannable."""
-        host = with_certain_nodes(self.planner.real_host(self.host, self.flavour))
+        host = with_certain_nodes(self.real_host)
         request = self.flavour.request(host, self.vm)
         return place(host, request, self.planner.inventory(self.host.shape), brief=True)
+
+
+def _without_record(host: Host, vm: str | None) -> Host:
+    left = tuple(known for known in host.domains if not (known.planned and known.name == vm))
+    return replace(host, domains=left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +254,12 @@ class PoolPlaces:
         self,
         flavour: Flavour | Mapping[int, Flavour],
         *,
+        vm: str | None = None,
         most: int = MOST_EXPLAINED,
     ) -> tuple[RefusedHosts, ...]:
-        """Why hosts refuse the VM, by reason, that of most hosts first. most: the planner explains
-        the refusal of at most so many kinds of host; those without enough GPUs do not count."""
+        """Why hosts refuse the VM, by reason, that of most hosts first. vm: its name, where it has
+        one. most: the planner explains the refusal of at most so many kinds of host; those without
+        enough GPUs do not count."""
         found: dict[str, list[tuple[int, HostState, str]]] = {}
         asked = 0
         for state, members in self._members.items():
@@ -261,7 +273,7 @@ class PoolPlaces:
                     reason, detail = self._too_few_gpus(state, own, free)
                 elif asked < most:
                     asked += 1
-                    reason, detail = self._reason(self._hosts[next(iter(members))], own)
+                    reason, detail = self._reason(self._hosts[next(iter(members))], own, vm)
                 else:
                     reason = "refused too, not examined"
             found.setdefault(reason, []).append((free, state, detail))
@@ -290,11 +302,11 @@ class PoolPlaces:
             return f"{few} {kind}", f"{every} in all" if every else ""
         return f"{few} free {kind}", f"{free} of {every} free" if free else ""
 
-    def _reason(self, one: PoolHost, flavour: Flavour) -> tuple[str, str]:
+    def _reason(self, one: PoolHost, flavour: Flavour, vm: str | None) -> tuple[str, str]:
         """Why the planner refuses the VM on this host, and what it found."""
-        host = self.planner.pool.host(one)
+        host = _without_record(self.planner.real_host(one, flavour), vm)
         try:
-            plan(host, flavour.request(host))
+            plan(host, flavour.request(host, vm))
         except InputError as refused:
             return "it does not have what the VM needs", refused.message
         except Unplannable as refused:

@@ -77,6 +77,18 @@ def test_a_reason_is_given_once_with_the_host_that_is_nearest() -> None:
     assert all(text.count(name) <= 2 for text in texts for name, _ in named)
 
 
+def test_hosts_whose_refusal_is_not_explained_are_counted_last() -> None:
+    pool = _pool(6)
+    frees = [[(100 + 10 * i) * GIB for _ in host.nodes] for i, host in enumerate(pool.hosts)]
+    places = PoolPlaces(with_free_memory(pool, frees), default_flavours())
+    large = Flavour("large", 0, 2, 2000 * GIB)
+    (every,) = places.refusals(large)
+    first, rest = places.refusals(large, most=1)
+    assert first.reason == every.reason
+    assert len(first.hosts) < len(rest.hosts)
+    assert sorted((*first.hosts, *rest.hosts)) == sorted(every.hosts)
+
+
 def test_arrivals_and_departures_leave_no_trace() -> None:
     pool = _pool()
     places = PoolPlaces(pool, default_flavours())

@@ -85,7 +85,7 @@ def show(
 def vms(
     pool: SourceArgument,
     among: Annotated[
-        list[str] | None, typer.Option("--on", metavar="HOST", help="The VMs of these hosts only.")
+        list[str] | None, typer.Option("--on", metavar="HOST", help="Only the VMs of this host.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -117,10 +117,10 @@ def capture(
         int, typer.Option(metavar="N", min=1, max=256, help="Hosts read at the same time.")
     ] = 16,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="Of one host, at most.")
+        float, typer.Option(metavar="SECONDS", min=1, help="The longest time for one host.")
     ] = 120.0,
     again: Annotated[
-        bool, typer.Option("--again", help="Read the hosts again that the folder has already.")
+        bool, typer.Option("--again", help="Also read the hosts that the folder has already.")
     ] = False,
 ) -> None:
     """Read many hosts over ssh at once into a folder, which every pool command takes.
@@ -152,7 +152,7 @@ def place(
     flavours: FlavoursOption = None,
     among: Annotated[
         list[str] | None,
-        typer.Option("--on", metavar="HOST", help="Choose among these hosts of the pool only."),
+        typer.Option("--on", metavar="HOST", help="Choose this host of the pool only."),
     ] = None,
     gpu_model: Annotated[
         str | None,
@@ -275,13 +275,14 @@ def simulate(
         ),
     ] = 0.9,
     vms: Annotated[
-        int, typer.Option(metavar="N", min=1, max=1_000_000, help="With random: how many arrive.")
+        int,
+        typer.Option(metavar="N", min=1, max=1_000_000, help="With random: how many VMs arrive."),
     ] = 500,
     mix: Annotated[
         str | None,
         typer.Option(
             metavar="FLAVOUR=WEIGHT,...",
-            help="With random: how often each arrives. Default: equally.",
+            help="With random: how often each flavour arrives. Default: equally often.",
         ),
     ] = None,
     page: Annotated[
@@ -321,10 +322,12 @@ def pack(
     pool: PoolOption,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="A folder for the plans, one a VM."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="A folder for the plans, one for each VM."
+        ),
     ],
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="For the solver.")
+        float, typer.Option(metavar="SECONDS", min=1, help="Time for the solver.")
     ] = 60.0,
     record: Annotated[
         bool,

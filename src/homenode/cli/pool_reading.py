@@ -20,7 +20,7 @@ from homenode.errors import UsageError
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool
 from homenode.pool.sources import POOL_FILE, Progress, load_pool
-from homenode.wording import command_line, did_you_mean
+from homenode.wording import command_line, did_you_mean, plural
 
 if TYPE_CHECKING:
     from homenode.pool.planner import Planner
@@ -165,7 +165,7 @@ def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bo
             outlook(pool, default_flavours(), planner, show_progress)
     note_failures(done.pool)
     note(
-        f"wrote {output}: {len(done.pool.hosts)} hosts, {done.read} read now, "
+        f"wrote {output}: {plural(len(done.pool.hosts), 'host')}, {done.read} read now, "
         f"{len(done.pool.failures)} failed"
     )
     if done.pool.hosts:

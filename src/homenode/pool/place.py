@@ -83,8 +83,10 @@ _REASONS = {
 }
 """By the constraint that the nearest placement does not meet."""
 
-MOST_EXPLAINED = 32
-"""Kinds of host whose refusal the planner explains."""
+MOST_EXPLAINED = 200
+"""Kinds of host whose refusal the planner explains, at a few ms each."""
+
+_NOT_EXPLAINED = "they refuse it too, for reasons that were not examined"
 
 
 class PoolPlaces:
@@ -275,10 +277,12 @@ class PoolPlaces:
                     asked += 1
                     reason, detail = self._reason(self._hosts[next(iter(members))], own, vm)
                 else:
-                    reason = "refused too, not examined"
+                    reason = _NOT_EXPLAINED
             found.setdefault(reason, []).append((free, state, detail))
         refused = (self._refused(reason, groups) for reason, groups in found.items())
-        return tuple(sorted(refused, key=lambda one: -len(one.hosts)))
+        return tuple(
+            sorted(refused, key=lambda one: (one.reason == _NOT_EXPLAINED, -len(one.hosts)))
+        )
 
     def _refused(self, reason: str, groups: Sequence[tuple[int, HostState, str]]) -> RefusedHosts:
         """The hosts of these states; nearest is one with the most free GPUs, memory, then cores."""

@@ -108,6 +108,23 @@ def cases() -> list[Case]:
                 Case(f"{label}, no fit", host, small_request(16 * nodes + 8), 10, False),
                 Case(f"{label}, no equal fit", busy, small_request(5 * nodes + 1), 10),
             ]
+    board = even_host(2, 4, 2, 8, 2, memory_bytes=256 * GIB, devices=gpus(128, 8))
+    board = replace(
+        board,
+        pci_devices=tuple(
+            replace(d, name="NVIDIA H100 80GB HBM3") if d.kind is DeviceKind.GPU else d
+            for d in board.pci_devices
+        ),
+    )
+    found += [
+        Case(
+            f"8 nodes, 64 GPUs with NVSwitches, {count} to choose",
+            board,
+            replace(small_request(8, 64 * GIB, layout="pin-numa-pci"), gpu_count=count),
+            100,
+        )
+        for count in (4, 8, 16, 33)
+    ]
     found += [
         Case(
             "64 nodes, 1024 PUs, 64 devices",

@@ -179,9 +179,9 @@ class Candidates:
         problem, capacity, distances = self.problem, self._capacity, self.problem.distances
         pulled = [0] * len(problem.supplies)
         homes = [one.home.node for one in problem.named if one.is_gpu]
-        for gpu in problem.options.gpus if problem.options.count else ():
-            home = problem.gpu_homes[gpu.number]
-            if problem.options.open >> gpu.number & 1 and home is not None:
+        for number in members(problem.options.open if problem.options.count else 0):
+            home = problem.gpu_homes[number]
+            if home is not None:
                 homes.append(home.node)
         for bit in homes:
             if bit:

@@ -7,7 +7,6 @@ GPUs are chosen together with the nodes (solve.py); here stands what there is to
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, product
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
@@ -21,10 +20,8 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.distances import members
 from homenode.plan.search.fabric import Fabric, fabric_of_host
+from homenode.plan.search.gpu_ties import GpuTies
 from homenode.topology import Host
-
-MOST_COMPARED_SETS = 5_000
-"""GPU sets of equal distance that are compared for what the rest of the host loses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +49,15 @@ class GpuChoice(NamedTuple):
     is_complete: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceOptions:
     """The functions that a VM gets, and the GPUs that it may get.
 
     named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
     they are among them. homes: of each named device with a known node: (node, counts, is a GPU).
-    count: how many of the GPUs in `open` (bits) to choose. partitions: the only sets (bits) that
-    may be chosen; None = any. sets: GPU sets (bits) that are wholly free now. link_groups: of each
+    count: how many of the GPUs in `open` (bits) to choose. groups: GPUs (bits) of one of which all
+    are chosen: of an NVLink partition, of a package, or any_gpus = all in `open`. sets: GPU sets
+    (bits) that are wholly free now. link_groups: of each
     GPU the number of its NVLink or xGMI group, () where none of the host's GPUs is linked.
     without_node: functions whose node is unknown.
     """
@@ -71,7 +69,8 @@ class DeviceOptions:
     gpus: tuple[GpuCandidate, ...]
     open: int
     count: int
-    partitions: tuple[int, ...] | None
+    groups: tuple[int, ...]
+    any_gpus: bool
     sets: tuple[int, ...]
     link_groups: tuple[int, ...]
     without_node: frozenset[Bdf]
@@ -116,45 +115,28 @@ class DeviceOptions:
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """The GPUs `sure` and so many of each of the `tied` sets: those of the fewest link groups,
         then those of which the rest of the host loses the fewest sets; of equals the first."""
-        picks = [_picks(self._alike(gpus), count) for gpus, count in tied]
-        best: tuple[int, int, tuple[int, ...], int] | None = None
-        complete = True
-        for tries, picked in enumerate(product(*picks)):
-            if tries == MOST_COMPARED_SETS:
-                complete = False
-                break
-            gpus = sure | sum(picked)
-            counts = self.links_spanned(gpus), self.sets_lost(gpus)
-            if best is None or counts <= best[:2]:
-                key = (*counts, self.positions(gpus), gpus)
-                if best is None or key < best:
-                    best = key
-        assert best is not None
-        return GpuChoice(best[3], best[0], best[1], complete)
+        picked, is_complete = self._ties.least(sure | self.named_gpus, tied)
+        gpus = sure | picked
+        return GpuChoice(gpus, self.links_spanned(gpus), self.sets_lost(gpus), is_complete)
 
-    def _alike(self, gpus: int) -> list[list[int]]:
-        """GPUs, as a bit each, grouped by the sets that they belong to."""
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for number in members(gpus):
-            member_of = tuple(i for i, one in enumerate(self.sets) if one >> number & 1)
-            if self.link_groups:
-                member_of = (self.link_groups[number], *member_of)
-            alike.setdefault(member_of, []).append(1 << number)
-        return list(alike.values())
+    @cached_property
+    def _ties(self) -> GpuTies:
+        linked: dict[int, int] = {}
+        for number, group in enumerate(self.link_groups):
+            linked[group] = linked.get(group, 0) | 1 << number
+        # The lowest GPUs: of those in which two choices differ, the first is the better one's.
+        ranks = tuple(-1 << len(self.gpus) - gpu.number for gpu in self.gpus)
+        return GpuTies(self.sets, tuple(linked.values()), ranks)
 
-
-def _picks(alike: Sequence[Sequence[int]], count: int) -> Iterable[int]:
-    """Bits of `count` GPUs, of each group of GPUs that are alike the first so many."""
-    if not alike:
-        if not count:
-            yield 0
-        return
-    first, rest = alike[0], alike[1:]
-    left = sum(map(len, rest))
-    for number in range(min(len(first), count), max(0, count - left) - 1, -1):
-        mine = sum(first[:number])
-        for others in _picks(rest, count - number):
-            yield mine | others
+    def of_least_loss(self) -> int:
+        """The GPUs of a VM that is on no certain nodes."""
+        if not self.count:
+            return 0
+        if self.any_gpus:
+            return self.least_lost(0, ((self.open, self.count),)).gpus
+        ties = GpuTies(self.sets, (), tuple(1 << gpu.number for gpu in self.gpus))
+        found = (ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
+        return min(found, key=lambda gpus: (self.sets_lost(gpus), gpus))
 
 
 @dataclass(frozen=True)
@@ -240,7 +222,7 @@ def device_options(
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
-    if choices.partitions is None:
+    if choices.groups is None:
         placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
         if placed.bit_count() >= count:
             open_gpus = placed
@@ -271,7 +253,8 @@ def device_options(
         gpus,
         open_gpus,
         count,
-        choices.partitions,
+        (open_gpus,) if choices.groups is None else choices.groups,
+        choices.groups is None,
         tuple(sorted(masks)),
         link_groups if groups else (),
         inventory.without_node,
@@ -282,9 +265,9 @@ def device_options(
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """Sets (bits) that NVSwitches can join, None = any; and what to know of them."""
+    """GPUs (bits) of which all are chosen, None = of all; and what to know of them."""
 
-    partitions: tuple[int, ...] | None
+    groups: tuple[int, ...] | None
     findings: tuple[PlanFinding, ...]
     gaps: tuple[Gap, ...]
 
@@ -322,7 +305,7 @@ def _choices(
 def _of_one_package(
     host: Host, named: Sequence[PciDevice], free: Sequence[PciDevice], count: int
 ) -> tuple[tuple[Bdf, ...], ...] | None:
-    """Sets of `count` free GPUs that lie in one package, that of the named ones.
+    """The free GPUs of each package that has `count`, of the named ones' package alone.
 
     NVSwitches join halves of a board, and each half is one package's: GPUs of two packages have no
     NVLink to each other, and their VM spans both. None where no package of the host has so many
@@ -341,11 +324,11 @@ def _of_one_package(
     known = all(home.get(gpu.bdf) is not None for gpu in (*named, *free))
     if not known or not 1 < total <= most or (named and len(chosen) > 1):
         return None
-    return tuple(
-        one
+    found = (
+        tuple(gpu.bdf for gpu in free if home[gpu.bdf] == package)
         for package in sorted(package for package in chosen if package is not None)
-        for one in combinations([gpu.bdf for gpu in free if home[gpu.bdf] == package], count)
     )
+    return tuple(one for one in found if len(one) >= count)
 
 
 def _gpu_sets(

@@ -1,6 +1,6 @@
 """FirstTerms: the terms of a cost that a set of nodes alone decides, with the GPUs that suit it."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homenode.plan.search.distances import members
@@ -9,7 +9,7 @@ from homenode.plan.search.problem import Home, SearchProblem
 
 @dataclass(frozen=True, slots=True)
 class HomeGpus:
-    """The GPUs (bits) of one home that may be chosen, by the functions that each brings."""
+    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it."""
 
     home: Home | None
     by_weight: tuple[tuple[int, int], ...]
@@ -28,32 +28,62 @@ class HomeGpus:
         return sure, weight, None
 
 
+@dataclass(frozen=True, slots=True)
+class GpuGroup:
+    """GPUs of which all that the VM gets may be chosen. homes: its GPUs by home. homeless: how many
+    are of no known node. nodes: (count, nodes with so many of them)."""
+
+    homes: tuple[HomeGpus, ...]
+    homeless: int
+    nodes: tuple[tuple[int, int], ...]
+
+    def away(self, count: int, nodes: int) -> int:
+        """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
+        here = sum(each * (homes & nodes).bit_count() for each, homes in self.nodes)
+        return max(0, count - self.homeless - here)
+
+    def least_class(self, count: int, packages: Sequence[int]) -> int:
+        """The class of the worst of the `count` that are nearest to these packages."""
+        for limit, number in sorted(
+            (_nearest(one.home, packages), one.count) for one in self.homes
+        ):
+            count -= number
+            if count <= 0:
+                return limit
+        return 0
+
+    def near(self, nodes: int, packages: Sequence[int], limit: int) -> "tuple[_Homes, _Homes]":
+        """(GPUs at home on these nodes or anywhere, others whose class is no worse than that)."""
+        at_home, others = [], []
+        for one in self.homes:
+            if one.home is None or one.home.node & nodes:
+                at_home.append(one)
+            elif _nearest(one.home, packages) <= limit:
+                others.append(one)
+        return at_home, others
+
+
+_Homes = list[HomeGpus]
+
+
 class FirstTerms:
     """What a set of nodes comes to with the GPUs that suit it best: the terms that the set alone
-    decides. homes: GPUs to choose from by home. partitions: (GPUs, (home, functions there) …) of
-    each set that may be chosen."""
+    decides. groups: of one of them all GPUs are chosen; none where none is to be chosen."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         options = problem.options
-        self.homes: tuple[HomeGpus, ...] = ()
-        self.partitions: tuple[tuple[int, tuple[tuple[Home | None, int], ...]], ...] = ()
+        self.groups: tuple[GpuGroup, ...] = ()
         if options.count:
-            self.homes = _homes(problem)
-            self.partitions = tuple(
-                (gpus, _functions_at(problem, gpus)) for gpus in options.partitions or ()
-            )
+            self.groups = tuple(_group(problem, gpus) for gpus in options.groups)
         self._classes: dict[int, tuple[int, int]] = {}
+        self._near: dict[int, tuple[GpuGroup, ...]] = {}
         named: dict[int, int] = {}
         for one in problem.named:
             if one.is_gpu:
                 named[one.home.node] = named.get(one.home.node, 0) + 1
         self._named_nowhere = named.pop(0, 0)
         self._named_homes = _by_count(named)
-        self._open_homes = _by_count(
-            {one.home.node: one.count for one in self.homes if one.home is not None}
-        )
-        self._homeless = sum(one.count for one in self.homes if one.home is None)
         self._compares_devices = bool(problem.named or options.count)
         self.named_rows = tuple(
             sum(device.home.to_node[node] for device in problem.named)
@@ -76,24 +106,12 @@ class FirstTerms:
     def _device_class(self, packages: int) -> tuple[int, int]:
         problem = self.problem
         chosen = tuple(members(packages))
-
-        def nearest(home: Home | None) -> int:
-            return 0 if home is None else min(home.to_package[package] for package in chosen)
-
         pulling = {id(one.home): one.home for one in problem.named if one.affinities}
-        worst = max(map(nearest, pulling.values()), default=0)
+        worst = max((_nearest(home, chosen) for home in pulling.values()), default=0)
         count = problem.options.count
-        if not count:
-            return worst, worst
         # What named devices cost anyway costs nothing more.
-        if self.partitions:
-            least = min(max(nearest(home) for home, _ in homes) for _, homes in self.partitions)
-            return max(worst, least), max(worst, least)
-        for limit, number in sorted((nearest(one.home), one.count) for one in self.homes):
-            count -= number
-            if count <= 0:
-                return max(worst, limit), max(worst, limit)
-        return worst, worst
+        least = min((group.least_class(count, chosen) for group in self.groups), default=0)
+        return max(worst, least), max(worst, least)
 
     def away(self, nodes: int) -> int:
         """GPUs away from home, for a set of nodes (bits)."""
@@ -103,39 +121,24 @@ class FirstTerms:
         count = self.problem.options.count
         if not count:
             return away
-        if self.partitions:
-            return away + min(self.set_away(gpus, nodes) for gpus in self.near_partitions(nodes))
-        here = sum(each * (homes & nodes).bit_count() for each, homes in self._open_homes)
-        return away + max(0, count - self._homeless - here)
+        return away + min(group.away(count, nodes) for group in self.near_groups(nodes))
 
-    def near_homes(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
-        """(GPUs to choose from at home on these nodes or anywhere, others that are near enough)."""
+    def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
+        """The groups of which GPUs near enough to these nodes (bits) can be chosen."""
         packages = self.problem.distances.packages_of(nodes)
-        limit = self._class_and_limit(packages)[1]
-        chosen = tuple(members(packages))
-        at_home, others = [], []
-        for one in self.homes:
-            if one.home is None or one.home.node & nodes:
-                at_home.append(one)
-            elif min(one.home.to_package[package] for package in chosen) <= limit:
-                others.append(one)
-        return at_home, others
+        known = self._near.get(packages)
+        if known is None:
+            limit, chosen = self._class_and_limit(packages)[1], tuple(members(packages))
+            count = self.problem.options.count
+            known = self._near[packages] = tuple(
+                group for group in self.groups if group.least_class(count, chosen) <= limit
+            )
+        return known
 
-    def near_partitions(self, nodes: int) -> Iterator[int]:
-        """Sets that may be chosen and are near enough."""
+    def near_homes(self, group: GpuGroup, nodes: int) -> tuple[_Homes, _Homes]:
+        """(GPUs of the group at home on these nodes or anywhere, others that are near enough)."""
         packages = self.problem.distances.packages_of(nodes)
-        limit = self._class_and_limit(packages)[1]
-        chosen = tuple(members(packages))
-        for gpus, homes in self.partitions:
-            if all(
-                home is None or min(home.to_package[package] for package in chosen) <= limit
-                for home, _ in homes
-            ):
-                yield gpus
-
-    def set_away(self, gpus: int, nodes: int) -> int:
-        homes = (self.problem.gpu_homes[number] for number in members(gpus))
-        return sum(home is not None and not home.node & nodes for home in homes)
+        return group.near(nodes, tuple(members(packages)), self._class_and_limit(packages)[1])
 
     def of(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """The first terms of a set of nodes; None where a GPU must not be away and is, and where
@@ -168,28 +171,29 @@ class FirstTerms:
         return tuple(result)
 
 
-def _homes(problem: SearchProblem) -> tuple[HomeGpus, ...]:
-    """The GPUs to choose from, by home."""
+def _nearest(home: Home | None, packages: Sequence[int]) -> int:
+    """Package-level distance to the nearest of these packages; 0 where no node is known."""
+    return 0 if home is None else min([home.to_package[package] for package in packages])
+
+
+def _group(problem: SearchProblem, gpus: int) -> GpuGroup:
+    """These GPUs (bits)."""
     by_home: dict[int, tuple[Home | None, dict[int, int]]] = {}
-    for gpu in problem.options.gpus:
-        if problem.options.open >> gpu.number & 1:
-            home = problem.gpu_homes[gpu.number]
-            weights = by_home.setdefault(id(home), (home, {}))[1]
-            weights[gpu.weight] = weights.get(gpu.weight, 0) | 1 << gpu.number
-    return tuple(
+    for number in members(gpus):
+        home = problem.gpu_homes[number]
+        weights = by_home.setdefault(id(home), (home, {}))[1]
+        # Functions that are near to nothing do not count.
+        weight = 0 if home is None else problem.options.gpus[number].weight
+        weights[weight] = weights.get(weight, 0) | 1 << number
+    homes = tuple(
         HomeGpus(home, tuple(sorted(weights.items())), sum(g.bit_count() for g in weights.values()))
         for home, weights in by_home.values()
     )
-
-
-def _functions_at(problem: SearchProblem, gpus: int) -> tuple[tuple[Home | None, int], ...]:
-    """Functions that these GPUs bring, by home."""
-    there: dict[int, tuple[Home | None, int]] = {}
-    for number in members(gpus):
-        home = problem.gpu_homes[number]
-        weight = problem.options.gpus[number].weight
-        there[id(home)] = (home, there.get(id(home), (home, 0))[1] + weight)
-    return tuple(there.values())
+    return GpuGroup(
+        homes,
+        sum(one.count for one in homes if one.home is None),
+        _by_count({one.home.node: one.count for one in homes if one.home is not None}),
+    )
 
 
 def _by_count(count_of_node: dict[int, int]) -> tuple[tuple[int, int], ...]:

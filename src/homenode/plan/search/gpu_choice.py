@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.plan.search.distances import members
-from homenode.plan.search.first_terms import FirstTerms, HomeGpus
+from homenode.plan.search.first_terms import FirstTerms, GpuGroup, HomeGpus
 from homenode.plan.search.problem import Home
 
 MOST_GPU_VECTORS = 400
 """Numbers of GPUs by node that are compared for one set of nodes whose split is free."""
+
+MOST_GROUP_VECTORS = 2_000
+"""The same where GPUs are chosen within one package or NVLink partition, for each of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +63,42 @@ def gpu_choices(
     positions = tuple(members(nodes))
     if not count:
         return [GpuSelection(0, (), (0,) * len(positions))], True
-    if terms.partitions:
-        functions = dict(terms.partitions)
-        near = [(gpus, terms.set_away(gpus, nodes)) for gpus in terms.near_partitions(nodes)]
-        least = min(away for _, away in near)
-        return [
-            GpuSelection(gpus, (), distance_rows(functions[gpus], positions))
-            for gpus, away in near
-            if away == least
-        ], True
-    certain, homes = terms.near_homes(nodes)
-    left = count - sum(one.count for one in certain)
+    groups = terms.near_groups(nodes)
+    away = [group.away(count, nodes) for group in groups]
+    least = min(away)
+    found: list[GpuSelection] = []
+    is_complete = True
+    for group, number in zip(groups, away, strict=True):
+        if number == least:
+            some, are_all = _choices_of(terms, group, nodes, positions, split)
+            found += some
+            is_complete &= are_all
+    return found, is_complete
+
+
+def _choices_of(
+    terms: FirstTerms,
+    group: GpuGroup,
+    nodes: int,
+    positions: Sequence[int],
+    split: Sequence[int] | None,
+) -> tuple[list[GpuSelection], bool]:
+    """The same, of one group."""
+    problem = terms.problem
+    certain, homes = terms.near_homes(group, nodes)
+    left = problem.options.count - sum(one.count for one in certain)
     if left < 0:
-        certain, homes, left = [], certain, count
-    if split is not None:
-        return [_nearest_gpus(certain, homes, left, positions, split)], True
+        certain, homes, left = [], certain, problem.options.count
+    if problem.options.any_gpus or "device_distance" in problem.rest:
+        if split is not None:
+            return [_nearest_gpus(certain, homes, left, positions, split)], True
+    else:
+        # No GPU of those that may go together is nearer than another to this policy.
+        return [_nearest_gpus(certain, homes, left, positions, (0,) * len(positions))], True
+    most = MOST_GPU_VECTORS if problem.options.any_gpus else MOST_GROUP_VECTORS
     found: list[GpuSelection] = []
     for numbers in vectors([one.count for one in homes], left):
-        if len(found) == MOST_GPU_VECTORS:
+        if len(found) == most:
             return found, False
         found.append(
             _selection((*certain, *homes), (*(one.count for one in certain), *numbers), positions)

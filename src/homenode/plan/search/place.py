@@ -272,12 +272,7 @@ def _unplaced(
     host: Host, request: GuestRequest, others: Allocations, options: DeviceOptions
 ) -> Placement:
     """A VM that is neither pinned nor bound; only its GPUs are to be chosen."""
-    gpus = 0
-    if options.partitions is not None:
-        gpus = min(options.partitions, key=lambda one: (options.sets_lost(one), one))
-    elif options.count:
-        gpus = options.least_lost(0, ((options.open, options.count),)).gpus
-    devices = options.chosen(gpus)
+    devices = options.chosen(options.of_least_loss())
     return Placement(
         (),
         (),
@@ -459,15 +454,13 @@ def _other_gpus(
     if not gpus:
         return None
     without = gpus & -gpus
-    partitions = options.partitions
-    if partitions is not None:
-        partitions = tuple(one for one in partitions if not one & without)
-        if not partitions:
-            return None
-    elif (options.open & ~without).bit_count() < options.count:
+    others = tuple(one & ~without for one in options.groups)
+    others = tuple(one for one in others if one.bit_count() >= options.count)
+    if not others:
         return None
-    fewer = replace(options, open=options.open & ~without, partitions=partitions)
-    problem = replace(problem, options=fewer)
+    problem = replace(
+        problem, options=replace(options, open=options.open & ~without, groups=others)
+    )
     found = solve_fixed(problem, splits) if splits else solve(problem)
     return None if found is None else found.best
 

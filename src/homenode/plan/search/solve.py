@@ -6,7 +6,7 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -99,8 +99,8 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
         first = terms.of(nodes)
         if first is not None:
             choices = search.choices(nodes, [groups for _, groups in split])
-            for placing in search.work_out(nodes, choices):
-                found.append((first, search.rest_of(placing), placing))
+            placing = search.work_out(nodes, choices)
+            found.append((first, search.rest_of(placing), placing))
     found.sort(key=lambda item: item[:2])
     if not found:
         return None
@@ -188,7 +188,7 @@ class _Search:
         choices.sort(key=lambda item: item[1][0].device_distance)
         nearest = choices[0][1][0].device_distance
         near = [item for item in choices if item[1][0].device_distance == nearest]
-        done = [placing for item in near for placing in self.work_out(*item)]
+        done = [self.work_out(*item) for item in near]
         done.sort(key=self.rest_of)
         is_exact = self.exact and self.candidates.exact
         if not is_exact:
@@ -196,7 +196,7 @@ class _Search:
         runners = _distinct(done)
         more = (nodes for nodes in (*(nodes for nodes, _ in choices[len(near) :]), *others))
         for nodes in islice(more, max(0, MOST_RUNNERS_UP - len(runners))):
-            runners.append(min(self.work_out(nodes, self.choices(nodes)), key=self.rest_of))
+            runners.append(self.work_out(nodes, self.choices(nodes)))
         return Solution(done[0], True if is_exact else None, tuple(runners[:MOST_RUNNERS_UP]))
 
     @cached_property
@@ -232,21 +232,30 @@ class _Search:
                 found.append(Choice(distance, gpus, narrowed))
         return found
 
-    def work_out(self, nodes: int, choices: Sequence[Choice]) -> Iterator[Placing]:
-        """The best placing on one set of nodes for each of these choices."""
+    def work_out(self, nodes: int, choices: Sequence[Choice]) -> Placing:
+        """The best placing on one set of nodes, of choices that are equally near. What GPU sets
+        lose comes before the terms of the split, so that few splits are compared."""
         problem = self.problem
         positions = tuple(members(nodes))
         packages = problem.distances.packages_of(nodes)
         nearness = (self.terms.device_class(packages), self.terms.away(nodes))
-        for distance, gpus, ranges in choices:
-            chosen = problem.options.least_lost(gpus.sure, gpus.tied)
+        chosen = [problem.options.least_lost(gpus.sure, gpus.tied) for _, gpus, _ in choices]
+        self.exact &= all(one.is_complete for one in chosen)
+        fewest = min((one.link_groups, one.sets_lost) for one in chosen)
+        splits: dict[tuple[GroupRange, ...], Split] = {}
+        found = []
+        for (distance, _, ranges), gpus in zip(choices, chosen, strict=True):
+            if (gpus.link_groups, gpus.sets_lost) != fewest:
+                continue
+            if ranges not in splits:
+                splits[ranges], is_exact = least_split(problem, positions, ranges)
+                self.exact &= is_exact
             if not problem.options.has_gpus:
-                lost = (nodes & problem.gpu_nodes).bit_count()
-                chosen = chosen._replace(sets_lost=lost)
-            split, exact = least_split(problem, positions, ranges)
-            self.exact &= chosen.is_complete and exact
-            cost = problem.cost(split, chosen, nearness, distance)
-            yield Placing(split, chosen.gpus, cost)
+                gpus = gpus._replace(sets_lost=(nodes & problem.gpu_nodes).bit_count())
+            split = splits[ranges]
+            cost = problem.cost(split, gpus, nearness, distance)
+            found.append(Placing(split, gpus.gpus, cost))
+        return min(found, key=self.rest_of)
 
 
 def _nearest(

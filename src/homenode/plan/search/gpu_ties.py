@@ -1,0 +1,164 @@
+"""GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import nsmallest
+from operator import itemgetter
+
+from homenode.plan.search.distances import members
+
+MOST_COMPARED_STATES = 5_000
+"""Ways to break GPU sets that are compared at a time; GPUs of a tree of sets have far fewer."""
+
+KEPT_STATES = 200
+"""The best of these, with which a choice among more goes on."""
+
+_State = tuple[int, int, int]
+"""(GPUs still to choose, sets begun (bits), sets of which a GPU is left (bits))."""
+
+_Value = tuple[int, int, int, int]
+"""(link groups, sets broken, rank, GPUs (bits)): of one state the least is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """GPUs of the same sets (bits). firsts: (rank, bits) of none, the first, the first two …"""
+
+    sets: int
+    firsts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class GpuTies:
+    """GPUs are bits. sets: of which a VM should take all or none. link_groups: of which it should
+    take as few as can be, () = does not count. ranks: of each GPU; of equals the least sum counts.
+    """
+
+    sets: tuple[int, ...]
+    link_groups: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def least(self, sure: int, tied: Sequence[tuple[int, int]]) -> tuple[int, bool]:
+        """(so many of each of the `tied` sets (GPUs, number), whether all choices were compared).
+
+        Fewest link groups, then fewest sets broken, with the GPUs `sure`. A choice is made for some
+        GPUs after the others; of choices that have begun and left the same of the sets that have
+        GPUs to come, only the best goes on. So the work grows with the square of the GPUs where
+        the sets are a tree, as those of switches and nodes are.
+        """
+        together: list[tuple[int, int]] = []
+        found, is_complete = 0, True
+        for one in tied:
+            if any(self._around(one[0]) & gpus for gpus, _ in tied if gpus != one[0]):
+                together.append(one)
+                continue
+            chosen, are_all = self._least_of(sure & self._around(one[0]), (one,))
+            found, is_complete = found | chosen, is_complete and are_all
+        if together:
+            chosen, are_all = self._least_of(sure, tuple(together))
+            found, is_complete = found | chosen, is_complete and are_all
+        return found, is_complete
+
+    def _around(self, gpus: int) -> int:
+        """All GPUs of the sets that these are in."""
+        known = self._known_around.get(gpus)
+        if known is None:
+            known = gpus
+            for one in (*self.sets, *self.link_groups):
+                known |= one if one & gpus else 0
+            self._known_around[gpus] = known
+        return known
+
+    @cached_property
+    def _known_around(self) -> dict[int, int]:
+        return {}
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, tuple[tuple[int, int], ...]], tuple[int, bool]]:
+        return {}
+
+    def _least_of(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
+        known = self._known.get((sure, tied))
+        if known is None:
+            known = self._known[sure, tied] = self._compared(sure, tied)
+        return known
+
+    def _compared(self, sure: int, tied: tuple[tuple[int, int], ...]) -> tuple[int, bool]:
+        reach = sum(gpus for gpus, _ in tied)
+        if all(gpus.bit_count() == number for gpus, number in tied):
+            return reach, True
+        begun = left_out = links = 0
+        counted: list[int] = []
+        others = ~(sure | reach)
+        for one in self.sets:
+            if one & reach and not (one & sure and one & others):
+                begun |= bool(one & sure) << len(counted)
+                left_out |= bool(one & others) << len(counted)
+                counted.append(one)
+        for one in self.link_groups:
+            if one & reach and not one & sure:
+                links |= 1 << len(counted)
+                counted.append(one)
+        ordered = [list(self._alike(gpus, counted)) for gpus, _ in tied]
+        later = [0]
+        for alike in (alike for some in reversed(ordered) for alike in reversed(some)):
+            later.append(later[-1] | alike.sets)
+        states: dict[_State, _Value] = {(0, begun, left_out): (0, 0, 0, 0)}
+        is_complete = True
+        for some, (gpus, number) in zip(ordered, tied, strict=True):
+            states = {(number, *state[1:]): value for state, value in states.items()}
+            rest = gpus.bit_count()
+            for alike in some:
+                rest -= len(alike.firsts) - 1
+                later.pop()
+                states = _with(alike, states, rest, links, later[-1])
+                if len(states) > (MOST_COMPARED_STATES if is_complete else KEPT_STATES):
+                    is_complete = False
+                    states = dict(nsmallest(KEPT_STATES, states.items(), key=itemgetter(1)))
+        return min(states.values())[3], is_complete
+
+    def _alike(self, gpus: int, counted: Sequence[int]) -> Iterator[_Alike]:
+        """These GPUs by the sets that they belong to; GPUs of one set follow one another, those of
+        a set within it too."""
+        near = [(1 << i, one) for i, one in enumerate(counted) if one & gpus]
+        of_sets: dict[int, list[int]] = {}
+        for number in members(gpus):
+            sets = sum([bit for bit, one in near if one >> number & 1])
+            of_sets.setdefault(sets, []).append(number)
+
+        def largest_first(sets: int) -> list[tuple[int, int]]:
+            return sorted((-counted[i].bit_count(), i) for i in members(sets))
+
+        for sets in sorted(of_sets, key=largest_first):
+            rank, bits = 0, 0
+            firsts = [(rank, bits)]
+            for number in of_sets[sets]:
+                rank, bits = rank + self.ranks[number], bits | 1 << number
+                firsts.append((rank, bits))
+            yield _Alike(sets, tuple(firsts))
+
+
+def _with(
+    alike: _Alike, states: dict[_State, _Value], rest: int, links: int, later: int
+) -> dict[_State, _Value]:
+    """The states with so many of these GPUs chosen as can be. rest: GPUs of the tied set after
+    them. links: sets that are link groups. later: sets that GPUs after them belong to."""
+    result: dict[_State, _Value] = {}
+    all_of_them = len(alike.firsts) - 1
+    for (left, begun, left_out), (groups, broken, rank, gpus) in states.items():
+        for number in range(max(0, left - rest), min(all_of_them, left) + 1):
+            more_rank, bits = alike.firsts[number]
+            now_begun = begun | alike.sets if number else begun
+            now_left = left_out | alike.sets & ~links if number < all_of_them else left_out
+            value = (
+                groups + (now_begun & ~begun & links).bit_count(),
+                broken + (now_begun & now_left & ~(begun & left_out)).bit_count(),
+                rank + more_rank,
+                gpus | bits,
+            )
+            state = left - number, now_begun & later, now_left & later
+            known = result.get(state)
+            if known is None or value < known:
+                result[state] = value
+    return result

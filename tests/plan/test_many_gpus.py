@@ -1,0 +1,159 @@
+"""Hosts of many GPUs: what a plan of them costs, counted, and that none of their sets is missed."""
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations, pairwise, product
+from types import FrameType
+
+import pytest
+
+from homenode.pci import DeviceKind, DeviceLink, LinkKind
+from homenode.plan.search.gpu_ties import GpuTies
+from homenode.plan.search.place import place
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.plan.test_against_brute_force import compare
+from tests.small_hosts import DeviceSpec, even_host, small_request
+
+MOST_CALLS = 250_000
+LARGEST = "x86-2p8n128c256t-64gpu"
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """Calls of Python functions in the run, which do not depend on the machine."""
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def without_nodes(host: Host, every: int) -> Host:
+    """The host whose firmware gives no node of every n-th GPU."""
+    gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)][::every]
+    devices = (replace(d, node=None) if d.bdf in gpus else d for d in host.pci_devices)
+    return replace(host, pci_devices=tuple(devices))
+
+
+@pytest.mark.parametrize("every", [0, 1, 3])
+@pytest.mark.parametrize("layout", ["pin", "pin-numa-pci", "default"])
+def test_no_number_of_gpus_makes_a_plan_work_through_their_sets(layout: str, every: int) -> None:
+    host = load_host(LARGEST)
+    host = without_nodes(host, every) if every else host
+    for count in (1, 2, 4, 8, 16, 31, 32, 63, 64):
+        request = replace(small_request(8, 64 * GIB, layout=layout), gpu_count=count)
+        assert calls_of(lambda asked=request: place(host, asked)) < MOST_CALLS, count  # type: ignore[misc]
+
+
+def tree(gpus: int, *sizes: int) -> tuple[int, ...]:
+    """Sets of so many GPUs one after the other, as switches and nodes have them."""
+    return tuple(((1 << size) - 1) << first for size in sizes for first in range(0, gpus, size))
+
+
+def lowest_first(gpus: int) -> tuple[int, ...]:
+    return tuple(-1 << gpus - number for number in range(gpus))
+
+
+def test_choosing_among_four_times_the_gpus_takes_no_more_than_sixteen_times_the_work() -> None:
+    def work(gpus: int) -> int:
+        ties = GpuTies(tree(gpus, 2, 4, 8, 16), tree(gpus, 4), lowest_first(gpus))
+        return calls_of(lambda: ties.least(0, (((1 << gpus) - 1, gpus // 2 + 1),)))
+
+    assert work(64) < 16 * work(16)
+    assert work(256) < 16 * work(64)
+
+
+def trying_all(ties: GpuTies, sure: int, tied: list[tuple[int, int]]) -> int:
+    """The same choice, by trying every one."""
+
+    def cost(mine: int) -> tuple[int, int, int]:
+        links = sum(bool(one & mine) for one in ties.link_groups)
+        broken = sum(bool(one & mine) and bool(one & ~mine) for one in ties.sets)
+        ranks = sum(rank for number, rank in enumerate(ties.ranks) if mine >> number & 1)
+        return links, broken, ranks
+
+    ways = [
+        [sum(some) for some in combinations([1 << n for n in range(12) if gpus >> n & 1], number)]
+        for gpus, number in tied
+    ]
+    return min((sum(way) for way in product(*ways)), key=lambda gpus: cost(gpus | sure))
+
+
+def test_no_choice_among_equally_near_gpus_breaks_fewer_sets() -> None:
+    for seed in range(400):
+        draw = random.Random(seed)
+        sets = [sum(1 << n for n in draw.sample(range(12), draw.randint(2, 6))) for _ in range(4)]
+        sets += draw.sample(tree(12, 2, 3, 6), draw.randint(0, 8))
+        order = draw.sample(range(12), 12)
+        pairs = [1 << a | 1 << b for a, b in zip(order[::2], order[1::2], strict=True)]
+        links = tuple(pairs) if draw.random() < 0.5 else ()
+        ties = GpuTies(tuple(dict.fromkeys(sets)), links, lowest_first(12))
+        bounds = sorted(draw.sample(range(12), 3))
+        parts = [order[a:b] for a, b in pairwise(bounds)]
+        tied = [(sum(1 << n for n in part), draw.randint(1, len(part))) for part in parts]
+        sure = sum(1 << n for n in order[: bounds[0]] if draw.random() < 0.5)
+        assert ties.least(sure, tied) == (trying_all(ties, sure, tied), True), seed
+
+
+def test_of_too_many_overlapping_sets_a_choice_is_made_that_is_not_called_the_best() -> None:
+    rows = tree(64, 8)
+    columns = tuple(sum(1 << 8 * row + column for row in range(8)) for column in range(8))
+    ties = GpuTies((*rows, *columns), (), lowest_first(64))
+    chosen, is_complete = ties.least(0, (((1 << 64) - 1, 32),))
+    assert chosen.bit_count() == 32 and not is_complete
+
+
+def host_of_many(draw: random.Random) -> Host:
+    """Six to eight GPUs on one to four nodes, some with a second function: of a board that does
+    not give its modules, joined by bridges, or neither."""
+    packages, per_package = draw.choice(((1, 2), (2, 1), (2, 2), (1, 4)))
+    nodes, number = packages * per_package, draw.randint(6, 8)
+    specs = []
+    for i in range(number):
+        node = draw.choice((None, *range(nodes))) if draw.random() < 0.3 else i * nodes // number
+        bdf = f"0000:{16 + i:02x}:00"
+        specs.append(DeviceSpec(f"{bdf}.0", node=node, root=node or 0, switch=i % 2))
+        if draw.random() < 0.2:
+            specs.append(DeviceSpec(f"{bdf}.1", node=node, kind=DeviceKind.NIC, root=node or 0))
+    host = even_host(packages, per_package, 1, draw.randint(2, 3), 1, devices=specs)
+    gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)]
+    match draw.randrange(3):
+        case 0:
+            devices = (
+                replace(d, name="NVIDIA H100 80GB HBM3") if d.bdf in gpus else d
+                for d in host.pci_devices
+            )
+            return replace(host, pci_devices=tuple(devices))
+        case 1:
+            pairs = zip(gpus[::2], gpus[1::2], strict=False)
+            return replace(host, links=tuple(DeviceLink(LinkKind.NVLINK, a, b) for a, b in pairs))
+        case _:
+            return host
+
+
+def test_nor_does_any_other_set_of_many_gpus_make_a_better_placement() -> None:
+    for seed in range(40):
+        draw = random.Random(seed)
+        host = host_of_many(draw)
+        layout = draw.choice(("pin", "pin-numa", "pin-numa-pci"))
+        request = small_request(draw.randint(1, 7), 2 * GIB, layout=layout)
+        locality = draw.choice(("prefer", "prefer", "ignore"))
+        compare(
+            host,
+            replace(
+                request,
+                gpu_count=draw.randint(2, 5),
+                unequal_cells=draw.random() < 0.4,
+                device_locality=type(request.device_locality)(locality),
+            ),
+        )

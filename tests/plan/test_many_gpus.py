@@ -18,7 +18,7 @@ from homenode.units import GIB
 from tests.plan.test_against_brute_force import compare
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
-MOST_CALLS = 250_000
+MOST_CALLS = 100_000
 LARGEST = "x86-2p8n128c256t-64gpu"
 
 
@@ -50,7 +50,7 @@ def without_nodes(host: Host, every: int) -> Host:
 def test_no_number_of_gpus_makes_a_plan_work_through_their_sets(layout: str, every: int) -> None:
     host = load_host(LARGEST)
     host = without_nodes(host, every) if every else host
-    for count in (1, 2, 4, 8, 16, 31, 32, 63, 64):
+    for count in (1, 2, 4, 8, 16, 31, 33, 63, 64):
         request = replace(small_request(8, 64 * GIB, layout=layout), gpu_count=count)
         assert calls_of(lambda asked=request: place(host, asked)) < MOST_CALLS, count  # type: ignore[misc]
 

@@ -1,7 +1,7 @@
 """GpuSelection: the GPUs that a set of nodes could be given, before ties are broken."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms, GpuGroup, HomeGpus
@@ -14,16 +14,23 @@ MOST_GROUP_VECTORS = 2_000
 """The same where GPUs are chosen within one package or NVLink partition, for each of these."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSelection:
-    """A choice of GPUs that is complete but for ties: `sure`, and so many of each tied set.
+class GpuSelection(NamedTuple):
+    """A choice of GPUs that is complete but for ties.
 
-    rows: for each node of the set, the distances of the GPUs' functions to it, in sum.
+    parts: (GPUs for certain, (tied GPUs, how many of them) or None). rows: for each node of the
+    set, the distances of the GPUs' functions to it, in sum.
     """
 
-    sure: int
-    tied: tuple[tuple[int, int], ...]
+    parts: Sequence[tuple[int, tuple[int, int] | None]]
     rows: tuple[int, ...]
+
+    @property
+    def sure(self) -> int:
+        return sum(gpus for gpus, _ in self.parts)
+
+    @property
+    def tied(self) -> tuple[tuple[int, int], ...]:
+        return tuple(tied for _, tied in self.parts if tied is not None)
 
 
 def distance_rows(
@@ -62,7 +69,7 @@ def gpu_choices(
     count = terms.problem.options.count
     positions = tuple(members(nodes))
     if not count:
-        return [GpuSelection(0, (), (0,) * len(positions))], True
+        return [GpuSelection((), (0,) * len(positions))], True
     groups = terms.near_groups(nodes)
     away = [group.away(count, nodes) for group in groups]
     least = min(away)
@@ -89,35 +96,55 @@ def _choices_of(
     left = problem.options.count - sum(one.count for one in certain)
     if left < 0:
         certain, homes, left = [], certain, problem.options.count
-    if problem.options.any_gpus or "device_distance" in problem.rest:
-        if split is not None:
-            return [_nearest_gpus(certain, homes, left, positions, split)], True
-    else:
+    compares_distance = "device_distance" in problem.rest
+    if not compares_distance and not problem.options.any_gpus:
         # No GPU of those that may go together is nearer than another to this policy.
-        return [_nearest_gpus(certain, homes, left, positions, (0,) * len(positions))], True
+        split = (0,) * len(positions)
+    if split is not None:
+        return [_nearest_gpus(certain, homes, left, positions, split)], True
+    if compares_distance:
+        homes = _merged(homes, positions)
     most = MOST_GPU_VECTORS if problem.options.any_gpus else MOST_GROUP_VECTORS
+    # Of each home none of its GPUs, one, two … and the rows of these.
+    firsts = [[one.first(number) for number in range(one.count + 1)] for one in homes]
+    parts = [[(sure, tied) for sure, _, tied in some] for some in firsts]
+    rows = [
+        [distance_rows([(one.home, weight)], positions) for _, weight, _ in some]
+        for one, some in zip(homes, firsts, strict=True)
+    ]
+    all_of = [one.first(one.count) for one in certain]
+    certain_rows = distance_rows(
+        [(one.home, weight) for one, (_, weight, _) in zip(certain, all_of, strict=True)], positions
+    )
+    certain_part = sum(sure for sure, _, _ in all_of), None
     found: list[GpuSelection] = []
     for numbers in vectors([one.count for one in homes], left):
         if len(found) == most:
             return found, False
+        mine = [some[number] for some, number in zip(rows, numbers, strict=True)]
         found.append(
-            _selection((*certain, *homes), (*(one.count for one in certain), *numbers), positions)
+            GpuSelection(
+                (certain_part, *[some[n] for some, n in zip(parts, numbers, strict=True)]),
+                tuple(map(sum, zip(certain_rows, *mine, strict=True))),
+            )
         )
     return found, True
 
 
-def _selection(
-    homes: Sequence[HomeGpus], numbers: Sequence[int], positions: Sequence[int]
-) -> GpuSelection:
-    """So many GPUs of each home."""
-    sure, tied, used = 0, [], []
-    for one, number in zip(homes, numbers, strict=True):
-        mine, weight, some = one.first(number)
-        sure |= mine
-        used.append((one.home, weight))
-        if some is not None:
-            tied.append(some)
-    return GpuSelection(sure, tuple(tied), distance_rows(used, positions))
+def _merged(homes: Sequence[HomeGpus], positions: Sequence[int]) -> list[HomeGpus]:
+    """The homes, as one those that are as far from each of these nodes."""
+    alike: dict[tuple[int, ...] | None, list[HomeGpus]] = {}
+    for one in homes:
+        row = None if one.home is None else tuple([one.home.to_node[node] for node in positions])
+        alike.setdefault(row, []).append(one)
+    result = []
+    for some in alike.values():
+        weights: dict[int, int] = {}
+        for weight, gpus in (each for one in some for each in one.by_weight):
+            weights[weight] = weights.get(weight, 0) | gpus
+        count = sum(one.count for one in some)
+        result.append(HomeGpus(some[0].home, tuple(sorted(weights.items())), count))
+    return result
 
 
 def _nearest_gpus(
@@ -141,7 +168,7 @@ def _nearest_gpus(
             distance = sum([n * row[p] for n, p in zip(split, positions, strict=True)])
         for weight, gpus in one.by_weight:
             by_distance.setdefault(weight * distance, []).append((one.home, weight, gpus))
-    tied: tuple[tuple[int, int], ...] = ()
+    tied: tuple[int, int] | None = None
     for distance in sorted(by_distance) if left else ():
         here, wanted = 0, left
         for home, weight, gpus in by_distance[distance]:
@@ -150,9 +177,9 @@ def _nearest_gpus(
             used.append((home, weight * number))
             left -= number
         if here.bit_count() > wanted:
-            tied = ((here, wanted),)
+            tied = here, wanted
             break
         sure |= here
         if not left:
             break
-    return GpuSelection(sure, tied, distance_rows(used, positions))
+    return GpuSelection(((sure, tied),), distance_rows(used, positions))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import NamedTuple
 
 from homenode.plan.search.candidates import Candidates
@@ -222,15 +222,19 @@ class _Search:
         if "device_distance" not in problem.rest:
             return [Choice(0, gpus, ranges) for gpus in selections]
         named = [self.terms.named_rows[node] for node in positions]
-        found: list[Choice] = []
+        least: list[tuple[GpuSelection, list[int]]] = []
+        nearest: int | None = None
         for gpus in selections:
-            weights = [mine + row for mine, row in zip(named, gpus.rows, strict=True)]
-            narrowed, distance = _nearest(ranges, weights, problem.groups)
-            if found and distance < found[0].device_distance:
-                found.clear()
-            if not found or distance == found[0].device_distance:
-                found.append(Choice(distance, gpus, narrowed))
-        return found
+            weights = list(map(add, named, gpus.rows))
+            distance = _least_distance(ranges, weights, problem.groups)
+            if nearest is None or distance < nearest:
+                least, nearest = [], distance
+            if distance == nearest:
+                least.append((gpus, weights))
+        return [
+            Choice(nearest or 0, gpus, _nearest(ranges, weights, problem.groups))
+            for gpus, weights in least
+        ]
 
     def work_out(self, nodes: int, choices: Sequence[Choice]) -> Placing:
         """The best placing on one set of nodes, of choices that are equally near. What GPU sets
@@ -258,14 +262,28 @@ class _Search:
         return min(found, key=self.rest_of)
 
 
+def _least_distance(ranges: Sequence[GroupRange], weights: Sequence[int], groups: int) -> int:
+    """The least sum of groups times weight."""
+    total, left = 0, groups
+    for (least, _), weight in zip(ranges, weights, strict=True):
+        total += least * weight
+        left -= least
+    for weight, (least, most) in sorted(zip(weights, ranges, strict=True)) if left else ():
+        more = min(most - least, left)
+        total += more * weight
+        left -= more
+        if not left:
+            break
+    return total
+
+
 def _nearest(
     ranges: Sequence[GroupRange], weights: Sequence[int], groups: int
-) -> tuple[tuple[GroupRange, ...], int]:
-    """The ranges narrowed to the splits of least sum of groups times weight, and that sum."""
+) -> tuple[GroupRange, ...]:
+    """The ranges narrowed to the splits of least sum of groups times weight."""
     left = groups - sum(one.least for one in ranges)
-    total = sum(one.least * weight for one, weight in zip(ranges, weights, strict=True))
     if not left:
-        return tuple(ranges), total
+        return tuple(ranges)
     narrowed = [GroupRange(one.least, one.least) for one in ranges]
     for weight in sorted(set(weights)):
         if not left:
@@ -274,9 +292,8 @@ def _nearest(
         space = sum(ranges[i].most - ranges[i].least for i in here)
         for i in here:
             narrowed[i] = GroupRange(ranges[i].most, ranges[i].most) if space <= left else ranges[i]
-        total += min(space, left) * weight
         left -= min(space, left)
-    return tuple(narrowed), total
+    return tuple(narrowed)
 
 
 def _distinct(found: Sequence[Placing]) -> list[Placing]:

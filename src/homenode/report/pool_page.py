@@ -263,7 +263,8 @@ def _sums(outlook: PoolOutlook) -> Iterator[str]:
         every = format_bytes(free.memory_bytes // GIB * GIB)
         yield _sum(f"{format_bytes(free.free_memory_bytes // GIB * GIB)} of {every}", "memory free")
     for fit in outlook.fits:
-        yield _sum(_fit(fit.local, fit.degraded), f"more {fit.flavour} VMs fit")
+        less = ", +N: with less locality" if fit.degraded else ""
+        yield _sum(_fit(fit.local, fit.degraded), f"more {fit.flavour} VMs fit{less}")
     missing = missing_text(outlook.stranded)
     said = f"stranded GPUs{': ' + missing if missing else ''}"
     yield _sum(str(outlook.stranded_gpus), said, "bad" if outlook.stranded else "")

@@ -1,11 +1,14 @@
 """Capture of many hosts over a real ssh: a daemon of our own on the loopback."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from homenode.errors import HostError, InputError
+from homenode.pool.answers_file import ANSWERS_FILE
 from homenode.pool.capture import capture_pool, read_list
 from homenode.pool.sources import POOL_FILE, load_pool
 from homenode.record_folder import RecordFolder
@@ -65,6 +68,19 @@ def test_a_capture_that_was_cut_short_keeps_the_hosts_that_it_has_read(
     half = load_pool([str(pool)])
     assert (len(half.hosts), [one.source for one in half.failures]) == (1, [str(pool)])
     assert _capture(listed, pool) == (["a", "b"], [], 1)
+
+
+def test_hosts_of_other_sources_are_stored_as_they_were_read(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text("hgx-h100*2 fault_domain=r1\nsmall-2n8c-2gpu name=s\nnone-1\n")
+    run = [sys.executable, "-m", "homenode", "pool", "capture", "list", "-o", "pool"]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "3 hosts, 3 read now, 1 failed" in done.stderr
+    found, expected = load_pool([str(tmp_path / "pool")]), load_pool([str(tmp_path / "list")])
+    assert (found.hosts, found.shapes) == (expected.hosts, expected.shapes)
+    assert (tmp_path / "pool" / ANSWERS_FILE).exists()
+    again = subprocess.run([*run[:-3], "pool", "-o", "pool"], cwd=tmp_path, capture_output=True)
+    assert again.returncode == 2
 
 
 def test_two_captures_of_one_folder_at_once_are_refused(tmp_path: Path) -> None:

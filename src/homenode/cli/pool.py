@@ -105,14 +105,18 @@ def capture(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="POOL/", help="The folder to write.")
     ],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SOURCE...", help="Instead of --hosts: a pool, as for pool show."),
+    ] = None,
     hosts: Annotated[
-        Path,
+        Path | None,
         typer.Option(
             metavar="FILE",
             help="A list: on each line [USER@]HOST[:PORT], then name=NAME and fault_domain=NAME "
             "where wanted.",
         ),
-    ],
+    ] = None,
     jobs: Annotated[
         int, typer.Option(metavar="N", min=1, max=256, help="Hosts read at the same time.")
     ] = 16,
@@ -126,15 +130,16 @@ def capture(
     """Read many hosts over ssh at once into a folder, which every pool command takes.
 
     Nothing is installed on the hosts. A host that fails is named and left out; the same command
-    later reads those that are missing.
+    later reads those that are missing. SOURCE: hosts of captures, host.toml files and libvirt URIs,
+    which are read once instead of by every command.
 
     Examples:
       homenode pool capture --hosts hosts.txt -o pool/
-      homenode pool capture --hosts hosts.txt -o pool/ --again --jobs 64
+      homenode pool capture captures/ qemu+ssh://gpu-9/system -o pool/
     """
     from homenode.cli import pool_reading
 
-    pool_reading.capture(hosts, output, jobs, timeout, again=again)
+    pool_reading.capture(sources or (), hosts, output, jobs, timeout, again=again)
 
 
 @app.command("place", cls=HelpCommand)

@@ -142,35 +142,55 @@ def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -
     exit_with_failures(pool)
 
 
-def capture(hosts: Path, output: Path, jobs: int, timeout_s: float, *, again: bool) -> None:
-    from homenode.pool.capture import capture_pool
+def capture(
+    sources: Sequence[str],
+    hosts: Path | None,
+    output: Path,
+    jobs: int,
+    timeout_s: float,
+    *,
+    again: bool,
+) -> None:
+    from homenode.pool.capture import capture_pool, store_pool
     from homenode.pool.outlook import outlook
 
-    content = read_file(hosts, "a list of hosts")
-    with progress("reading hosts") as show_progress:
-        done = capture_pool(
-            content.decode("utf-8", "replace"),
-            str(hosts),
-            output,
-            show_progress,
-            jobs=jobs,
-            timeout_s=timeout_s,
-            again=again,
-        )
-    if done.pool.hosts:
+    if bool(sources) == (hosts is not None):
+        found = "both" if sources else "neither"
+        raise UsageError(f"pool capture: expected --hosts FILE or sources of hosts, found {found}")
+    if hosts is None:
+        if output.resolve() in [Path(source).resolve() for source in sources]:
+            raise UsageError(f"--output {output}: expected another folder, found a source")
+        with progress("reading hosts") as show_progress:
+            pool = load_pool(sources, show_progress, jobs=jobs)
+        number = len(pool.hosts)
+        store_pool(pool, output)
+    else:
+        content = read_file(hosts, "a list of hosts")
+        with progress("reading hosts") as show_progress:
+            done = capture_pool(
+                content.decode("utf-8", "replace"),
+                str(hosts),
+                output,
+                show_progress,
+                jobs=jobs,
+                timeout_s=timeout_s,
+                again=again,
+            )
+        pool, number = done.pool, done.read
+    if pool.hosts:
         # Later commands find what they need of hosts that have not changed.
-        sources = [str(output)]
-        pool = load_pool(sources)
-        with planner_of(pool, sources) as planner, progress("planning") as show_progress:
-            outlook(pool, default_flavours(), planner, show_progress)
-    note_failures(done.pool)
+        written = [str(output)]
+        stored = load_pool(written)
+        with planner_of(stored, written) as planner, progress("planning") as show_progress:
+            outlook(stored, default_flavours(), planner, show_progress)
+    note_failures(pool)
     note(
-        f"wrote {output}: {plural(len(done.pool.hosts), 'host')}, {done.read} read now, "
-        f"{len(done.pool.failures)} failed"
+        f"wrote {output}: {plural(len(pool.hosts), 'host')}, {number} read now, "
+        f"{len(pool.failures)} failed"
     )
-    if done.pool.hosts:
+    if pool.hosts:
         note(f"next: {command_line('homenode', 'pool', 'show', output)}")
-    exit_with_failures(done.pool)
+    exit_with_failures(pool)
 
 
 def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None) -> None:
@@ -181,7 +201,8 @@ def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
-    found = outlook(pool, sizes)
+    with planner_of(pool, sources) as planner, progress("planning") as show_progress:
+        found = outlook(pool, sizes, planner, show_progress)
     print_file(export_text(found, scheduler))
     note(f"next: {NEXT_STEP[scheduler]}")
     left_out = unnamed(found, scheduler)

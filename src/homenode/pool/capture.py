@@ -78,6 +78,14 @@ def capture_pool(
     return CapturedPool(pool, done)
 
 
+def store_pool(pool: Pool, folder: Path) -> None:
+    """Write a pool that was read from other sources into a folder, in place of what it has. Raises
+    HostError."""
+    record = RecordFolder(folder, private=True)
+    with record.locked("no other homenode that captures this pool"):
+        _Folder(record, {}, {}).store(pool)
+
+
 def _read(one: ListedHost, timeout_s: float) -> Host | str:
     """The host, or why there is none."""
     server = one.server
@@ -112,10 +120,13 @@ class _Folder:
         for source, reason in sorted(failures):
             builder.fail(source, reason)
         pool = builder.pool()
+        self.store(pool)
+        return pool
+
+    def store(self, pool: Pool) -> None:
         self._record.write(POOL_FILE, "".join(encode_pool(pool)).encode())
         for path in self._record.path.glob(PART_FILES):
             self._record.remove(path.name)
-        return pool
 
 
 def _file_of(name: str) -> str:

@@ -67,6 +67,15 @@ def test_a_file_that_is_damaged_or_newer_counts_as_none(folder: Path, content: s
     assert _outlook(folder) == (first, 0)
 
 
+def test_answers_for_another_number_of_nodes_are_not_used(folder: Path) -> None:
+    first, asked = _outlook(folder)
+    path = folder / ANSWERS_FILE
+    stored = json.loads(path.read_text())
+    runs = {digest: [*run[:3], []] for digest, run in stored["runs"].items()}
+    path.write_text(json.dumps({**stored, "runs": runs, "counts": {}, "stranded": {}}))
+    assert _outlook(folder) == (first, asked)
+
+
 def test_what_another_program_has_worked_out_is_not_used(folder: Path) -> None:
     first, asked = _outlook(folder)
     path = folder / ANSWERS_FILE

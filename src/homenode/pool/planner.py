@@ -307,7 +307,7 @@ class Planner(States):
         run = self._runs.get(key)
         if run is None and self.answers is not None:
             found = self.answers.stored.runs.get(self.digest(*key))
-            if found is not None:
+            if found is not None and len(found[3]) == len(key[0].memory):
                 run = self._runs[key] = Run(*found)
         return run
 

@@ -76,6 +76,16 @@ def test_answers_for_another_number_of_nodes_are_not_used(folder: Path) -> None:
     assert _outlook(folder) == (first, asked)
 
 
+@pytest.mark.parametrize("gpu", ["x", "0000:ff:00.0"])
+def test_stranded_gpus_that_are_not_free_ones_are_looked_for_again(folder: Path, gpu: str) -> None:
+    first, _ = _outlook(folder)
+    path = folder / ANSWERS_FILE
+    stored = json.loads(path.read_text())
+    stranded = {digest: [["cores", [gpu]]] for digest in stored["stranded"]}
+    path.write_text(json.dumps({**stored, "stranded": stranded}))
+    assert _outlook(folder)[0] == first
+
+
 def test_what_another_program_has_worked_out_is_not_used(folder: Path) -> None:
     first, asked = _outlook(folder)
     path = folder / ANSWERS_FILE

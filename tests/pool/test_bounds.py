@@ -1,17 +1,22 @@
 """The order of hosts with bounds, against the order in which every host is planned."""
 
 import random
+from dataclasses import replace
 from itertools import islice
 
 import pytest
 
+from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
+from homenode.plan.layout import Pinning
 from homenode.plan.options import PlanOptions
+from homenode.plan.request import DeviceLocality, Policy
 from homenode.pool.flavour import Flavour, default_flavours
-from homenode.pool.model import Pool
+from homenode.pool.model import Pool, passable_gpus
 from homenode.pool.outlook import outlook
 from homenode.pool.place import PoolPlaces, RankedPlace
 from homenode.pool.planner import Planner
+from homenode.topology import Host
 from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
 
@@ -94,6 +99,70 @@ def test_the_first_hosts_are_those_of_all_when_every_one_is_planned(seed: int) -
 @pytest.mark.parametrize("seed", range(100, 500))
 def test_the_first_hosts_are_the_same_on_every_kind_of_host(seed: int) -> None:
     _check(*_case(seed, EVERY))
+
+
+def _bound_and_key(
+    host: Host, asked: Flavour, flavours: tuple[Flavour, ...] = default_flavours()
+) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """The bound of a host, and the key once it is planned; what fits there is known."""
+    pool = pool_of([("h", host)])
+    planner = Planner(pool)
+    outlook(pool, flavours, planner)
+    places = PoolPlaces(pool, flavours, planner)
+    bound = places.bounds.key(planner.state(pool.hosts[0]), asked)
+    every = PoolPlaces(pool, flavours)
+    every.bounds.key = lambda state, flavour: ()  # type: ignore[method-assign]
+    assert next(every.ranked(asked), None) is not None
+    (candidate,) = every._candidates.values()
+    return bound, candidate.key
+
+
+def _in_use(host: Host, gpus: tuple[int, ...], cores: range) -> Host:
+    """The host with a VM that has these GPUs, by their position, and a PU of these cores."""
+    every = [gpu.bdf for gpu in passable_gpus(host)]
+    pins = tuple(CpuSet.from_bits(host.cores[i].pus.bits & -host.cores[i].pus.bits) for i in cores)
+    vm = replace(with_vm(host, Flavour("vm", 0, 1, GIB), "vm").domains[-1], vcpu_pins=pins)
+    return replace(host, domains=(replace(vm, devices=tuple(every[i] for i in gpus)),))
+
+
+def test_gpus_that_may_be_anywhere_bind_no_node() -> None:
+    host = _in_use(shipped("hgx-h100"), (0, 1, 2, 3), range(56, 112))
+    options = PlanOptions(layout="pin-numa", device_locality=DeviceLocality.IGNORE)
+    bound, key = _bound_and_key(host, Flavour("vm", 1, 8, 8 * GIB, options=options))
+    assert bound <= key
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_gpus_that_are_named_count_as_in_use(more: int) -> None:
+    host = shipped("hgx-h100")
+    first = passable_gpus(host)[0].bdf
+    options = PlanOptions(layout="pin-numa-pci", devices=(first,))
+    asked = Flavour("vm", more, 8, 8 * GIB, options=options)
+    busy = _in_use(host, (2, 3, 6, 7), range(0))
+    bound, key = _bound_and_key(busy, asked, default_flavours()[-1:])
+    assert bound <= key
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_vcpus_that_float_over_a_node_need_no_core_each(gpus: int) -> None:
+    options = PlanOptions(layout="pin-bound", pinning=Pinning.NODE, policy=Policy.MEMORY_FIRST)
+    host = _in_use(shipped("hgx-h100"), (4, 5, 6, 7), range(4, 112))
+    bound, key = _bound_and_key(host, Flavour("vm", gpus, 6, 8 * GIB, options=options))
+    assert bound <= key
+
+
+def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> None:
+    host = shipped("hgx-h100")
+    last = passable_gpus(host)[-1].bdf
+    host = replace(
+        host,
+        pci_devices=tuple(
+            replace(one, node=None) if one.bdf == last else one for one in host.pci_devices
+        ),
+    )
+    busy = _in_use(host, tuple(range(7)), range(0))
+    bound, key = _bound_and_key(busy, Flavour("vm", 1, 8, 8 * GIB))
+    assert bound <= key
 
 
 def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:

@@ -191,3 +191,11 @@ def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
     features = line.partition("AvailableFeatures=")[2].partition(" ")[0].split(",")
     assert len(set(features)) == len(names)
     assert int(line.rpartition("Weight=")[2]) < 2**32
+
+
+def test_a_vm_does_not_move_to_a_host_that_has_one_of_its_name() -> None:
+    host = with_vm(shipped("hgx-h100"), Flavour("web", 1, 8, 8 * GIB), "web")
+    plan = drain(pool_of([("a", host), ("b", host)]), "a", default_flavours())
+    assert plan.moves == ()
+    assert [one.vm for one in plan.stuck] == ["web"]
+    assert "no VM of this name" in plan.stuck[0].reason

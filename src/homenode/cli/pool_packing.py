@@ -9,6 +9,7 @@ from homenode.cli.pool_placing import recording
 from homenode.cli.pool_reading import (
     exit_with_failures,
     note_failures,
+    planner_of,
     read_flavours,
     read_the_pool,
 )
@@ -98,7 +99,8 @@ def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: 
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
-    plan = drain_moves(pool, host, sizes)
+    with planner_of(pool, sources) as planner:
+        plan = drain_moves(pool, host, sizes, planner)
     _print_moves(plan, drain_text(plan, host, pool, sources), pool, as_json=as_json)
 
 
@@ -123,7 +125,8 @@ def defragment(
         wanted = found[0]
     pool = read_the_pool(sources)
     note_failures(pool)
-    plan = defragment_moves(pool, wanted, sizes, most=most)
+    with planner_of(pool, sources) as planner:
+        plan = defragment_moves(pool, wanted, sizes, planner, most=most)
     text = defragment_text(plan, wanted.name, pool, sources, most)
     _print_moves(plan, text, pool, as_json=as_json)
 

@@ -161,7 +161,7 @@ def capture(
         if output.resolve() in [Path(source).resolve() for source in sources]:
             raise UsageError(f"--output {output}: expected another folder, found a source")
         with progress("reading hosts") as show_progress:
-            pool = load_pool(sources, show_progress, jobs=jobs)
+            pool = load_pool(sources, show_progress, jobs=jobs, recorded=False)
         number = len(pool.hosts)
         store_pool(pool, output)
     else:

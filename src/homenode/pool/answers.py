@@ -6,6 +6,9 @@ The key of each is a digest of all that it depends on: shape and state of the ho
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Annotated
+
+from msgspec import Meta
 
 from homenode import formats
 from homenode.pool.flavour import Flavour
@@ -16,8 +19,9 @@ from homenode.topology import Host
 MOST_ANSWERS = 500_000
 """In a file. Of more, only those that this command needed are stored."""
 
-RunAnswer = tuple[int, int, int, tuple[int, ...]]
-CountsAnswer = tuple[int, int]
+Count = Annotated[int, Meta(ge=0)]
+RunAnswer = tuple[Count, Count, Count, tuple[Count, ...]]
+CountsAnswer = tuple[Count, Count]
 StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
 
 

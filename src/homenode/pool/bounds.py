@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import MemoryBinding
-from homenode.plan.request import MemoryMode
+from homenode.plan.layout import MemoryBinding, Pinning, Siblings
+from homenode.plan.request import DeviceLocality, MemoryMode
 from homenode.pool.flavour import Flavour
-from homenode.pool.planner import Planner, Step
+from homenode.pool.planner import Planner, Step, names_parts
 from homenode.pool.state import HostState
 from homenode.topology import LOCAL_DISTANCE, Host
 
 _MOST_DIVIDED = 16
 """Up to so many free GPUs on a part of a host, every division among the flavours is tried."""
+
+_MOST_REACHED = 2000
+"""Amounts left that are looked at for a part."""
 
 UNREACHED = 1 << 62
 """More than a pool can lose: the host has no placement that costs as little as the bound."""
@@ -62,7 +65,7 @@ class _Nodes:
     packages: tuple[int, ...]
     classes: tuple[tuple[int, int], ...]
     gpus: dict[Bdf, int]
-    widest: int | None
+    widest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +271,10 @@ class Bounds:
         is_near = is_local and step.nearness[1] == 1
         on_one = is_near and len(step.placement.nodes) == 1
         own, rest = step.terms
-        # On an empty board only partitions are chosen from; later, if none is free, any GPUs.
+        # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
+        # of no known node may be nearer than those that the empty host offers.
         is_least = not step.given and step.placement.optimal and (on_one or not flavour.gpus)
+        is_anywhere = request.device_locality is DeviceLocality.IGNORE
         is_bound = (
             request.layout.memory is not MemoryBinding.AS_IT_WAS
             and request.page_bytes is None
@@ -277,7 +282,11 @@ class Bounds:
             and not request.memory_nodes_allowed
         )
         cores = sum(busy for busy, _ in step.after.cores)
-        if nodes is not None and nodes.widest is not None:
+        layout = request.layout
+        has_whole_cores = (
+            layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+        )
+        if nodes is not None and not has_whole_cores:
             cores = min(cores, -(-request.vcpus // nodes.widest))
         needs = Amount(
             flavour.gpus if flavour.options.gpu_profile is None else 0,
@@ -285,11 +294,15 @@ class Bounds:
             request.memory_bytes if is_bound else 0,
         )
         return _Empty(
-            (0, *own) if is_least else None,
+            (0, *own) if is_least and nodes is not None else None,
             tuple(rest),
             needs,
-            nodes.position[step.placement.nodes[0]] if on_one and nodes is not None else None,
-            is_near if is_local and flavour.options.gpu_profile is None else None,
+            nodes.position[step.placement.nodes[0]]
+            if on_one and nodes is not None and not is_anywhere and not names_parts(request)
+            else None,
+            is_near
+            if is_local and flavour.options.gpu_profile is None and not is_anywhere
+            else None,
         )
 
     def _free_of(
@@ -332,13 +345,19 @@ def _parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]
 
 def _gpus_used(part: Amount, needs: Sequence[Amount]) -> int:
     """The most GPUs that VMs with these needs can have of a part."""
-    if not needs or part.gpus > _MOST_DIVIDED:
-        return part.gpus if needs else 0
-    most, left = 0, part
-    for number in range(part.holds(needs[0]) + 1):
-        most = max(most, number * needs[0].gpus + _gpus_used(left, needs[1:]))
-        left = left.without(needs[0])
-    return most
+    if part.gpus > _MOST_DIVIDED:
+        return part.gpus
+    reached = {part}
+    least = part.gpus
+    for need in set(needs):
+        for left in list(reached):
+            for _ in range(left.holds(need)):
+                left = left.without(need)
+                reached.add(left)
+                least = min(least, left.gpus)
+        if not least or len(reached) > _MOST_REACHED:
+            return part.gpus
+    return part.gpus - least
 
 
 def _nodes(
@@ -371,6 +390,5 @@ def _nodes(
     of_nodes = [
         numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
     ]
-    shapes = {(core.kind, len(core.pus)) for core in host.cores}
-    widest = max(size for _, size in shapes) if len(shapes) > 1 else None
+    widest = max(len(core.pus) for core in host.cores)
     return _Nodes(position, tuple(of_nodes), tuple(found), homes, widest)

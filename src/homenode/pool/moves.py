@@ -12,6 +12,7 @@ from homenode.pool.flavour import DEFAULT_LAYOUT, Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.place import PoolPlaces
+from homenode.pool.planner import Planner
 from homenode.topology import Host, RunningDomain
 from homenode.units import format_bytes
 from homenode.wording import did_you_mean, plural
@@ -77,11 +78,13 @@ class MovePlan:
         return tuple(move for group in self.groups for move in group.moves)
 
 
-def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
+def drain(
+    pool: Pool, host: str, flavours: Sequence[Flavour], planner: Planner | None = None
+) -> MovePlan:
     """The moves that empty a host, each VM to the host where the pool loses least. A VM that fits
     on no other host is named, and the others are moved. Raises UsageError for a host that the pool
     does not have."""
-    places = PoolPlaces(pool, flavours)
+    places = PoolPlaces(pool, flavours, planner)
     known = {one.name for one in pool.hosts}
     if host not in known:
         raise UsageError(
@@ -107,11 +110,16 @@ def drain(pool: Pool, host: str, flavours: Sequence[Flavour]) -> MovePlan:
 
 
 def defragment(
-    pool: Pool, flavour: Flavour, flavours: Sequence[Flavour], *, most: int = 8
+    pool: Pool,
+    flavour: Flavour,
+    flavours: Sequence[Flavour],
+    planner: Planner | None = None,
+    *,
+    most: int = 8,
 ) -> MovePlan:
     """The moves after which more VMs of the flavour fit with full locality, the fewest moves per
     gain first. most: number of gains."""
-    places = PoolPlaces(pool, flavours)
+    places = PoolPlaces(pool, flavours, planner)
     before = _fits(places, flavour)
     groups: list[MoveGroup] = []
     while len(groups) < most:
@@ -277,7 +285,9 @@ def _unmovable(places: PoolPlaces, vm: RunningDomain, host: str) -> str:
     if flavour.gpus:
         kind = flavour.options.gpu_profile or flavour.gpu_model
         parts.insert(0, plural(flavour.gpus, "GPU") + (f" ({kind})" if kind else ""))
-    return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together"
+    taken = len(places.hosts_of(vm.name)) > 1
+    without = " and no VM of this name" if taken else ""
+    return f"no other host has {', '.join(parts[:-1])} and {parts[-1]} free together{without}"
 
 
 def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[Move, PoolHost]]:
@@ -291,7 +301,9 @@ def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[M
     others = {
         one.name
         for one in places.pool().hosts
-        if one.name != host and shapes[one.shape].architecture == architecture
+        if one.name != host
+        and shapes[one.shape].architecture == architecture
+        and all(known.name != vm.name for known in one.domains)
     }
     tried = set()
     for one in places.ranked(flavour, among=others):

@@ -151,6 +151,8 @@ def pack(pool: Pool, requests: Sequence[PackRequest], *, seconds: float = 60.0) 
     bound: float | None = None
     left = seconds
     for number in range(MOST_ROUNDS):
+        if number and left <= 0:
+            break
         values, first, took = _divided(model, groups, max(1.0, left))
         if number == 0:
             bound = first

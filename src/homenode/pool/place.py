@@ -10,6 +10,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
+from homenode.pool.answers import Answers
 from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
@@ -114,7 +115,10 @@ class PoolPlaces:
 
     def forget(self) -> None:
         """Start again with a planner that has worked out nothing, as the pool is now."""
-        self.planner = Planner(self.planner.pool, self.planner.answers)
+        answers = self.planner.answers
+        self.planner = Planner(
+            self.planner.pool, None if answers is None else Answers(answers.stored)
+        )
         self.bounds = Bounds(self.planner, self.flavours)
         self._candidates.clear()
         self._members.clear()
@@ -321,7 +325,9 @@ class PoolPlaces:
             # Of GPUs that are divided, the hint names the profiles.
             detail = refused.hint if nearest.constraint == "gpus" else nearest.detail
             return reason, detail or ""
-        return "its GPUs of that model or profile are in use", ""
+        if flavour.gpu_model or flavour.options.gpu_profile:
+            return "its GPUs of that model or profile are in use", ""
+        return "too little free memory, counted in steps of 64 MiB", "homenode plan may accept it"
 
 
 class _Candidate:

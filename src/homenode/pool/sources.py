@@ -30,10 +30,15 @@ Progress = Callable[[int, int], None]
 
 
 def load_pool(
-    sources: Sequence[str], progress: Progress = lambda done, total: None, *, jobs: int = 8
+    sources: Sequence[str],
+    progress: Progress = lambda done, total: None,
+    *,
+    jobs: int = 8,
+    recorded: bool = True,
 ) -> Pool:
     """The pool of all these sources. A source without a host is a failure of the pool; the others
-    are read. progress: called with the number of hosts read, and of all.
+    are read. progress: called with the number of hosts read, and of all. recorded: with the VMs
+    that `pool place --record` has placed there.
 
     Raises UsageError if no source is named, InputError if no source gives a host.
     """
@@ -46,7 +51,7 @@ def load_pool(
     for source in sources:
         _add(builder, source, progress, jobs)
     pool = builder.pool()
-    for source in sources:
+    for source in sources if recorded else ():
         pool = _placed(pool, source)
     if not pool.hosts:
         first = pool.failures[0]

@@ -54,11 +54,14 @@ class StrandedSearch:
             return self._find(state)
         known = answers.stored.stranded
         digest = self._planner.digest(state, self._flavours)
-        if digest not in known:
+        free = {str(gpu): gpu for gpu in self._planner.free_gpus(state)}
+        answer = known.get(digest)
+        if answer is None or any(gpu not in free for _, gpus in answer for gpu in gpus):
             found = self._find(state)
             known[digest] = tuple((one.missing, tuple(map(str, one.gpus))) for one in found)
+            return found
         return tuple(
-            StrandedGpus(missing, tuple(map(Bdf.parse, gpus))) for missing, gpus in known[digest]
+            StrandedGpus(missing, tuple(free[gpu] for gpu in gpus)) for missing, gpus in answer
         )
 
     def _find(self, state: HostState) -> tuple[StrandedGpus, ...]:

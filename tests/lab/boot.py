@@ -1,5 +1,6 @@
 """Boots a virtual host with homenode in it, and gives what its console said."""
 
+import contextlib
 import importlib.metadata
 import os
 import re
@@ -19,7 +20,9 @@ from tests.lab.virtual_host import VirtualHost
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 
-TRIES = 2
+TRIES = 3
+START_S = 300.0
+"""Until a machine's program begins, which is after some 10 s where nothing else runs."""
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -111,20 +114,26 @@ def boot(
         if seconds is not None:
             return Booted(text, seconds)
         print(
-            f"try {attempt}: the virtual host did not end within {timeout_s:g} s:\n{text[-6000:]}"
+            f"try {attempt}: the virtual host did not begin within {START_S:g} s or end within "
+            f"{timeout_s:g} s:\n{text[-6000:]}"
         )
     pytest.fail(f"the virtual host did not end within {timeout_s:g} s, {TRIES} times")
 
 
 def run_to_its_end(argv: Sequence[str], console: Path, timeout_s: float) -> float | None:
-    """The seconds that a machine took; None where it did not end in time and was killed."""
+    """The seconds that a machine took; None where it did not end in time, or its program had not
+    begun after START_S, and it was killed."""
     started = time.monotonic()
     with console.open("wb") as file:
         process = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
         )
         try:
-            process.wait(timeout_s)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(min(START_S, timeout_s))
+            if process.poll() is None and b"@@" not in console.read_bytes():
+                return None
+            process.wait(max(0.0, timeout_s - (time.monotonic() - started)))
         except subprocess.TimeoutExpired:
             return None
         finally:

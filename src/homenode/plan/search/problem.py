@@ -336,8 +336,9 @@ class PlacementSearch:
         first, rest = request_order(request)
         page_bytes = page_size_bytes(self.host, request)
         most_nodes = min(len(nodes), request.max_nodes or len(nodes))
-        if request.layout.cells is GuestCells.MIRRORED and not request.explicit_cells:
-            # Each guest cell has a page at least.
+        has_cells = request.layout.cells is GuestCells.MIRRORED and not request.explicit_cells
+        if has_cells and request.page_bytes is not None:
+            # Each guest cell has a huge page at least.
             most_nodes = min(most_nodes, max(1, request.memory_bytes // page_bytes))
         return SearchProblem(
             pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),

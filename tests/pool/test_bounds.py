@@ -11,11 +11,13 @@ from homenode.errors import HomenodeError
 from homenode.plan.layout import Pinning
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import DeviceLocality, Policy
+from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool, passable_gpus
 from homenode.pool.outlook import outlook
 from homenode.pool.place import PoolPlaces, RankedPlace
 from homenode.pool.planner import Planner
+from homenode.pool.state import HostState
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
@@ -71,13 +73,29 @@ def _of(place: RankedPlace) -> tuple[object, ...]:
     return place.host.name, place.lost, place.step.placement.nodes, place.step.placement.devices
 
 
+class _NoBounds(Bounds):
+    """Says nothing of a host before it is planned, and counts all VMs that fit."""
+
+    def __init__(self, planner: Planner, flavours: tuple[Flavour, ...]) -> None:
+        super().__init__(planner, flavours)
+        self._all = planner
+
+    def key(self, state: HostState, flavour: Flavour) -> tuple[object, ...]:
+        return ()
+
+    def clean(self, state: HostState, flavour: Flavour) -> int:
+        return self._all.counts(state, flavour)[0]
+
+
+def _with_every_host_planned(pool: Pool, flavours: tuple[Flavour, ...]) -> PoolPlaces:
+    places = PoolPlaces(pool, flavours)
+    places.bounds = _NoBounds(places.planner, places.flavours)
+    return places
+
+
 def _check(pool: Pool, asked: Flavour) -> tuple[int, int]:
     """How often the planner was asked with every host planned, and with bounds."""
-    every = PoolPlaces(pool, default_flavours())
-    every.bounds.key = lambda state, flavour: ()  # type: ignore[method-assign]
-    every.bounds.clean = (  # type: ignore[method-assign]
-        lambda state, flavour: every.planner.counts(state, flavour)[0]
-    )
+    every = _with_every_host_planned(pool, default_flavours())
     expected = [_of(one) for one in every.ranked(asked)][:3]
     planner = Planner(pool)
     assert [_of(one) for one in islice(PoolPlaces(pool, default_flavours()).ranked(asked), 3)] == (
@@ -110,8 +128,7 @@ def _bound_and_key(
     outlook(pool, flavours, planner)
     places = PoolPlaces(pool, flavours, planner)
     bound = places.bounds.key(planner.state(pool.hosts[0]), asked)
-    every = PoolPlaces(pool, flavours)
-    every.bounds.key = lambda state, flavour: ()  # type: ignore[method-assign]
+    every = _with_every_host_planned(pool, flavours)
     assert next(every.ranked(asked), None) is not None
     (candidate,) = every._candidates.values()
     return bound, candidate.key

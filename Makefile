@@ -116,7 +116,7 @@ wheel: $(STAMP)
 	LDFLAGS='-static-libstdc++ -static-libgcc' $(BIN)/python -m pip wheel --quiet --no-deps \
 	  --disable-pip-version-check --no-build-isolation -w $(WHEEL) .
 
-# What the one file holds, installed from its locks: with hashes, then our own wheel alone.
+# What packages hold, installed from its lock, with hashes. cyclonedx-py lists it with our own wheel.
 runtime: wheel
 	$(PYTHON) -m venv --clear build/runtime
 	build/runtime/bin/pip install --quiet --disable-pip-version-check --require-hashes \
@@ -124,15 +124,15 @@ runtime: wheel
 	build/runtime/bin/pip install --quiet --disable-pip-version-check --no-deps --no-index \
 	  $(WHEEL)/homenode-*.whl
 
-pyz: runtime $(TOOLS)/.ready
-	$(TOOLS)/bin/pex --venv-repository build/runtime \
-	  'homenode[report]' --venv prepend --entry-point homenode.cli.main:main \
-	  --output-file dist/homenode.pyz
+pyz: runtime
+	build/runtime/bin/python packaging/one_file.py $(WHEEL)/homenode-*.whl \
+	  build/runtime/lib/python3.*/site-packages packaging/runtime.lock dist/homenode.pyz
 	@ls -l dist/homenode.pyz
 
-deb: wheel $(TOOLS)/.ready
+deb: runtime $(TOOLS)/.ready
 	$(TOOLS)/bin/sphinx-build -q -W -t manual -b man -c packaging/docs docs build/man
-	$(BIN)/python packaging/debian.py $(WHEEL)/homenode-*.whl build/man dist
+	build/runtime/bin/python packaging/debian.py $(WHEEL)/homenode-*.whl \
+	  build/runtime/lib/python3.*/site-packages build/man dist
 
 dist: docs pyz deb
 	cp $(WHEEL)/homenode-*.whl dist/

@@ -1,10 +1,11 @@
 """Builds dist/homenode_VERSION_ARCH.deb from a wheel: programs, manual pages, completion, units.
 
-    python packaging/debian.py WHEEL MANUAL_PAGES DIST
+    python packaging/debian.py WHEEL SITE_PACKAGES MANUAL_PAGES DIST
 
-homenode and the libraries of runtime.lock lie in /usr/lib/homenode, apart from the distribution's
-Python modules; /usr/bin/homenode starts the distribution's Python with them alone. The package is
-for the Python minor version that builds it. Nothing in it starts or is enabled by itself.
+homenode and the libraries of runtime.lock, taken from SITE_PACKAGES, lie in /usr/lib/homenode,
+apart from the distribution's Python modules; /usr/bin/homenode starts the distribution's Python
+with them alone. The package is for the Python minor version that builds it. Nothing in it starts or
+is enabled by itself.
 """
 
 import gzip
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+from one_file import contents
 
 HERE = Path(__file__).parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -57,24 +60,25 @@ COMPLETIONS = {
 }
 
 
-def build(wheel: Path, manual_pages: Path, dist: Path) -> Path:
+def build(wheel: Path, libraries: Path, manual_pages: Path, dist: Path) -> Path:
     """The package's path. The tree that it is made of is removed again."""
     version = wheel.name.split("-")[1]
     architecture = _output("dpkg", "--print-architecture")
     tree = dist / "deb"
     shutil.rmtree(tree, ignore_errors=True)
     library = tree / "usr/lib/homenode"
-    _install(library, "--require-hashes", "-r", str(HERE / "runtime.lock"))
-    _install(library, "--no-deps", "--no-index", str(wheel))
+    packed = contents(wheel, libraries, HERE / "runtime.lock")
+    if missing := [name for name in PROBES if f"bin/{name}" not in packed]:
+        raise SystemExit(
+            f"{wheel}: expected {missing[0]} in it, found none: build it with a compiler"
+        )
+    for name, content in packed.items():
+        place, _, path = name.partition("/")
+        target = (tree / "usr/bin" if place == "bin" else library) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        target.chmod(0o755 if place == "bin" else 0o644)
     binaries = tree / "usr/bin"
-    binaries.mkdir(parents=True)
-    for name in PROBES:
-        if not (library / "bin" / name).exists():
-            raise SystemExit(
-                f"{wheel}: expected {name} in it, found none: build it with a compiler"
-            )
-        shutil.move(library / "bin" / name, binaries / name)
-    shutil.rmtree(library / "bin")
     _write(binaries / "homenode", LAUNCHER, 0o755)
     for page in sorted(manual_pages.glob("homenode*.1")):
         target = tree / "usr/share/man/man1" / f"{page.name}.gz"
@@ -85,8 +89,6 @@ def build(wheel: Path, manual_pages: Path, dist: Path) -> Path:
     for unit in sorted((HERE / "systemd").glob("homenode*")):
         _write(tree / "lib/systemd/system" / unit.name, unit.read_text())
     _write(tree / "usr/share/doc/homenode/copyright", (HERE.parent / "LICENSE").read_text())
-    for cache in library.rglob("__pycache__"):
-        shutil.rmtree(cache)
     size = sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file())
     control = CONTROL.format(
         version=version,
@@ -118,30 +120,11 @@ def build(wheel: Path, manual_pages: Path, dist: Path) -> Path:
     return package
 
 
-def _install(target: Path, *arguments: str) -> None:
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-compile",
-            "--target",
-            str(target),
-            "--upgrade",
-            *arguments,
-        ],
-        check=True,
-    )
-
-
 def _completion(library: Path, shell: str) -> str:
     """What homenode itself prints for a shell to read."""
     asked = {"PYTHONPATH": str(library), "_HOMENODE_COMPLETE": f"source_{shell}"}
     done = subprocess.run(
-        [sys.executable, "-c", START_AS_INSTALLED],
+        [sys.executable, "-B", "-c", START_AS_INSTALLED],
         env={**os.environ, **asked},
         check=True,
         capture_output=True,
@@ -163,6 +146,6 @@ def _output(*argv: str) -> str:
 
 
 if __name__ == "__main__":
-    if sysconfig.get_platform().startswith("win") or len(sys.argv) != 4:
+    if sysconfig.get_platform().startswith("win") or len(sys.argv) != 5:
         raise SystemExit(__doc__)
     print(build(*map(Path, sys.argv[1:])))

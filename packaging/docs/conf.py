@@ -44,7 +44,10 @@ man_pages = [("index", "homenode", "place, check and measure virtual machines", 
 ]
 
 CONTENTS = (
-    ("Start", ("install", "layouts", "measuring", "python", "glossary", "supported-versions")),
+    (
+        "Start",
+        ("install", "layouts", "targets", "measuring", "python", "glossary", "supported-versions"),
+    ),
     ("Tasks", ("tasks/*",)),
     ("Commands", ("commands/*",)),
     ("Findings", ("findings/README", "findings/*")),
@@ -54,13 +57,14 @@ CONTENTS = (
 
 
 def _without_dead_links(name: str, text: str) -> str:
-    """The page with links that lead nowhere as their words alone: those to files that are no pages
-    (native/README.md), and in a manual page all."""
+    """The page with links that lead nowhere as their words alone: those to what is no page
+    (native/README.md, a folder), and in a manual page all."""
     folder = (ROOT / "docs" / name).parent
 
     def shown(link: re.Match[str]) -> str:
         words, target = link.groups()
-        inside = (folder / target).resolve().is_relative_to(ROOT / "docs")
+        path = (folder / target).resolve()
+        inside = path.is_file() and path.is_relative_to(ROOT / "docs")
         lives = ":" in target or (inside and not MANUAL)
         return link.group() if lives else words
 

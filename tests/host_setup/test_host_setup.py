@@ -188,13 +188,20 @@ def test_the_hook_frees_pus_while_a_vm_runs_and_gives_them_back(tmp_path: Path) 
     stand_in.write_text(f'#!/bin/sh\necho "$4 $5" >> {calls}\n')
     stand_in.chmod(0o755)
     hook = tmp_path / "hook"
-    hook.write_text(_hook(tmp_path).text)
+    hook.write_text(_hook(tmp_path).text.replace("\nPATH=", f"\nPATH={stand_in.parent}:"))
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for name in ("systemctl", "mkdir", "ls", "rm"):
+        (planted / name).write_text(f"#!/bin/sh\ntouch {planted}/ran\n")
+        (planted / name).chmod(0o755)
 
     def call(*words: str) -> list[str]:
         calls.write_text("")
-        environment = {"PATH": f"{stand_in.parent}:/usr/bin:/bin"}
-        done = subprocess.run(["/bin/sh", str(hook), *words], env=environment, check=True)
+        environment = {"PATH": f".:{planted}"}
+        argv = ["/bin/sh", str(hook), *words]
+        done = subprocess.run(argv, cwd=planted, env=environment, check=True)
         assert done.returncode == 0
+        assert not (planted / "ran").exists()
         return calls.read_text().splitlines()
 
     slices = ["system.slice", "user.slice", "init.scope"]

@@ -1,5 +1,6 @@
 """The Ansible role, over two hosts of its own: sshd in mount and UTS namespaces."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -135,6 +136,32 @@ def test_the_program_is_installed_on_two_hosts(hosts: Path, tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("gpu-a", "gpu-b"):
         assert (tmp_path / name / "bin/homenode").stat().st_mode & 0o111
+
+
+@pytest.mark.parametrize(
+    ("inventory", "variable"),
+    [
+        ("gpu-a,", {"homenode_textfile": "/a b/homenode.prom"}),
+        ("gpu-a,", {"homenode_expectation": "/etc/%i.toml"}),
+        ("gpu-a,", {"homenode_expectation": "/etc/a\nExecStart=/bin/id"}),
+        ("gpu-a,", {"homenode_program": "bin/homenode"}),
+        ("gpu-a,", {"homenode_program": "/usr/bin/homenode\n"}),
+        ("../gpu-a,", {}),
+        ("--all,", {}),
+    ],
+)
+def test_the_role_refuses_what_units_and_paths_would_take_for_more(
+    inventory: str, variable: dict[str, str], tmp_path: Path
+) -> None:
+    play = tmp_path / "play.yml"
+    play.write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": ["homenode"]}])
+    )
+    words = ("-c", "local", "--tags", "never", "-e", json.dumps(variable))
+    done = run(tmp_path, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words)
+    assert done.returncode == 2 and "expected absolute paths, and a name" in done.stdout
+    sound = run(tmp_path, program("ansible-playbook"), "-i", "gpu-a,", str(play), *words[:4])
+    assert sound.returncode == 0, sound.stdout
 
 
 @pytest.mark.lab

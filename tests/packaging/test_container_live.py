@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from homenode.results.store import read_run
+from tests.packaging.wheels import instructions
 
 pytestmark = pytest.mark.lab
 
 ROOT = Path(__file__).parents[2]
-BASE = os.environ.get("HOMENODE_CONTAINER_BASE", "docker.io/library/debian:12-slim")
+BASE = os.environ.get("HOMENODE_CONTAINER_BASE", dict(instructions())["ARG"].removeprefix("BASE="))
 MOST_BYTES = 120_000_000
 """Above the base; 92 MB when this was written."""
 
@@ -64,7 +65,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def ran(image: str, results: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    mount = f"{results}:/results"
+    mount = f"{results}:/results:U"
     return podman("run", "--rm", "--cap-add", "SYS_NICE", "-v", mount, image, *argv)
 
 
@@ -74,6 +75,10 @@ def test_it_holds_the_programs_and_nothing_to_build_with(image: str, results: Pa
     assert "bench" in done.stdout
     script = "for one in pip c++ make; do command -v $one /opt/homenode/bin/$one; done; true"
     assert ran(image, results, "sh", "-c", script).stdout == ""
+
+
+def test_it_does_not_run_as_root(image: str, results: Path) -> None:
+    assert ran(image, results, "id", "-u").stdout == "1001\n"
 
 
 def test_it_adds_little_to_its_base(image: str) -> None:

@@ -4,7 +4,6 @@ tests/packaging/test_container_live.py builds and runs it.
 """
 
 import re
-import shutil
 import subprocess
 import tomllib
 import zipfile
@@ -12,19 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.packaging.wheels import build_wheel
+from tests.packaging.wheels import copied, instructions
 
 ROOT = Path(__file__).parents[2]
-KNOWN = {"ARG", "FROM", "RUN", "COPY", "WORKDIR", "VOLUME", "CMD"}
-
-
-def instructions() -> list[tuple[str, str]]:
-    """Each with its text, continued lines joined."""
-    text = (ROOT / "containers" / "Containerfile").read_text()
-    kept = "\n".join(line for line in text.split("\n") if not line.startswith("#"))
-    joined = re.sub(r"\\\n", "", kept)
-    pairs = (line.partition(" ") for line in joined.split("\n") if line.strip())
-    return [(word, rest) for word, _, rest in pairs]
+KNOWN = {"ARG", "FROM", "RUN", "COPY", "WORKDIR", "VOLUME", "USER", "CMD"}
 
 
 def test_every_line_is_an_instruction_and_every_base_is_named() -> None:
@@ -33,8 +23,17 @@ def test_every_line_is_an_instruction_and_every_base_is_named() -> None:
     bases = [rest.split()[0] for word, rest in found if word == "FROM"]
     assert bases == ["${BASE}", "${BASE}"]
     default = next(rest for word, rest in found if word == "ARG")
-    assert re.fullmatch(r"BASE=\S+:\S+", default)
-    assert not default.endswith(":latest")
+    assert re.fullmatch(r"BASE=[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}", default)
+
+
+def test_it_runs_as_a_user_whose_number_is_not_roots_and_who_may_write_results() -> None:
+    found = instructions()
+    assert [rest for word, rest in found if word == "USER"] == ["1001"]
+    assert found.index(("USER", "1001")) > max(
+        i for i, (word, _) in enumerate(found) if word == "RUN"
+    )
+    (made,) = (rest for word, rest in found if word == "RUN" and "useradd --uid 1001 " in rest)
+    assert "install -d -o homenode -g homenode /results" in made
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -45,12 +44,6 @@ def test_every_command_is_one_that_a_shell_reads(number: int) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
-def copied() -> list[str]:
-    """What the build sees of the repository."""
-    texts = [rest for word, rest in instructions() if word == "COPY"]
-    return [one for rest in texts if not rest.startswith("--from") for one in rest.split()[:-1]]
-
-
 def test_what_is_copied_is_there_and_all_else_is_ignored() -> None:
     ignored = (ROOT / ".containerignore").read_text().split()
     assert all((ROOT / source).exists() for source in copied())
@@ -58,25 +51,12 @@ def test_what_is_copied_is_there_and_all_else_is_ignored() -> None:
     assert ignored[0] == "*"
 
 
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The build's /src."""
-    folder = tmp_path_factory.mktemp("src")
-    for source in copied():
-        if (ROOT / source).is_dir():
-            left_out = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(ROOT / source, folder / source, ignore=left_out)
-        else:
-            shutil.copy(ROOT / source, folder)
-    return folder
-
-
-def test_what_is_copied_is_enough_for_the_package(context: Path, tmp_path: Path) -> None:
-    build_wheel(context, tmp_path)
-    (wheel,) = tmp_path.glob("homenode-*.whl")
+@pytest.mark.xdist_group("live")  # next to the other tests of this wheel
+def test_what_is_copied_is_enough_for_the_package(wheel: Path) -> None:
     assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.xdist_group("live")
 def test_what_is_copied_is_enough_for_the_probe(context: Path, tmp_path: Path) -> None:
     argv = ["make", "-n", "-C", str(context / "native"), f"OUT={tmp_path}", "all", "static"]
     planned = subprocess.run(argv, capture_output=True, text=True, check=False)

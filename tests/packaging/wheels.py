@@ -1,9 +1,27 @@
-"""A wheel of the package, built without the probe."""
+"""A wheel of the package, built without the probe, and what the container's build is given."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Those of the Containerfile, each with its text, continued lines joined."""
+    text = (ROOT / "containers" / "Containerfile").read_text()
+    kept = "\n".join(line for line in text.split("\n") if not line.startswith("#"))
+    joined = re.sub(r"\\\n", "", kept)
+    pairs = (line.partition(" ") for line in joined.split("\n") if line.strip())
+    return [(word, rest) for word, _, rest in pairs]
+
+
+def copied() -> list[str]:
+    """What the container's build sees of the repository."""
+    texts = [rest for word, rest in instructions() if word == "COPY"]
+    return [one for rest in texts if not rest.startswith("--from") for one in rest.split()[:-1]]
 
 
 def build_wheel(source: Path, folder: Path) -> None:

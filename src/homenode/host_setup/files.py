@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from homenode.errors import UsageError
 from homenode.host_setup.needs import HostNeeds, NodePages
+from homenode.unit_rights import unit_rights
 from homenode.wording import command_line
 
 MARK = "# Written by homenode host-setup; homenode host-setup undo removes it."
@@ -108,6 +109,8 @@ def _pages_unit(node: int, pages: tuple[NodePages, ...]) -> SetupFile:
         "[Service]",
         "Type=oneshot",
         "RemainAfterExit=yes",
+        "PrivateNetwork=yes",
+        *unit_rights(),  # the files belong to root, and the kernel asks for no more
     ]
     # The largest first: smaller ones break up what they would need.
     for one in sorted(pages, key=lambda each: -each.page_bytes):
@@ -134,12 +137,15 @@ def _hook(needs: HostNeeds) -> str:
     for number, name in enumerate(needs.domains):
         if "\n" in name or "\0" in name:
             raise UsageError(f"domain {name!r}: expected a name on one line")
-        names.append(f"{shlex.quote(name)}) vm={number} ;;")
+        # Always in quotes: a bare "esac" would end the list.
+        pattern = "'" + name.replace("'", "'\\''") + "'"
+        names.append(f"{pattern}) vm={number} ;;")
     everything = needs.host_pus | needs.vm_pus
     cases = "\n  ".join(names)
     return f"""#!/bin/sh
 {MARK}
 # While one of these VMs runs, the host's own work stays off their PUs.
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
 case "$1" in
   {cases}
   *) exit 0 ;;

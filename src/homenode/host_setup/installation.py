@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode import formats
-from homenode.durable import check_links, open_plain, replace_file
-from homenode.errors import HostError, UsageError, of_os
+from homenode.durable import check_links, replace_file
+from homenode.errors import UsageError, of_os
 from homenode.host_setup.files import SetupFile
+from homenode.input_files import read_plain
 from homenode.record_folder import RecordFolder
 
 KIND = "host-setup"
@@ -146,14 +147,11 @@ class Installation:
 
     def _sha256(self, path: str) -> str | None:
         try:
-            with open_plain(self._at(path)) as file:
-                content = file.read(_MOST_BYTES + 1)
+            content = read_plain(self._at(path), _MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise of_os(error, path, "a plain file or none") from None
-        if len(content) > _MOST_BYTES:
-            raise HostError(f"{path}: expected a small file, found more than {_MOST_BYTES} bytes")
+            raise of_os(error, path, "a small plain file or none") from None
         return hashlib.sha256(content).hexdigest()
 
 

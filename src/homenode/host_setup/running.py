@@ -8,11 +8,11 @@ from pathlib import Path
 
 from homenode.cpuset import CpuSet
 from homenode.discover.settings import IRQBALANCE
-from homenode.durable import open_plain
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.host_setup.check import RunningSetup
 from homenode.host_setup.files import HOOK
+from homenode.input_files import read_start
 
 _MOST_BYTES = 1 << 20
 
@@ -54,8 +54,7 @@ def _bans(environment: str, gaps: list[Gap]) -> CpuSet | None:
 def _text(path: Path, gaps: list[Gap]) -> str | None:
     """ "" where there is none; None with a gap where it cannot be read."""
     try:
-        with open_plain(path) as file:
-            return file.read(_MOST_BYTES).decode(errors="replace")
+        return read_start(path, _MOST_BYTES).decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
     except OSError as error:

@@ -1,0 +1,46 @@
+"""What is built once for all tests of packages: a wheel without the probe, and homenode.pyz."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.wheels import build_wheel, copied
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The /src of the container's build: what it sees of the repository."""
+    folder = tmp_path_factory.mktemp("src")
+    for source in copied():
+        if (ROOT / source).is_dir():
+            left_out = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / source, folder / source, ignore=left_out)
+        else:
+            shutil.copy(ROOT / source, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def wheel(context: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build_wheel(context, folder)
+    (path,) = folder.glob("homenode-*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def one_file(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """homenode.pyz as `make pyz` builds it, without the libraries of reports."""
+    path = tmp_path_factory.mktemp("one-file") / "homenode.pyz"
+    lock = ROOT / "src/homenode/kubevirt/requirements.lock"
+    builder = ROOT / "packaging/one_file.py"
+    libraries = sysconfig.get_path("platlib")
+    argv = [sys.executable, str(builder), str(wheel), libraries, str(lock), str(path)]
+    subprocess.run(argv, check=True)
+    return path

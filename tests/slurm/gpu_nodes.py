@@ -105,10 +105,14 @@ def _scontrol_job(job: Listed) -> str:
         f"JobId={job.id}{array} JobName=train it\n"
         "   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
         f"   JobState={job.state} Reason=None Dependency=(null)\n"
+        "   SubmitTime=2026-01-01T10:00:00 EligibleTime=2026-01-01T10:00:00\n"
+        "   StartTime=2026-01-01T10:00:05 EndTime=2026-01-01T11:00:05 Deadline=N/A\n"
         f"   NodeList={','.join(job.nodes)}\n"
         "   JOB_GRES=(null)\n"
         f"     Nodes={','.join(job.nodes)} CPU_IDs={ids} Mem=1000 GRES={_gres(job)}\n"
         "   MinCPUsNode=8 MinMemoryNode=1000M MinTmpDiskNode=0\n"
+        "   Command=(null)\n"
+        "   WorkDir=/home/ada\n"
     )
 
 

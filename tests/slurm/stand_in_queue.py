@@ -95,8 +95,13 @@ def answer(
         return submit(folder, jobs, words)
     if program == "squeue":
         move_on(jobs)
+        columns = next(word for word in words if word.startswith("--format="))[9:] + "\n"
         return 0, "".join(
-            f"{job['id']}|{task if job['is_array'] else 'N/A'}|{job['state']}|{job['name']}||\n"
+            columns.replace("%F", str(job["id"]))
+            .replace("%K", str(task) if job["is_array"] else "N/A")
+            .replace("%T", job["state"])
+            .replace("%j", job["name"])
+            .replace("%r", "")
             for job in jobs
             for task in range(job["tasks"])
         )

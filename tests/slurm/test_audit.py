@@ -183,16 +183,11 @@ def test_parts_of_a_heterogeneous_job_are_found_by_its_number() -> None:
     assert [is_asked_for(job, ("8+1",)) for job in jobs] == [False, True]
 
 
-def test_a_job_called_like_a_line_of_slurm_tells_nothing() -> None:
-    text = scontrol_text([GOOD]).replace("train it", "x\\n Nodes=gpu09 CPU_IDs=0 Mem=1 GRES=gpu:9")
-    assert [share.node for job in parse_scontrol_jobs(text) for share in job.shares] == ["gpu02"]
-
-
-def test_one_line_a_job_is_read_as_well() -> None:
+def test_one_line_a_job_is_refused() -> None:
     text = "\n".join(" ".join(block.split()) for block in scontrol_text(JOBS).split("\n\n"))
-    assert [j.shares for j in parse_scontrol_jobs(text)] == [
-        j.shares for j in parse_scontrol_jobs(scontrol_text(JOBS))
-    ]
+    with pytest.raises(ParseError, match="each field on its own line") as refused:
+        parse_scontrol_jobs(text)
+    assert "squeue --json" in str(refused.value.hint)
 
 
 def test_no_jobs_and_no_listing_are_distinguished() -> None:

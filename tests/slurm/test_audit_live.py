@@ -15,7 +15,8 @@ from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import RankOptions, bind_ranks, srun_flags
 from homenode.slurm.record import parse_record
 from homenode.sources import load_host
-from homenode.tools.scontrol import parse_scontrol_jobs
+from homenode.tools.scontrol import parse_scontrol_jobs, shown_shapes
+from homenode.tools.sinfo import SHAPES_COMMAND, parse_shapes
 from homenode.tools.squeue import parse_squeue_jobs
 from tests.slurm.testbed import Testbed, running
 
@@ -97,13 +98,24 @@ def test_processes_of_a_job_are_looked_at(slurm: Testbed, monkeypatch: pytest.Mo
 
 
 def test_both_of_slurms_listings_tell_the_same(slurm: Testbed, planted: str) -> None:
-    text = parse_scontrol_jobs(slurm.client("scontrol", "show", "job", "-d", planted))[0]
-    every = parse_squeue_jobs(slurm.client("squeue", "--json"))
-    (listed,) = [job for job in every if job.number == planted]
-    assert (text.id, text.name, text.state) == (listed.id, listed.name, listed.state)
-    (a,), (b,) = text.shares, listed.shares
-    assert a.gpus == b.gpus and a.node == b.node and b.cores is not None and a.cpu_ids is not None
-    assert {(cpu // 2 // 16, cpu // 2 % 16) for cpu in a.cpu_ids} == set(b.cores)
+    several = submit(slurm, "-N2", "-n3", "-c4", "--gres=gpu:1")
+    until_runs(slurm, several)
+    every = {job.number: job for job in parse_squeue_jobs(slurm.client("squeue", "--json"))}
+    for number in (planted, several):
+        (text,) = parse_scontrol_jobs(slurm.client("scontrol", "show", "job", "-d", number))
+        listed = every[number]
+        assert (text.id, text.name, text.state) == (listed.id, listed.name, listed.state)
+        assert text.queue_wait_s == listed.queue_wait_s is not None
+        for a, b in zip(text.shares, listed.shares, strict=True):
+            assert a.gpus == b.gpus and a.node == b.node
+            assert b.cores is not None and a.cpu_ids is not None
+            assert {(cpu // 2 // 16, cpu // 2 % 16) for cpu in a.cpu_ids} == set(b.cores)
+    slurm.client("scancel", several)
+
+
+def test_both_of_slurms_listings_give_a_node_its_shape(slurm: Testbed) -> None:
+    shown = shown_shapes(slurm.client("scontrol", "show", "node"), "nodes")
+    assert shown == parse_shapes(slurm.client(*SHAPES_COMMAND)) and len(shown) == 3
 
 
 def test_slurm_takes_the_flags(slurm: Testbed) -> None:

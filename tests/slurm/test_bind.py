@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from homenode.cpuset import CpuSet
+from homenode.discover.pci_nodes import Locality
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
-from homenode.slurm.home_nodes import home_of_nodes, with_affinities
+from homenode.slurm.home_nodes import with_affinities
 from homenode.slurm.memory_bind import MemoryBind
 from homenode.slurm.ranks import (
     Binding,
@@ -153,10 +154,11 @@ def test_nothing_is_ever_bound_to_memory_of_a_gpu() -> None:
 
 def test_of_several_nodes_of_a_gpu_the_one_with_cpus_is_home() -> None:
     host = load_host("gh200x4")
-    assert home_of_nodes(host, CpuSet.parse("0,5-11")) == 0
-    assert home_of_nodes(host, CpuSet.parse("3,28-35")) == 3
-    assert home_of_nodes(host, CpuSet.parse("4-11")) is None
-    assert home_of_nodes(host, CpuSet.parse("0-1")) is None
+    locality = Locality.of(host.nodes, CpuSet(), host.distances)
+    assert locality.node_listed(CpuSet.parse("0,5-11"), None) == 0
+    assert locality.node_listed(CpuSet.parse("3,28-35"), None) == 3
+    assert locality.node_listed(CpuSet.parse("4-11"), None) is None
+    assert locality.node_listed(CpuSet.parse("0-1"), None) is None
 
 
 @pytest.mark.parametrize(

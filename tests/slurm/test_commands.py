@@ -69,7 +69,7 @@ def test_one_job_is_audited(run: Run) -> None:
     array = scontrol_text([JOBS[1], JOBS[2]]).replace(
         "JobId=9 ", "JobId=9 ArrayJobId=8 ArrayTaskId=2 "
     )
-    array = array.replace("JobId=8 ", "JobId=8 ArrayJobId=8 ArrayTaskId=1 ")
+    array = array.replace("JobId=8 JobN", "JobId=8 ArrayJobId=8 ArrayTaskId=1 JobN")
     Path("array.txt").write_text(array)
     code, out, _ = run("audit", "8", "--jobs", "array.txt", "--host", "gpu8.toml")
     assert code == 0 and "1 place of GPU jobs" in out

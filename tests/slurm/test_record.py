@@ -186,6 +186,18 @@ def test_the_hooks_record_a_job_that_is_then_audited(tmp_path: Path) -> None:
     assert not live.exists()
 
 
+@pytest.mark.parametrize("words", [b"\0", b"\xff\xfe", b"name a\0b\ntask 0.9 \0\n", b"held 0\r"])
+def test_a_task_that_writes_other_letters_hides_no_task(tmp_path: Path, words: bytes) -> None:
+    fake_machine(tmp_path / "root")
+    run_hook("prolog.sh", tmp_path, **JOB, SLURM_JOB_GPUS="1")
+    live = tmp_path / "spool/live/7.gpu01.tasks"
+    live.write_bytes(words + b"\n")
+    run_hook("task_prolog.sh", tmp_path, **JOB, SLURM_STEP_ID="0", SLURM_PROCID="3")
+    run_hook("epilog.sh", tmp_path, **JOB)
+    record = parse_record((tmp_path / "spool/done/7.gpu01.rec").read_text(), "7")
+    assert [task.task for task in record.tasks] == ["0.3"]
+
+
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_UID": str(os.getuid())}
 
 

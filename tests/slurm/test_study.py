@@ -287,18 +287,18 @@ def test_nodes_of_sinfo_are_read_and_odd_names_left_out() -> None:
 
 
 SQUEUE = """\
-12|N/A|RUNNING|hn-abc123-a|gpu01|None
-13|0|COMPLETED|hn-abc123-b|gpu01|None
-13|1|CANCELLED|hn-abc123-b||None
-14|[0-3%2]|PENDING|hn-abc123-c||ReqNodeNotAvail, UnavailableNodes:gpu[02|03]
-15|N/A|NODE_FAIL|hn-abc123-d|gpu03|NodeDown
-16|N/A|OUT_OF_MEMORY|hn-abc123-e|gpu03|OutOfMemory
+12|N/A|RUNNING@hn-abc123-a@None@
+13|0|COMPLETED@hn-abc123-b@None@
+13|1|CANCELLED@hn-abc123-b@None@
+14|[0-3%2]|PENDING@hn-abc123-c@ReqNodeNotAvail, UnavailableNodes:gpu[02|03]@
+15|N/A|NODE_FAIL@hn-abc123-d@NodeDown@
+16|N/A|OUT_OF_MEMORY@hn-abc123-e@OutOfMemory@
 not a line
 """
 
 
 def test_jobs_of_squeue_are_read() -> None:
-    found = [(job.job, job.task, job.state, job.reason) for job in parse_states(SQUEUE)]
+    found = [(job.job, job.task, job.state, job.reason) for job in parse_states(SQUEUE, "@")]
     assert found == [
         ("12", None, JobState.RUNNING, ""),
         ("13", 0, JobState.COMPLETED, ""),
@@ -307,6 +307,16 @@ def test_jobs_of_squeue_are_read() -> None:
         ("15", None, JobState.LOST, "NodeDown"),
         ("16", None, JobState.FAILED, "OutOfMemory"),
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b", "a\n17|N/A|RUNNING|hn-abc123-a|gpu01|None", "a\n17|N/A|RUNNING", "\u2028|\n"]
+)
+def test_a_name_adds_no_job_and_moves_no_column(name: str) -> None:
+    text = SQUEUE.replace("hn-abc123-a", name)
+    first, *others = parse_states(text, "@")
+    assert (first.job, first.state, first.name, first.reason) == ("12", JobState.RUNNING, name, "")
+    assert tuple(others) == parse_states(SQUEUE, "@")[1:]
 
 
 def test_reasons_that_need_somebody_are_distinguished_from_those_that_pass() -> None:

@@ -34,6 +34,7 @@ JobId=7 JobName=hn-x
    StartTime=2026-01-01T11:02:05 EndTime=2026-01-01T12:00:00 Deadline=N/A
    NodeList=n1
      Nodes=n1 CPU_IDs=32-37 Mem=100 GRES=gpu:h100:2(IDX:4-5)
+   MinCPUsNode=4 MinMemoryNode=100M MinTmpDiskNode=0
 """
 FILES = {
     "node": "n1\n",

@@ -10,8 +10,12 @@ import msgspec
 import pytest
 
 from homenode.errors import HostError, InputError
-from homenode.measure.bindings.folder import StudyFolder, attempts, read_journal
+from homenode.measure.bindings.folder import StudyFolder, _Hosts, attempts, read_journal
+from homenode.plan.fingerprint import host_fingerprint
+from homenode.sources import load_host
 from tests.slurm.test_study import study
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
@@ -129,3 +133,19 @@ def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: P
         read_journal(tmp_path)
     with pytest.raises(HostError, match="path without %"):
         StudyFolder(tmp_path / "a%j").create(study())
+
+
+def test_a_study_opens_no_path_that_its_journal_names_as_the_host(tmp_path: Path) -> None:
+    described = load_host("gh200x4")
+    folder = StudyFolder(tmp_path / "study")
+    made = folder.create(replace(study(), host="/some/where/gh200.toml"), described)
+    folder.close()
+    kept = _Hosts(tmp_path / "study", made)._described()
+    assert kept is not None and host_fingerprint(kept) == host_fingerprint(described)
+    (tmp_path / "study/host.json").unlink()
+    other = tmp_path / "other.toml"
+    other.write_text((ROOT / "src/homenode/hosts/hgx-h100.toml").read_text())
+    for name in (str(other), "../other.toml", "", "no-such-host"):
+        assert _Hosts(tmp_path / "study", replace(made, host=name))._described() is None
+    shipped = _Hosts(tmp_path / "study", replace(made, host="gh200x4"))._described()
+    assert shipped is not None and len(shipped.nodes) == len(described.nodes)

@@ -30,6 +30,7 @@ JobId=5 JobName=hn-x
    StartTime=2026-01-01T10:00:07 EndTime=2026-01-01T12:00:00 Deadline=N/A
    NodeList=n1
      Nodes=n1 CPU_IDs=32-35 Mem=100 GRES=gpu:h100:2(IDX:3-4)
+   MinCPUsNode=4 MinMemoryNode=100M MinTmpDiskNode=0
 """
 ALONE = Experiment("shared-2gpu-n1-alone-r1", Mode.ALONE, ("n1",), "parts", 2, cpus=4, block=3)
 BOUND = replace(ALONE, id="exclusive-n1-numa1-r1", mode=Mode.EXCLUSIVE, numa=1, cpus=None)

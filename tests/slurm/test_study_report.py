@@ -157,7 +157,10 @@ def test_the_text_fits_any_terminal_and_marks_each_gpus_home(gh200: Path, width:
     assert "4.65x" in text
 
 
-SHARE = "     Nodes=n1 CPU_IDs={ids} Mem=100 GRES=gpu:h100:{count}(IDX:{gpus})\n"
+SHARE = (
+    "     Nodes=n1 CPU_IDs={ids} Mem=100 GRES=gpu:h100:{count}(IDX:{gpus})\n"
+    "   MinCPUsNode=1 MinMemoryNode=100M MinTmpDiskNode=0\n"
+)
 JOB = (
     "JobId=7 JobName=hn-x\n   UserId=ada(1000) GroupId=ada(1000) MCS_label=N/A\n"
     "   JobState=RUNNING Reason=None Dependency=(null)\n"

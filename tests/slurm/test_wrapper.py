@@ -42,6 +42,10 @@ class Rank:
         self._write(f"sys/bus/pci/devices/{bdf}/numa_node", f"{node}\n")
         self._write(f"sys/bus/pci/devices/{bdf}/local_cpulist", f"{local}\n")
 
+    def distances(self, online: str, from_node_4: str) -> None:
+        self._write("sys/devices/system/node/online", f"{online}\n")
+        self._write("sys/devices/system/node/node4/distance", f"{from_node_4}\n")
+
     def kfd(self, place: int, location: int, domain: int = 0, unique: int = 0) -> None:
         self._write(
             f"sys/class/kfd/kfd/topology/nodes/{place}/properties",
@@ -193,6 +197,16 @@ def test_its_command_runs_whatever_slurm_says(rank: Rank) -> None:
         CUDA_VISIBLE_DEVICES="0,1", SLURM_LOCALID="1", SLURM_TRES_PER_TASK="gres/gpu=2", **tasks
     )
     assert out.endswith("--membind=0\n")
+
+
+def test_the_cpus_nearest_to_a_gpus_own_node_are_its_own(rank: Rank) -> None:
+    """The kernel calls no CPU local to a node without any."""
+    rank.gpu("0009:80:00.0", 4, "")
+    rank.numactl()
+    rank.distances("0-1,4", "120 80 10")
+    assert rank.run(CUDA_VISIBLE_DEVICES="1")[0].endswith("--membind=1\n")
+    rank.distances("0-1,4", "80 80 10")
+    assert "no node of GPU 1" in rank.run(CUDA_VISIBLE_DEVICES="1")[1]
 
 
 def test_a_gpus_own_memory_is_never_bound_to(rank: Rank) -> None:

@@ -7,6 +7,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.search.allocations import listed
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.tools.slurm_hostlist import compress_hostlist
+from homenode.tools.slurm_job import Job
 from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host report"
@@ -14,9 +15,12 @@ _RECORD = "what the job's record gives"
 _ENFORCE = "--gres-flags=enforce-binding"
 
 
-def audit(owned: Iterable[JobAllocation]) -> Findings:
-    """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged."""
-    findings: list[Finding] = []
+def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findings:
+    """What is wrong with the places of jobs, worst first; jobs without GPUs are not judged.
+
+    left_out: jobs of which nothing is known: their records cannot be read.
+    """
+    findings = list(_left_out(left_out))
     judged = far = without = 0
     nodes: set[str] = set()
     unknown: dict[tuple[str, str | None], list[JobAllocation]] = {}
@@ -44,7 +48,27 @@ def audit(owned: Iterable[JobAllocation]) -> Findings:
         count = sum(map(len, unknown.values()))
         checked.append(f"{plural(count, 'place')} that could not be judged")
         findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
+    if left_out:
+        checked.append(f"{plural(len(left_out), 'job')} left out, whose records cannot be trusted")
     return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
+
+
+def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:
+    """One finding for all that cannot be read for the same reason."""
+    ids: dict[str, dict[str, None]] = {}
+    for job in jobs:
+        ids.setdefault(str(job.unreadable), {})[job.id] = None
+    for reason, own in ids.items():
+        yield Finding(
+            id="job-unreadable",
+            severity=Severity.WARNING,
+            subject=f"{'job' if len(own) == 1 else 'jobs'} {', '.join(own)}",
+            expected="a record whose fields its user cannot have written",
+            observed=reason,
+            cost="wherever it runs, this answer does not say",
+            fix="read it with `squeue --json` (--jobs FILE): there no text can stand for a field",
+            source=_SLURM,
+        )
 
 
 def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -> Finding:

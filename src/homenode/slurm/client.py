@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homenode.durable import open_plain
-from homenode.errors import InputError, ToolError
+from homenode.errors import InputError, ParseError, ToolError
+from homenode.input_files import read_plain
 from homenode.process import Completed, ToolTimeoutError, run
 from homenode.slurm.gres import DeviceOrder
 from homenode.slurm.job_allocation import JobAllocation
@@ -17,15 +17,10 @@ from homenode.slurm.record import (
     parse_record,
     recorded_allocation,
 )
-from homenode.tools.scontrol import (
-    JOBS_COMMAND,
-    NODES_COMMAND,
-    NodeShape,
-    parse_scontrol_jobs,
-    shown_shapes,
-)
+from homenode.tools.scontrol import JOBS_COMMAND, NodeShape, parse_scontrol_jobs
+from homenode.tools.sinfo import SHAPES_COMMAND, parse_shapes
 from homenode.tools.slurm_job import Job, is_asked_for
-from homenode.tools.squeue import parse_squeue_jobs
+from homenode.tools.squeue import NUMBERS_COMMAND, json_command, parse_squeue_jobs
 
 _TIMEOUT_S = 90.0
 """Longer than Slurm's own MessageTimeout of a busy controller."""
@@ -89,30 +84,57 @@ _MAX_RECORD_BYTES = 1 << 20
 
 
 def ask_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
-    """Jobs that Slurm knows: those asked for, or all.
+    """Jobs that have not ended, or those asked for in any state.
 
-    Raises InputError for a job that it does not know, ToolError with Slurm's own reason.
+    squeue's JSON is read, in which no user's text is taken for a field. Where there is none (before
+    21.08, or built without it), scontrol's text is, and squeue's list of jobs says whose records
+    are real. Raises InputError for a job that Slurm does not know, ToolError with Slurm's own
+    reason.
     """
-    if not asked:
-        return parse_scontrol_jobs(ask(JOBS_COMMAND))
-    return tuple(job for name in asked for job in _ask_job(name))
-
-
-def _ask_job(name: str) -> tuple[Job, ...]:
+    for name in asked:
+        if not _JOB.fullmatch(name):
+            raise InputError(f"job {name!r}: expected an id such as 4711, 4711_3 or 4711+1")
     try:
-        return parse_scontrol_jobs(ask((*JOBS_COMMAND, name)), f"job {name}")
+        jobs = parse_squeue_jobs(ask(json_command(asked)))
+    except NoAnswerError:
+        raise
+    except (ToolError, ParseError) as error:
+        if isinstance(error, ToolError) and _UNKNOWN_JOB in error.message:
+            raise _unknown_job(", ".join(asked)) from None
+        jobs = _scontrol_jobs(asked)
+    for name in asked:
+        if not any(is_asked_for(job, (name,)) for job in jobs):
+            raise _unknown_job(name)
+    return tuple(job for job in jobs if is_asked_for(job, tuple(asked)))
+
+
+_JOB = re.compile(r"[0-9]{1,10}(?:[_+][0-9]{1,10})?", re.ASCII)
+_UNKNOWN_JOB = "Invalid job id"
+
+
+def _unknown_job(name: str) -> InputError:
+    return InputError(
+        f"job {name}: expected a job that Slurm knows, found none",
+        hint="of jobs that ended only records remain: --records DIR",
+    )
+
+
+def _scontrol_jobs(asked: Sequence[str]) -> tuple[Job, ...]:
+    try:
+        texts = [ask((*JOBS_COMMAND, name)) for name in asked] or [ask(JOBS_COMMAND)]
     except ToolError as error:
-        if "Invalid job id" not in error.message:
-            raise
-        raise InputError(
-            f"job {name}: expected a job that Slurm knows, found none",
-            hint="of jobs that ended only records remain: --records DIR",
-        ) from None
+        if _UNKNOWN_JOB in error.message:
+            raise _unknown_job(", ".join(asked)) from None
+        raise
+    # Last, so that it has every job that the texts have.
+    listed = frozenset(ask(NUMBERS_COMMAND).split())
+    jobs = [job for text in texts for job in parse_scontrol_jobs(text, listed=listed)]
+    return tuple({job.number: job for job in jobs}.values())
 
 
 def ask_shapes() -> dict[str, NodeShape]:
     """What Slurm takes each of its nodes for. Raises ToolError with Slurm's own reason."""
-    return shown_shapes(ask(NODES_COMMAND), "scontrol show node")
+    return parse_shapes(ask(SHAPES_COMMAND))
 
 
 def ask_tasks(job: Job, node: str) -> tuple[TaskRecord, ...]:
@@ -127,12 +149,17 @@ def read_jobs(text: str, source: str, asked: Sequence[str]) -> tuple[Job, ...]:
             f"{source}: expected jobs as Slurm lists them, found nothing",
             hint="without jobs scontrol says so; the command before may have failed",
         )
-    is_json = text.lstrip().startswith("{")
-    jobs = parse_squeue_jobs(text, source) if is_json else parse_scontrol_jobs(text, source)
+    parse = parse_squeue_jobs if is_json(text) else parse_scontrol_jobs
+    jobs = parse(text, source)
     found = tuple(job for job in jobs if is_asked_for(job, tuple(asked)))
     if asked and not found:
         raise InputError(f"{source}: expected job {', '.join(asked)}, found none of them")
     return found
+
+
+def is_json(text: str) -> bool:
+    """Whether a stored answer is squeue's JSON, rather than scontrol's text."""
+    return text.lstrip().startswith("{")
 
 
 def read_records(
@@ -180,8 +207,7 @@ def _recorded(path: Path, order: DeviceOrder | None) -> JobAllocation:
 
 def _read(path: Path) -> str:
     try:
-        with open_plain(path) as file:
-            content = file.read(_MAX_RECORD_BYTES + 1)
+        content = read_plain(path, _MAX_RECORD_BYTES)
     except OSError as error:
         raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
     return content.decode("utf-8", "replace")

@@ -1,7 +1,8 @@
 """Config: the lines of slurm.conf, gres.conf and cgroup.conf, which share one grammar.
 
 Words are "Key=value", "Key = value" or "Key=\"a value\"", several on a line; keys are
-case-insensitive; "#" begins a comment, "\\#" does not; a "\\" at the end joins the next line.
+case-insensitive; "#" begins a comment, "\\" takes what follows for a plain letter, and at the end
+of a line joins the next one to it.
 "Include file" stands for that file's lines; a "%c" in its name is the cluster's name.
 Source: slurm.conf(5), gres.conf(5), cgroup.conf(5) of 22.05 and 24.11. Seen: 22.05.8, which looks
 next to the file that has the line, and takes no quotes around a name and no "*" in it; newer ones
@@ -9,11 +10,11 @@ do (DebugFlags=GLOB_SILENCE of 23.11.4 is about it).
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from homenode.errors import ParseError
+from homenode.errors import InputError, ParseError
 
 MAX_TEXT_CHARS = 16 << 20
 MAX_INCLUDED = 256
@@ -22,7 +23,9 @@ MAX_DEPTH = 8
 
 _WORD = re.compile(r'\s*([A-Za-z0-9_.]+)\s*([-+]?)=\s*(?:"([^"]*)"|(\S+))(?=\s|\Z)', re.ASCII)
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
-_COMMENT = re.compile(r"(?<!\\)#.*", re.DOTALL)
+_COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*", re.DOTALL)
+_ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
+_CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,21 +167,89 @@ class _Reading(NamedTuple):
 
 
 def _joined(text: str) -> Iterator[tuple[int, int, str]]:
-    """(first line, last line, text) of each logical line, without its comment."""
+    """(first line, last line, text) of each logical line, without comment and escapes."""
     owned: list[str] = []
     first = 1
     number = 0
     for number, raw in enumerate(text.split("\n"), start=1):
-        said = _COMMENT.sub("", raw.rstrip("\r"))
         if not owned:
             first = number
-        if said.rstrip().endswith("\\") and said == raw.rstrip("\r"):
-            owned.append(said.rstrip()[:-1])
+        end = _end_of(raw)
+        if end < len(raw) and raw[end] == "\\":
+            owned.append(raw[:end])
             continue
-        yield first, number, " ".join([*owned, said])
+        yield first, number, _ESCAPED.sub(r"\1", "".join([*owned, raw[:end]]))
         owned = []
     if owned:
-        yield first, number, " ".join(owned)
+        yield first, number, _ESCAPED.sub(r"\1", "".join(owned))
+
+
+def _end_of(row: str) -> int:
+    """Where what a physical line says ends: at its comment, at a "\\" that joins the next one to
+    it, or at its end."""
+    comment = _COMMENT.search(row)
+    if comment is not None:
+        return comment.end(1)
+    joined = _CONTINUED.search(row)
+    return len(row.rstrip("\r")) if joined is None else joined.start(1)
+
+
+def config_word(key: str, value: str) -> str:
+    """A word that is read as this key and value.
+
+    >>> config_word("Type", "h100"), config_word("Flags", "a b"), config_word("NodeName", "gpu#1")
+    ('Type=h100', 'Flags="a b"', 'NodeName=gpu\\\\#1')
+
+    Raises InputError for a value that no line can hold.
+    """
+    text = value.replace("\\", "\\\\").replace("#", "\\#")
+    is_one_word = re.fullmatch(r"\S+", text) is not None
+    if not is_one_word and ('"' in text or not set(text).isdisjoint("\r\n")):
+        raise InputError(
+            f"{key}: expected a value without quotes or ends of lines, found {value!r}"
+        )
+    return f"{key}={text}" if is_one_word else f'{key}="{text}"'
+
+
+def with_words(rows: Sequence[str], words: Mapping[str, str]) -> tuple[str, ...]:
+    """The physical lines of a logical one with these words' values replaced, and those that it
+    lacks behind its last one; all else, and its comment, as it is written."""
+    text = "\n".join(rows)
+    said, places = _with_places(rows)
+    missing = {key.lower(): key for key in words}
+    edits: list[tuple[int, int, str]] = []
+    at = 0
+    while (match := _WORD.match(said, at)) is not None:
+        at = match.end()
+        key = next((one for one in words if one.lower() == match[1].lower()), None)
+        if key is not None:
+            start = match.start(4) if match[3] is None else match.start(3) - 1
+            begin = places[start] - (text[places[start] - 1] == "\\")
+            value = config_word(key, words[key]).partition("=")[2]
+            edits.append((begin, places[at - 1] + 1, value))
+            missing.pop(key.lower(), None)
+    added = "".join(f" {config_word(key, words[key])}" for key in missing.values())
+    last = places[at - 1] + 1 if at else 0
+    for start, end, value in [(last, last, added), *reversed(edits)]:
+        text = text[:start] + value + text[end:]
+    return tuple(text.split("\n"))
+
+
+def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
+    """What `_joined` makes of physical lines, and where each of its letters stands in them."""
+    said, places = [], []
+    first = 0
+    for row in rows:
+        is_escaped = False
+        for at, letter in enumerate(row[: _end_of(row)], start=first):
+            if letter == "\\" and not is_escaped:
+                is_escaped = True
+                continue
+            is_escaped = False
+            said.append(letter)
+            places.append(at)
+        first += len(row) + 1
+    return "".join(said), places
 
 
 def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
@@ -189,6 +260,6 @@ def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
         if match is None:
             raise ParseError(source, "Key=value", text[at:].strip()[:80], line=first)
         value = match[4] if match[3] is None else match[3]
-        words.append((match[1].lower(), value.replace("\\#", "#")))
+        words.append((match[1].lower(), value))
         at = match.end()
     return tuple(words)

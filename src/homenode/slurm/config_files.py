@@ -6,8 +6,10 @@ what another folder of this machine holds need not be the cluster's, and is not 
 
 from pathlib import Path
 
-from homenode.errors import of_os
+from homenode.input_files import read_below, read_file
 from homenode.slurm.config import MAX_TEXT_CHARS, Config, ConfigFile, parse_config
+
+_MOST_BYTES = 4 * MAX_TEXT_CHARS
 
 
 def read_config(path: Path) -> Config:
@@ -22,23 +24,21 @@ def read_config(path: Path) -> Config:
         other = Path(neighbours).parent / name
         try:
             others = sorted(other.parent.glob(other.name)) if "*" in name else [other]
-            if not all(one.resolve().is_relative_to(folder.resolve()) for one in [other, *others]):
+            top = folder.resolve()
+            if not all(one.resolve().is_relative_to(top) for one in [other, *others]):
                 return f"it lies outside the folder of {path.name}"
             if not others or not all(one.is_file() for one in others):
                 return "there is no such file"
-            return tuple(ConfigFile(str(one), _text(one)) for one in others)
+            return tuple(ConfigFile(str(one), _included(top, one)) for one in others)
         except OSError as error:
             return f"{error.strerror}"
         except (ValueError, RuntimeError) as error:  # a name with a NUL, links in a circle
             return str(error)
 
-    try:
-        text = _text(path)
-    except (OSError, ValueError) as error:
-        raise of_os(error, str(path), "a configuration file of Slurm") from None
-    return parse_config(text, str(path), include)
+    content = read_file(path, "a configuration file of Slurm", most=_MOST_BYTES)
+    return parse_config(content.decode("utf-8", "replace"), str(path), include)
 
 
-def _text(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(4 * MAX_TEXT_CHARS + 1).decode("utf-8", "replace")
+def _included(top: Path, path: Path) -> str:
+    inside = path.resolve().relative_to(top)
+    return read_below(top, str(inside), _MOST_BYTES).decode("utf-8", "replace")

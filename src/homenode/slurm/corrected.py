@@ -1,7 +1,7 @@
 """Corrected: configuration files with wrong lines set right and all others byte for byte."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from homenode.slurm.check_slurm import (
@@ -11,7 +11,7 @@ from homenode.slurm.check_slurm import (
     right_settings,
     right_shape,
 )
-from homenode.slurm.config import Config, ConfigLine
+from homenode.slurm.config import Config, ConfigLine, with_words
 from homenode.slurm.gres import right_gpus, right_lines
 from homenode.slurm.nodes import NodeClass
 from homenode.topology import Host
@@ -85,7 +85,7 @@ def corrected_slurm(
         else:
             changed.setdefault(found[1], {})[setting.key] = setting.value
     added += _node_sockets(slurm, classes, host, changed)
-    edits = [_with_words(slurm, line, words) for line, words in changed.items()]
+    edits = [_edit(line, with_words(slurm.rows(line), words)) for line, words in changed.items()]
     texts = _edited(slurm, edits)
     if added:
         text = texts[slurm.source]
@@ -118,19 +118,6 @@ def _node_sockets(
     value = f"{parameters[0]},numa_node_as_socket"
     changed.setdefault(parameters[1], {})["SlurmdParameters"] = value
     return []
-
-
-def _with_words(config: Config, line: ConfigLine, words: Mapping[str, str]) -> Edit:
-    """The line with these words' values replaced, all else as it is written."""
-    text = "\n".join(config.rows(line))
-    for key, value in words.items():
-        pattern = re.compile(rf'\b({re.escape(key)})\s*[-+]?=\s*("[^"]*"|\S+)', re.IGNORECASE)
-        match = pattern.search(text)
-        if match is None:
-            text = f"{text} {key}={value}"
-        else:
-            text = f"{text[: match.start()]}{match[1]}={value}{text[match.end() :]}"
-    return _edit(line, tuple(text.split("\n")))
 
 
 def _edit(line: ConfigLine, lines: tuple[str, ...]) -> Edit:

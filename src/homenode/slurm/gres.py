@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
 from homenode.pci import LinkKind
-from homenode.slurm.config import Config, ConfigLine
+from homenode.slurm.config import Config, ConfigLine, config_word
 from homenode.slurm.cpu_ids import CoreOrder, core_order
 from homenode.slurm.home_nodes import gpus_in_order, home_node
 from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
@@ -259,9 +259,11 @@ def _alike(
 
 def _neighbours(line: GresLine) -> tuple[str, ...]:
     """Words that say nothing of which GPUs there are, as they are to be written."""
-    said = [(key, value) for key, value in line.line.words if key not in _OWN_WORDS]
-    quoted = ((key, f'"{value}"' if " " in value else value) for key, value in said)
-    return tuple(f"{key.capitalize()}={value}" for key, value in quoted)
+    return tuple(
+        config_word(key.capitalize(), value)
+        for key, value in line.line.words
+        if key not in _OWN_WORDS
+    )
 
 
 def looks_like_pus(cores: CpuSet, right: CpuSet, order: CoreOrder) -> bool:
@@ -277,14 +279,14 @@ def _line(
     links: tuple[int, ...] | None,
     files: Sequence[str],
 ) -> str:
-    words = [f"NodeName={compress_hostlist(names)}"] if names else []
+    words = [config_word("NodeName", compress_hostlist(names))] if names else []
     words.append("Name=gpu")
     if line.type is not None:
-        words.append(f"Type={line.type}")
+        words.append(config_word("Type", line.type))
     if line.is_multiple:
-        words.append(f"MultipleFiles={compress_hostlist(line.files)}")
+        words.append(config_word("MultipleFiles", compress_hostlist(line.files)))
     else:
-        words.append(f"File={compress_hostlist(files)}")
+        words.append(config_word("File", compress_hostlist(files)))
     if cores is not None:
         words.append(f"Cores={cores}")
     if links is not None:

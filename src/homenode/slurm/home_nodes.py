@@ -5,11 +5,12 @@ memory-only ones for itself and its MIG instances. Programs are bound to the one
 Source: numactl issue 224; docs/formats/host-toml.md, gh200x4.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.discover.pci_nodes import Locality
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
@@ -31,28 +32,15 @@ def nodes_with_cpus(host: Host) -> tuple[NumaNode, ...]:
 
 
 def home_node(host: Host, gpu: PciDevice) -> NodeIndex | None:
-    """The node with CPUs that a GPU is on; None where the host does not say.
-
-    Where the firmware names a node without CPUs, it is the GPU's local CPUs' node, else the one
-    with CPUs that is nearest by SLIT and the only one so near.
-    """
+    """The node with CPUs that a GPU is on, else that of its local CPUs; None where the host does
+    not say."""
     nodes = {node.index: node for node in nodes_with_cpus(host)}
     if gpu.node in nodes:
         return gpu.node
     if len(nodes) == 1:
         return next(iter(nodes))
-    if gpu.local_pus:
-        own = [index for index, node in nodes.items() if not node.pus.isdisjoint(gpu.local_pus)]
-        if len(own) == 1:
-            return own[0]
-    if gpu.node is None or host.node(gpu.node) is None or host.distances is None:
-        return None
-    return _nearest(host, gpu.node, nodes)
-
-
-def home_of_nodes(host: Host, listed: Iterable[int]) -> NodeIndex | None:
-    """The one node with CPUs among several, as in "0,5-11"; None where there are none or many."""
-    own = [node.index for node in nodes_with_cpus(host) if node.index in set(listed)]
+    near = gpu.local_pus or CpuSet()
+    own = [index for index, node in nodes.items() if not node.pus.isdisjoint(near)]
     return own[0] if len(own) == 1 else None
 
 
@@ -120,13 +108,6 @@ def nodes_of(host: Host, pus: CpuSet) -> tuple[NodeIndex, ...]:
     return tuple(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
 
-def _nearest(host: Host, node: NodeIndex, among: Iterable[NodeIndex]) -> NodeIndex | None:
-    ranked = sorted((host.distance(node, other) or 255, other) for other in among)
-    if len(ranked) > 1 and ranked[0][0] == ranked[1][0]:
-        return None
-    return ranked[0][1] if ranked else None
-
-
 def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
     """The host with a node for each GPU: of a list such as "0,5-11" the one that has CPUs.
 
@@ -148,7 +129,8 @@ def with_affinities(host: Host, matrix: TopoMatrix, source: str) -> Host:
 
 
 def _with_node(host: Host, gpu: PciDevice, row: TopoDevice, source: str) -> PciDevice:
-    node = home_of_nodes(host, row.nodes or ())
+    locality = Locality.of(host.nodes, CpuSet(host.pu_at), host.distances)
+    node = locality.node_listed(row.nodes or (), None)
     known = home_node(host, gpu)
     if node is None or node == known:
         return gpu

@@ -48,7 +48,8 @@ finish() {{
   done
   {{
     cat "$spool/live/$name.job"
-    head -c {most_read} "$spool/live/$name.tasks" |
+    # Other letters would make it a binary file to grep.
+    head -c {most_read} "$spool/live/$name.tasks" | tr -cd '\\n -~' |
       grep -E -e '^name [A-Za-z0-9._ -]{{1,80}}$' \\
         -e '^task [0-9a-z]+\\.[0-9]+ [0-9,-]+ [0-9,-]+ [a-z0-9:=|,-]+$'
     [ -z "$1" ] || echo "$1"

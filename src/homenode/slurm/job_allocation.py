@@ -134,9 +134,7 @@ def allocation_on(
     """
 
     def unknown(reason: str, remedy: str | None = None) -> JobAllocation:
-        return JobAllocation(
-            job.id, share.node, job.name, job.user, None, (), None, unknown=reason, remedy=remedy
-        )
+        return unknown_allocation(job, share.node, reason, remedy)
 
     if not share.gpus.count and share.gpus.indices is not None:
         return JobAllocation(job.id, share.node, job.name, job.user, None, (), None)
@@ -177,6 +175,15 @@ def allocation_on(
         return unknown(f"CPU ids beyond the {len(machine.order.pus)} cores of {machine.host.name}")
     gpus = tuple(machine.gpus[index] for index in indices)
     return JobAllocation(job.id, share.node, job.name, job.user, pus, gpus, machine.tree)
+
+
+def unknown_allocation(
+    job: Job, node: str, reason: str, remedy: str | None = None
+) -> JobAllocation:
+    """What a job has on a node where that cannot be said."""
+    return JobAllocation(
+        job.id, node, job.name, job.user, None, (), None, unknown=reason, remedy=remedy
+    )
 
 
 def _pus(share: NodeShare, machine: NodeMachine, shape: NodeShape | None) -> CpuSet | None:

@@ -236,7 +236,7 @@ def _placed(
             placement = place(host, request)
         except Unplannable as error:
             raise _no_cores(rank, cores, error.message, error.rejections) from None
-        if Concession.SIBLINGS_EXPOSED in placement.concessions:
+        if Concession.SHARED_CORES in placement.concessions:
             # Siblings share a core; a rank was asked to have each of its cores alone.
             raise _no_cores(rank, cores, "not as many cores are free", placement.rejections)
         return CpuSet.union(placement.vcpu_pins)

@@ -95,8 +95,32 @@ fi
 numbers() { echo "$1" | tr , '\n' | awk -F- 'NF { for (n = $1; n <= $NF; n++) print n }'; }
 cpus_of() { cat "$root/sys/devices/system/node/node$1/cpulist" 2>/dev/null; }
 
+# Of a node without CPUs the nearest with CPUs, where one is.
+nearest_to() {
+  found=
+  least=
+  # shellcheck disable=SC2046  # a distance for each node
+  set -- $(cat "$root/sys/devices/system/node/node$1/distance" 2>/dev/null)
+  for other in $(numbers "$(cat "$root/sys/devices/system/node/online" 2>/dev/null)"); do
+    [ $# -gt 0 ] || break
+    if [ -n "$(cpus_of "$other")" ]; then
+      if [ -z "$least" ] || [ "$1" -lt "$least" ]; then
+        least=$1 found=$other
+      elif [ "$1" -eq "$least" ]; then
+        found=
+      fi
+    fi
+    shift
+  done
+  echo "$found"
+}
+
 # A node without CPUs is memory of a GPU (GH200): its CPUs' node is the one to bind to.
 node=$(cat "$device/numa_node")
+if [ "$node" -ge 0 ] && [ -z "$(cpus_of "$node")" ]; then
+  near=$(nearest_to "$node")
+  node=${near:-$node}
+fi
 if [ "$node" -lt 0 ] || [ -z "$(cpus_of "$node")" ]; then
   node=
   first=$(numbers "$(cat "$device/local_cpulist" 2>/dev/null)" | head -n 1)

@@ -1,15 +1,20 @@
-"""Sinfo: the nodes of each partition.
+"""Sinfo: the nodes of each partition, and what Slurm takes each node for.
 
     sinfo --noheader --Node --format="%N|%P|%T|%c|%m|%G"
+    sinfo --all --noheader --Node --format="%X|%Y|%Z|%c|%N"
 
 Seen: 22.05.8. Source: sinfo(1). Plain columns, not --json: their layout is the same in all
-versions.
+versions. None of these columns is a comment, a reason or a feature.
 """
 
 import re
 from dataclasses import dataclass
 
+from homenode.errors import ParseError
+from homenode.tools.scontrol import NodeShape, node_shape
+
 COMMAND = ("sinfo", "--noheader", "--Node", "--format=%N|%P|%T|%c|%m|%G")
+SHAPES_COMMAND = ("sinfo", "--all", "--noheader", "--Node", "--format=%X|%Y|%Z|%c|%N")
 MAX_LINES = 1_000_000
 
 _NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
@@ -41,7 +46,7 @@ class ClusterNode:
 def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
     """A record for each node and partition. Lines that are none are left out."""
     found = []
-    for line in text.splitlines()[:MAX_LINES]:
+    for line in text.split("\n")[:MAX_LINES]:
         fields = line.strip().split("|")
         if len(fields) != 6 or not _NODE_NAME.fullmatch(fields[0]):
             continue
@@ -60,6 +65,23 @@ def parse_nodes(text: str) -> tuple[ClusterNode, ...]:
             )
         )
     return tuple(found)
+
+
+def parse_shapes(text: str) -> dict[str, NodeShape]:
+    """Shapes by node name. Raises ParseError for a line that shows none.
+
+    >>> parse_shapes("2|16|2|64|gpu01\\n2|16|2|64|gpu01\\n")
+    {'gpu01': NodeShape(sockets=2, cores_per_socket=16, threads_per_core=2, cpus=64)}
+    """
+    shapes: dict[str, NodeShape] = {}
+    for number, line in enumerate(filter(None, text.split("\n")), start=1):
+        *sizes, name = line.strip().split("|", 4)
+        keys = ("sockets", "corespersocket", "threadspercore", "cpus")
+        shape = node_shape(dict(zip(keys, sizes, strict=False)), "sinfo", number)
+        if shape is None or not name:
+            raise ParseError("sinfo", "SOCKETS|CORES|THREADS|CPUS|NODE", line, line=number)
+        shapes[name] = shape
+    return shapes
 
 
 def _gpus(offered: str) -> tuple[int | None, str | None]:

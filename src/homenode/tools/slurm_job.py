@@ -6,6 +6,7 @@ Source: scontrol(1), show job; gres.conf(5) of 22.05.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -17,6 +18,10 @@ _HELD = re.compile(
 _CNT = re.compile(r"CNT:([0-9]{1,9})\Z", re.ASCII)
 _SHARES = re.compile(r"[0-9]{1,9}/[0-9]{1,9}(?:,[0-9]{1,9}/[0-9]{1,9})*\Z", re.ASCII)
 _MIG_TYPE = re.compile(r"(?<![0-9])[0-9]+g\.[0-9]+gb", re.IGNORECASE | re.ASCII)
+
+
+RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
+"""States of jobs whose processes run: while a user signals a job, Slurm says only that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,9 @@ class Job:
     """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
 
     number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",
-    ... user: None where not given.
+    ... user: None where not given. shares: of a job that runs. queue_wait_s: from when it could
+    have started; None where not known. unreadable: why its record gives nothing but its id and
+    its name; None where it can be read.
     """
 
     id: str
@@ -60,16 +67,27 @@ class Job:
     user: str | None
     state: str
     shares: tuple[NodeShare, ...]
+    queue_wait_s: float | None = None
+    unreadable: str | None = None
 
     @property
     def runs(self) -> bool:
-        return self.state == "RUNNING"
+        return self.state in RUNNING
 
 
 def is_asked_for(job: Job, asked: tuple[str, ...]) -> bool:
     """True where a job is one of those that the user named, or a task of one; () = all."""
     whole = re.split("[_+]", job.id, maxsplit=1)[0]
     return not asked or bool({job.id, job.number, whole} & set(asked))
+
+
+def plain_number(value: Any) -> int | None:
+    """A number of Slurm's JSON: plain, or of {"set", "infinite", "number"}; None where not set."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite"):
+            return None
+        value = value.get("number")
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def owned_gpus(text: str, source: str) -> OwnedGpus:

@@ -12,15 +12,16 @@ up to data_parser v0.0.40, and from v0.0.41 on
     {"nodes": {"allocation": [{"name": …, "sockets": [{"index": 1, "cores": [{"index": 0,
      "status": ["ALLOCATED"]}]}]}]}}
 
-States come as columns, whose layout is the same in all versions:
+Names, comments and paths are what users chose, and in JSON they cannot be taken for anything else.
 
-    squeue --noheader --array --states=all --user=UID --format="%F|%K|%T|%j|%N|%r"
+States come as columns, whose layout is the same in all versions. What ends a column that may hold
+any text is a mark that nobody could know when the text was written.
 
-Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.43).
+Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.45).
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -28,11 +29,17 @@ from typing import Any
 from homenode.errors import ParseError
 from homenode.tools.json_documents import whole
 from homenode.tools.slurm_hostlist import expand_hostlist
-from homenode.tools.slurm_job import Job, NodeShare, OwnedGpus, owned_gpus
+from homenode.tools.slurm_job import (
+    RUNNING,
+    Job,
+    NodeShare,
+    OwnedGpus,
+    owned_gpus,
+    plain_number,
+)
 
-JSON_COMMAND = ("squeue", "--json")
-STATES_FORMAT = "--format=%F|%K|%T|%j|%N|%r"
-MAX_LINES = 1_000_000
+NUMBERS_COMMAND = ("squeue", "--all", "--noheader", "--states=all", "--format=%A")
+MAX_STATES = 1_000_000
 
 _MORE_THAN_RUNNING = frozenset(
     {
@@ -50,37 +57,70 @@ _MORE_THAN_RUNNING = frozenset(
 _NO_GPUS = OwnedGpus(0, ())
 
 
+def json_command(asked: Collection[str]) -> tuple[str, ...]:
+    """What prints the jobs that have not ended, or those that were asked for in any state.
+
+    22.05 prints all jobs either way. Not --states=RUNNING, which leaves out jobs with a flag more.
+    """
+    which = (f"--jobs={','.join(asked)}", "--states=all") if asked else ()
+    return ("squeue", "--all", *which, "--json")
+
+
 def parse_squeue_jobs(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
-    """The jobs of a document, in its order. Raises ParseError."""
+    """The jobs of a document, in its order; unreadable where a value is none of its kind.
+
+    Raises ParseError.
+    """
     document = whole(text, source)
     jobs = document.get("jobs")
     if not isinstance(jobs, list):
         raise ParseError(source, 'a list "jobs"', f"{list(document)[:8]}")
-    return tuple(_job(job, f"{source}, jobs[{at}]") for at, job in enumerate(jobs))
+    return tuple(_job(job, f"jobs[{at}]") for at, job in enumerate(jobs))
 
 
-def _job(job: Any, source: str) -> Job:
+def _job(job: Any, place: str) -> Job:
+    try:
+        return _readable(job, place)
+    except ParseError as error:
+        number = plain_number(job.get("job_id")) if isinstance(job, dict) else None
+        said = place if number is None else str(number)
+        why = f"expected {error.expected}, found {error.found!r}"
+        return Job(said, said, "", None, "", (), unreadable=why)
+
+
+def _readable(job: Any, source: str) -> Job:
     if not isinstance(job, dict):
         raise ParseError(source, "an object", type(job).__name__)
-    number = _number(job.get("job_id"))
+    number = plain_number(job.get("job_id"))
     if number is None:
         raise ParseError(source, '"job_id"', f"{list(job)[:8]}")
     said = str(number)
-    array, task = _number(job.get("array_job_id")), _number(job.get("array_task_id"))
-    main, offset = _number(job.get("het_job_id")), _number(job.get("het_job_offset"))
+    array, task = plain_number(job.get("array_job_id")), plain_number(job.get("array_task_id"))
+    main, offset = plain_number(job.get("het_job_id")), plain_number(job.get("het_job_offset"))
     if array and task is not None:
         said = f"{array}_{task}"
     elif main and offset is not None:
         said = f"{main}+{offset}"
     user = job.get("user_name") or job.get("user_id")
+    state = _state(job.get("job_state"), source)
+    shares = tuple(_shares(job, source)) if state in RUNNING else ()
+    if state in RUNNING and not shares:
+        raise ParseError(source, '"job_resources" of a job that runs', "none")
     return Job(
         id=said,
         number=str(number),
         name=str(job.get("name") or ""),
-        user=None if user is None else str(_number(user) if isinstance(user, dict) else user),
-        state=_state(job.get("job_state"), source),
-        shares=tuple(_shares(job, source)),
+        user=None if user is None else str(plain_number(user) if isinstance(user, dict) else user),
+        state=state,
+        shares=shares,
+        queue_wait_s=_wait_s(job),
     )
+
+
+def _wait_s(job: dict[str, Any]) -> float | None:
+    times = [plain_number(job.get(f"{name}_time")) for name in ("eligible", "submit", "start")]
+    begin, start = times[0] or times[1], times[2]
+    return float(max(0, start - begin)) if begin and start else None
 
 
 def _state(value: Any, source: str) -> str:
@@ -160,15 +200,6 @@ def _indexed(entries: Any) -> Iterator[tuple[int, Any]]:
             yield int(text), entry
 
 
-def _number(value: Any) -> int | None:
-    """A plain number, or that of {"set", "infinite", "number"}; None where it is not set."""
-    if isinstance(value, dict):
-        if not value.get("set", True) or value.get("infinite"):
-            return None
-        value = value.get("number")
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
 class JobState(StrEnum):
     """Slurm's states, as few as matter here."""
 
@@ -216,18 +247,24 @@ class QueuedJob:
     reason: str
 
 
-def parse_states(text: str) -> tuple[QueuedJob, ...]:
-    """A record for each job or task. Lines that are none are left out."""
-    return tuple(_states(text))
+def states_command(user: int, mark: str) -> tuple[str, ...]:
+    """What prints a user's jobs. mark: letters and digits that are new each time."""
+    columns = f"--format=%F|%K|%T{mark}%j{mark}%r{mark}"
+    return ("squeue", "--noheader", "--array", "--states=all", f"--user={user}", columns)
 
 
-def _states(text: str) -> Iterator[QueuedJob]:
-    for line in text.splitlines()[:MAX_LINES]:
-        # The reason comes last: it is free text.
-        fields = line.strip().split("|", 5)
-        if len(fields) != 6 or not fields[0].isdigit():
+def parse_states(text: str, mark: str) -> tuple[QueuedJob, ...]:
+    """A record for each job or task. What is none is left out."""
+    return tuple(_states(text, mark))
+
+
+def _states(text: str, mark: str) -> Iterator[QueuedJob]:
+    columns = text.split(mark, 3 * MAX_STATES)
+    for head, name, reason in zip(columns[::3], columns[1::3], columns[2::3], strict=False):
+        fields = head.strip().split("|")
+        if len(fields) != 3 or not fields[0].isdigit():
             continue
-        job, task, said, name, _, reason = fields
+        job, task, said = fields
         state = _STATES.get(said.partition(" ")[0], JobState.FAILED)
         shown = "" if reason in ("None", "") else reason
         yield QueuedJob(job, int(task) if task.isdigit() else None, state, said, name, shown)

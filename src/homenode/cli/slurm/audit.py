@@ -1,6 +1,7 @@
 """homenode slurm audit: are jobs' CPUs, GPUs and memory on the same nodes. [I/O]"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +13,11 @@ from homenode.cli.terminal import (
     exit_if_bad,
     note,
     print_findings,
-    read_file,
     working,
     write_text,
 )
 from homenode.errors import HostError, UsageError
+from homenode.input_files import read_input
 from homenode.slurm.spool import SPOOL
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from homenode.slurm.gres import DeviceOrder
     from homenode.slurm.job_allocation import JobAllocation, NodeMachine
     from homenode.slurm.record import TaskRecord
+    from homenode.tools.scontrol import NodeShape
     from homenode.tools.slurm_job import Job
 
 
@@ -45,7 +47,7 @@ def audit(
         typer.Option(
             "--jobs",
             metavar="FILE",
-            help="Read `scontrol show job -d` or `squeue --json` from here; - for standard input.",
+            help="Read `squeue --json` or `scontrol show job -d` from here; - for standard input.",
         ),
     ] = None,
     nodes_file: Annotated[
@@ -100,12 +102,17 @@ def audit(
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
     asked = tuple(jobs or ())
     with working("reading the jobs"):
-        owned = (
-            _running(asked, tuple(host or ()), jobs_file, nodes_file, order, look=look)
-            if records is None
-            else _recorded(records, asked, order)
-        )
-        found = judge(owned)
+        if records is not None:
+            found = judge(_recorded(records, asked, order))
+        else:
+            listed, not_checked = _listed(asked, jobs_file)
+            shapes = _shapes(jobs_file, nodes_file)
+            machines = _machines(tuple(host or ()))
+            found = judge(
+                _running(listed, shapes, machines, order, look=look),
+                [job for job in listed if job.unreadable is not None],
+            )
+            found = replace(found, not_checked=not_checked)
     if json:
         print_findings(found, as_json=True)
     else:
@@ -114,67 +121,93 @@ def audit(
 
 
 def _show(found: "Findings", show_all: bool) -> None:
-    from homenode.findings import Findings, Severity
+    from homenode.findings import Severity
 
     shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
     left_out = len(found.findings) - len(shown)
-    print_findings(Findings(found.checked, shown), as_json=False)
+    print_findings(replace(found, findings=shown), as_json=False)
     if left_out:
         note(f"{left_out} more of severity info: --all")
 
 
+def _listed(
+    asked: tuple[str, ...], jobs_file: Path | None
+) -> "tuple[tuple[Job, ...], tuple[str, ...]]":
+    """The jobs, and what their listing leaves open.
+
+    Raises UsageError where one that was asked for does not run.
+    """
+    from homenode.slurm.client import ask_jobs, is_json, read_jobs
+    from homenode.tools.slurm_job import is_asked_for
+
+    open_questions: tuple[str, ...] = ()
+    if jobs_file is None:
+        jobs = ask_jobs(asked)
+    else:
+        text = _text(jobs_file, "jobs as Slurm lists them")
+        jobs = read_jobs(text, str(jobs_file), asked)
+        if not is_json(text):
+            open_questions = (
+                "records of more jobs that a user wrote into a comment: `squeue --json` has none",
+            )
+    for name in asked:
+        own = [job for job in jobs if is_asked_for(job, (name,))]
+        # An array may run in part.
+        if own and not any(job.runs or job.unreadable is not None for job in own):
+            states = ", ".join(sorted({job.state for job in own}))
+            raise UsageError(
+                f"job {name}: expected a job that runs, found {states}",
+                hint="of jobs that ended only records remain: --records DIR",
+            )
+    return jobs, open_questions
+
+
+def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> "Mapping[str, NodeShape | None]":
+    from homenode.slurm.client import ask_shapes
+    from homenode.tools.scontrol import shown_shapes
+
+    if nodes_file is not None:
+        return shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
+    return ask_shapes() if jobs_file is None else {}
+
+
 def _running(
-    asked: tuple[str, ...],
-    hosts: tuple[str, ...],
-    jobs_file: Path | None,
-    nodes_file: Path | None,
+    jobs: "Iterable[Job]",
+    shapes: "Mapping[str, NodeShape | None]",
+    machines: "Mapping[str, NodeMachine]",
     order: "DeviceOrder | None",
     *,
     look: bool,
 ) -> Iterator["JobAllocation"]:
     """What each job that runs has on each of its nodes."""
-    from homenode.slurm.client import ask_jobs, ask_shapes, read_jobs
-    from homenode.slurm.job_allocation import allocation_on
+    from homenode.slurm.job_allocation import allocation_on, unknown_allocation
     from homenode.slurm.record import with_tasks
-    from homenode.tools.scontrol import shown_shapes
-    from homenode.tools.slurm_job import is_asked_for
 
-    if jobs_file is None:
-        jobs = ask_jobs(asked)
-        shapes = ask_shapes()
-    else:
-        jobs = read_jobs(_text(jobs_file, "jobs as Slurm lists them"), str(jobs_file), asked)
-        shapes = {}
-    if nodes_file is not None:
-        shapes = shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
-    for name in asked:
-        states = {job.state for job in jobs if is_asked_for(job, (name,))}
-        # An array may run in part.
-        if states and "RUNNING" not in states:
-            raise UsageError(
-                f"job {name}: expected a job that runs, found {', '.join(sorted(states))}",
-                hint="of jobs that ended only records remain: --records DIR",
-            )
-    machines = _machines(hosts)
     for job in jobs:
-        if job.runs:
-            for share in job.shares:
-                machine = machines.get(share.node, machines.get(""))
-                numbers = None if order is None else order.numbers(share.node)
-                owned = allocation_on(job, share, machine, shapes.get(share.node), numbers)
-                if look and owned.gpus:
-                    owned = with_tasks(owned, _looked_at(job, share.node))
-                yield owned
+        for share in job.shares if job.runs else ():
+            shape = shapes.get(share.node)
+            if shape is None and share.node in shapes:
+                reason = "the listing of nodes has it twice, or without sockets, cores and threads"
+                yield unknown_allocation(
+                    job, share.node, reason, "--nodes FILE with each node once"
+                )
+                continue
+            machine = machines.get(share.node, machines.get(""))
+            numbers = None if order is None else order.numbers(share.node)
+            owned = allocation_on(job, share, machine, shape, numbers)
+            if look and owned.gpus:
+                owned = with_tasks(owned, _looked_at(job, share.node))
+            yield owned
 
 
 def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
     """The job's processes there; none, with a note, where no step may be started."""
-    from homenode.errors import ToolError
+    from homenode.errors import ParseError, ToolError
     from homenode.slurm.client import ask_tasks
 
     try:
         return ask_tasks(job, node)
-    except ToolError as error:
+    except (ParseError, ToolError) as error:
         note(f"not looked at: job {job.id} on {node}: {error.message}")
         return ()
 
@@ -218,11 +251,7 @@ def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:
 
 
 def _text(path: Path, what: str) -> str:
-    if str(path) == "-":
-        import sys
-
-        return sys.stdin.read()
-    return read_file(path, what).decode("utf-8", "replace")
+    return read_input(path, what).decode("utf-8", "replace")
 
 
 def _write_hooks(folder: Path, spool: str) -> None:

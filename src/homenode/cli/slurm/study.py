@@ -205,8 +205,10 @@ def _write_described(folder: "StudyFolder", options: "StudyOptions", host: str) 
     from homenode.measure.bindings.experiments import NO_PARTITION
     from homenode.measure.bindings.run import made_study
     from homenode.measure.bindings.scripts import script_name
+    from homenode.sources import load_host
 
-    made = made_study(options, host, secrets.token_hex(3), is_described=True)
+    described = load_host(host)
+    made = made_study(options, host, described, secrets.token_hex(3), is_described=True)
     folder.write_dry(made)
     for one in made.everything():
         say(str(folder.path / script_name(one)))
@@ -221,6 +223,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
     """The study that is there, or a new one; whether it is new."""
     from homenode.measure.bindings.experiments import check_options
     from homenode.measure.bindings.run import made_study
+    from homenode.sources import load_host
 
     if folder.exists:
         found = folder.load()
@@ -236,7 +239,9 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
     # Written down: a script that is submitted by hand asks for the same.
     options = replace(options, account=options.account or account())
     check_options(options)
-    return folder.create(made_study(options, host, secrets.token_hex(3))), True
+    described = None if host is None else load_host(host)
+    made = made_study(options, host, described, secrets.token_hex(3))
+    return folder.create(made, described), True
 
 
 def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[str]:
@@ -348,9 +353,12 @@ def _note_scripts(folder: "StudyFolder", made: "Study") -> None:
 
 
 def _program() -> str:
-    """homenode as the nodes find it: next to this Python, on the shared file system."""
-    neighbours = Path(sys.executable).parent / "homenode"
-    return str(neighbours) if neighbours.exists() else "homenode"
+    """homenode as the nodes find it: as it was called, or next to this Python, on the shared file
+    system."""
+    for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
+        if path.name in ("homenode", "homenode.pyz") and path.exists():
+            return str(path.absolute())
+    return "homenode"
 
 
 def _words(app: str | None) -> tuple[str, ...]:

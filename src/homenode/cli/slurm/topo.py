@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.terminal import read_file
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.topology import Host
@@ -27,5 +27,5 @@ def with_topo(host: "Host", topo: Path | None) -> "Host":
     from homenode.slurm.home_nodes import with_affinities
     from homenode.tools.nvidia_smi_topo import parse
 
-    text = read_file(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
+    text = read_input(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
     return with_affinities(host, parse(text), str(topo))

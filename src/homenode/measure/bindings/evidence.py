@@ -14,7 +14,6 @@ pairs of a node are slow, it is that node's side of them.
 """
 
 import re
-from calendar import timegm
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -47,9 +46,6 @@ _NODE = "the node"
 """Logs name none: all of them are of one machine."""
 
 _MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
-_TIME = re.compile(
-    r"\b(Submit|Eligible|Start)Time=(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)", re.ASCII
-)
 _SAID = re.compile(r"\d+ of \d+ steps done: |wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
 """What homenode bench says on standard error where nothing is wrong, and findings of its run."""
 
@@ -149,7 +145,7 @@ def parse_record(texts: Mapping[str, str], gpus: int) -> AttemptRecord:
     return AttemptRecord(
         job,
         _others(texts.get("others.txt"), job),
-        _wait(texts.get("job.txt", "")),
+        None if job is None else job.queue_wait_s,
         gpu_hours(texts, count),
         texts.get("met", "").strip()[:40] or None,
         tuple(gaps),
@@ -207,7 +203,11 @@ def _job(text: str, gaps: list[Gap]) -> Job | None:
     except ParseError as error:
         gaps.append(Gap("job.txt", error.message))
         return None
-    return jobs[0] if jobs else None
+    for job in jobs[:1]:
+        if job.unreadable is None:
+            return job
+        gaps.append(Gap("job.txt", f"job {job.id}: {job.unreadable}"))
+    return None
 
 
 def _others(text: str | None, job: Job | None) -> int | None:
@@ -215,15 +215,6 @@ def _others(text: str | None, job: Job | None) -> int | None:
         return None
     running = {line.strip() for line in text.splitlines() if line.strip()}
     return len(running - {job.number})
-
-
-def _wait(text: str) -> float | None:
-    """Seconds between the moment when it could have started and its start."""
-    # scontrol prints the time zone of its caller, which the script has set to UTC.
-    times = {name: timegm((*map(int, when), 0, 0, 0)[:9]) for name, *when in _TIME.findall(text)}
-    begin = times.get("Eligible", times.get("Submit"))
-    start = times.get("Start")
-    return None if begin is None or start is None else float(max(0, start - begin))
 
 
 def gpu_hours(texts: Mapping[str, str], gpus: int) -> float | None:

@@ -240,6 +240,11 @@ def _of_partition(
             f"{option} {partition or '(the default)'}: expected nodes with GPUs, found {what}",
             hint=f"partitions with GPUs: {known}",
         )
+    if not NAME.fullmatch(with_gpus[0].partition):
+        raise UsageError(
+            f"{option}: expected a partition of letters, digits and . _ - + :, found "
+            f"{with_gpus[0].partition!r}"
+        )
     return with_gpus
 
 

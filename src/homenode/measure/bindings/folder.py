@@ -1,6 +1,7 @@
 """Study folder: one study's scripts, journal and raw files, on a file system all nodes share. [I/O]
 
     study.jsonl   the journal: a head, then a line for each thing that happened
+    host.json     what --host said of the nodes
     jobs/         the scripts
     log/          what the jobs printed
     raw/EXPERIMENT/task-N/JOB.RESTART/   what a job wrote down; `done` is its last file
@@ -24,6 +25,7 @@ from homenode import formats
 from homenode.durable import open_folder, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.gap import Gap
+from homenode.input_files import open_below
 from homenode.measure.bindings.evidence import (
     Collective,
     JobEvidence,
@@ -41,10 +43,11 @@ from homenode.measure.run_folder import HOST, gaps_of_run
 from homenode.record_folder import RecordFolder
 from homenode.results.store import FILE, load_runs, read_run
 from homenode.slurm.job_allocation import NodeMachine, node_machine
-from homenode.sources import load_host
+from homenode.sources import load_host, shipped_host
 from homenode.topology import Host
 
 JOURNAL = "study.jsonl"
+DESCRIBED = "host.json"
 KIND = "slurm-study"
 VERSION = formats.VERSIONS[KIND]
 HELD_S = 15.0
@@ -99,8 +102,9 @@ class StudyFolder:
         """What a program inherits that must end before another homenode continues the study."""
         return () if self._descriptor is None else (self._descriptor,)
 
-    def create(self, study: Study) -> Study:
-        """Lay out the folder with its first lines. Raises HostError where it cannot.
+    def create(self, study: Study, described: Host | None = None) -> Study:
+        """Lay out the folder with its first lines. described: what a node is, where the user said
+        it. Raises HostError where it cannot.
 
         The journal's first line comes last: without it the folder is begun again.
         """
@@ -124,6 +128,8 @@ class StudyFolder:
         if self.exists:
             raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
         self.write_scripts(study, study.everything())
+        if described is not None:
+            self._files.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
         self._files.begin(formats.head_line(KIND, StudyHead(study)))
         return study
 
@@ -219,9 +225,7 @@ def _exit_status(attempt: Path) -> str | None:
 
 def _start_of(path: Path, most: int) -> str | None:
     try:
-        if path.is_symlink() or not path.is_file():
-            return None
-        with path.open("rb") as file:
+        with open_below(path.parent, path.name) as file:
             return file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
@@ -414,10 +418,20 @@ class _Hosts:
         node = experiment.nodes[0]
         if node not in self._known:
             captured = _host(run / HOST)
-            described = captured if self._study.host is None else _host(self._study.host)
+            described = captured if self._study.host is None else self._described()
             machine = captured if captured is not None and captured.pci_devices else described
             self._known[node] = captured, None if machine is None else node_machine(machine)
         return self._known[node]
+
+    def _described(self) -> Host | None:
+        """As it was when the study began. Earlier versions wrote down its name alone: of a shipped
+        host's that is enough, what lies under a path may be anything by now."""
+        content = _files(self._folder).read(DESCRIBED)
+        with contextlib.suppress(InputError):
+            if content is None:
+                return shipped_host(self._study.host or "")
+            return formats.decode(content, "host", Host, DESCRIBED)
+        return None
 
 
 def _host(source: Path | str) -> Host | None:
@@ -440,7 +454,7 @@ def _texts(attempt: Path) -> dict[str, str]:
         try:
             if path.is_symlink() or not path.is_file() or path.suffix == ".gz":
                 continue
-            with path.open("rb") as file:
+            with open_below(attempt, path.name) as file:
                 found[path.name] = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
         except OSError as error:
             found[f"{path.name}.err"] = f"cannot be read: {error.strerror}"

@@ -2,13 +2,14 @@
 
 import os
 import re
+import secrets
 from pathlib import Path
 
 from homenode.errors import ToolError
 from homenode.slurm.client import NoAnswerError, ask
 from homenode.tools import sinfo
 from homenode.tools.sinfo import ClusterNode
-from homenode.tools.squeue import STATES_FORMAT, QueuedJob, parse_states
+from homenode.tools.squeue import QueuedJob, parse_states, states_command
 
 _JOB_ID = re.compile(r"(\d{1,10})(?:;\S+)?", re.ASCII)
 
@@ -20,10 +21,8 @@ def nodes() -> tuple[ClusterNode, ...]:
 
 def jobs() -> tuple[QueuedJob, ...]:
     """This user's jobs, also those that ended lately. Raises NoAnswerError, ToolError."""
-    mine = f"--user={os.getuid()}"
-    return parse_states(
-        ask(("squeue", "--noheader", "--array", "--states=all", mine, STATES_FORMAT))
-    )
+    mark = secrets.token_hex(8)
+    return parse_states(ask(states_command(os.getuid(), mark)), mark)
 
 
 def submit(

@@ -62,15 +62,19 @@ class Patience:
 
 
 def made_study(
-    options: StudyOptions, host: str | None, id: str, *, is_described: bool = False
+    options: StudyOptions,
+    host: str | None,
+    described: Host | None,
+    id: str,
+    *,
+    is_described: bool = False,
 ) -> Study:
-    """A study of these nodes. host: what they are; None = a job on each looks first. is_described:
-    Slurm is not asked, and nodes are what the host says.
+    """A study of these nodes. host: what was named as such, and what that is; None = a job on each
+    looks first. is_described: Slurm is not asked, and nodes are what the host says.
 
     What the host cannot do is refused before Slurm is asked for anything. Raises UsageError,
-    InputError for the host, NoAnswerError, ToolError.
+    NoAnswerError, ToolError.
     """
-    described = None if host is None else load_host(host)
     if described is not None and not nodes_to_bind_to(described, options):
         raise UsageError(f"{host}: expected NUMA nodes with CPUs and memory, found none")
     if is_described and described is not None:

@@ -1,0 +1,259 @@
+"""Users of a real Slurm who write what they like into their jobs: the audit is never misled."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.cli import main, terminal
+from homenode.measure.bindings import queue_client
+from homenode.pool.export import export
+from homenode.pool.scheduler import Scheduler
+from homenode.slurm.config import config_word, parse_config
+from homenode.slurm.gres import gres_lines
+from tests.hostile_names import NAMES
+from tests.slurm.hostile_jobs import FORGED
+from tests.slurm.test_audit_live import NODE, submit, until_runs
+from tests.slurm.testbed import Testbed, running
+from tests.test_hostile_names import outlook_of
+
+pytestmark = pytest.mark.slurm
+
+Audit = Callable[..., tuple[int, list[dict[str, str]], str]]
+
+WORDS = (
+    "x JobState=COMPLETED",
+    "x UserId=root(0) ArrayJobId=3 ArrayTaskId=5",
+    "x\nJobId=99 JobName=z",
+    "x\n\nJobId=99 JobName=z",
+    "c\n     Nodes=gpu1 CPU_IDs=0-7 Mem=1 GRES=gpu:1(IDX:0)",
+    "x\n   JobState=COMPLETED Reason=None Dependency=(null)",
+    f"x\n{FORGED}"[:1023],
+    f"x\n{FORGED}\n   \n\nJobId=OTHER JobName=z"[:1023],
+    "x\n   \n\nJobId=OTHER JobName=z",
+    "No jobs in the system",
+    '{"jobs": []}',
+    '"}]}',
+    "a|b|RUNNING",
+    "1" * 1000,
+    "\x1b[2J\x1b[31m",
+    "\u202e\u2066x",
+    "x\u2028JobId=99 JobName=z\x85   JobState=COMPLETED",
+    b"\xff\xfe\xc3".decode("utf-8", "surrogateescape"),
+    "\r\n   JobState=COMPLETED",
+    "\\n\\u000a",
+)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Testbed]:
+    with tempfile.TemporaryDirectory(prefix="homenode-") as folder:
+        base = Path(folder) / "slurm"
+        base.parent.chmod(0o755)
+        with running(base) as testbed:
+            yield testbed
+
+
+@pytest.fixture(scope="module")
+def far(slurm: Testbed) -> str:
+    """A job with CPUs on socket 1, since socket 0 is full, and two of its GPUs on socket 0."""
+    until_runs(slurm, submit(slurm, "-w", "gpu01", "-n1", "-c32"))
+    job = submit(slurm, "-w", "gpu01", "-n1", "-c8", "--gres=gpu:6")
+    until_runs(slurm, job)
+    return job
+
+
+@pytest.fixture(scope="module")
+def near(slurm: Testbed) -> str:
+    """A job of somebody else whose GPU is near its CPUs."""
+    job = submit(slurm, "-w", "gpu02", "-n1", "-c2", "--gres=gpu:1")
+    until_runs(slurm, job)
+    return job
+
+
+@pytest.fixture
+def audit(
+    slurm: Testbed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Audit:
+    """Audits the cluster; exit code, findings, and what was checked."""
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+
+    def audited(*words: str) -> tuple[int, list[dict[str, str]], str]:
+        terminal.console.cache_clear()
+        monkeypatch.setattr(
+            "sys.argv", ["homenode", "slurm", "audit", *words, "--host", NODE, "--json"]
+        )
+        code: object = 0
+        try:
+            main.main()
+        except SystemExit as end:
+            code = end.code
+        said = json.loads(capsys.readouterr().out)
+        return int(str(code or 0)), said["findings"], " ".join(said["checked"])
+
+    return audited
+
+
+@pytest.fixture
+def without_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """squeue as of versions before 21.08."""
+    program = tmp_path / "squeue"
+    program.write_text(
+        '#!/bin/sh\ncase "$*" in *--json*)\n'
+        "  echo \"squeue: unrecognized option '--json'\" >&2; exit 1 ;;\nesac\n"
+        f'exec {shutil.which("squeue")} "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.parametrize("key", ["JobName", "Comment"])
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: ascii(words)[:40])
+def test_no_words_of_a_user_hide_or_move_a_job(
+    slurm: Testbed, audit: Audit, far: str, near: str, key: str, words: str
+) -> None:
+    _say(slurm, far, key, words.replace("OTHER", near))
+    code, findings, checked = audit()
+    assert code == 1 and [f["id"] for f in findings] == ["job-gpu-far"]
+    assert findings[0]["subject"].startswith(f"job {far} (")
+    assert checked.startswith("2 places of GPU jobs on 2 nodes: 1 near all of their GPUs, 1 not")
+
+
+@pytest.mark.parametrize("key", ["JobName", "Comment"])
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: ascii(words)[:40])
+def test_without_json_an_odd_job_is_named_and_the_others_are_audited(
+    slurm: Testbed,
+    audit: Audit,
+    far: str,
+    near: str,
+    without_json: None,
+    key: str,
+    words: str,
+) -> None:
+    _say(slurm, far, key, words.replace("OTHER", near))
+    code, findings, _ = audit()
+    far_or_odd = {"job-gpu-far": f"job {far} (", "job-unreadable": f"job {far}"}
+    is_forged_for_the_other = "OTHER" in words
+    assert code == 1 and findings
+    for finding in findings:
+        if finding["id"] == "job-unreadable" and is_forged_for_the_other:
+            assert set(
+                finding["subject"].removeprefix("jobs ").removeprefix("job ").split(", ")
+            ) <= {
+                far,
+                near,
+            }
+        else:
+            assert finding["subject"].startswith(far_or_odd[finding["id"]])
+    assert not any("99" in finding["subject"].partition("(")[0] for finding in findings)
+
+
+def _say(slurm: Testbed, job: str, key: str, words: str) -> None:
+    """As its user does it, also while it runs."""
+    for one in ("JobName", "Comment"):
+        slurm.client("scontrol", "update", f"JobId={job}", f"{one}={words if one == key else 'x'}")
+
+
+def test_fields_that_are_set_at_submission_change_nothing(
+    slurm: Testbed, audit: Audit, tmp_path: Path
+) -> None:
+    line = "x\n   JobState=COMPLETED Reason=None Dependency=(null)"
+    folder = tmp_path / line
+    folder.mkdir()
+    tmp_path.chmod(0o755)
+    script = tmp_path / f"{line}.sh"
+    script.write_text("#!/bin/sh\nsleep 300\n")
+    common = ("--parsable", "-p", "parts", "--mem=10", "-w", "gpu03", "-n1", "-c2", "--gres=gpu:1")
+    jobs = [
+        slurm.client("sbatch", *common, "-o", "/dev/null", *options, script_or_wrap).strip()
+        for options, script_or_wrap in (
+            (("--account", line), "--wrap=sleep 300"),
+            (("--mcs-label", line), "--wrap=sleep 300"),
+            (("--network", line), "--wrap=sleep 300"),
+            (("--wckey", line), "--wrap=sleep 300"),
+            (("--container", line), "--wrap=sleep 300"),
+            (("--chdir", str(folder), "-e", line, "-i", "/dev/null"), "--wrap=sleep 300"),
+            ((), str(script)),
+        )
+    ]
+    for job in jobs:
+        until_runs(slurm, job)
+    code, findings, _ = audit(*jobs)
+    assert code == 0 and findings == []
+    stored = tmp_path / "jobs.txt"
+    stored.write_text(slurm.client("scontrol", "show", "job", "-d"))
+    code, findings, _ = audit(*jobs, "--jobs", str(stored))
+    assert code == 1 and {f["id"] for f in findings} == {"job-unreadable"}
+    named = " ".join(finding["subject"] for finding in findings).replace(",", "").split()
+    forged = {
+        job
+        for job in jobs
+        if "\n   JobState=COMPLETED" in slurm.client("scontrol", "show", "job", "-d", job)
+    }
+    assert len(forged) >= 4 and set(named) - {"job", "jobs"} == forged
+    slurm.client("scancel", *jobs)
+
+
+def test_a_nodes_comment_gives_it_no_other_shape(slurm: Testbed, audit: Audit, near: str) -> None:
+    words = "c Sockets=9\n   State=IDLE ThreadsPerCore=1\n\nNodeName=gpu02 CoresPerSocket=1"
+    slurm.client("scontrol", "update", "NodeName=gpu02", f"Comment={words}")
+    code, findings, _ = audit(near)
+    assert (code, findings) == (0, [])
+    slurm.client("scontrol", "update", "NodeName=gpu02", "Comment=")
+
+
+def test_a_study_knows_its_jobs_by_their_names_alone(
+    slurm: Testbed, far: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    name = f"a|b\n{near}|N/A|CANCELLED|hn-abc-x|gpu01|None"
+    _say(slurm, far, "JobName", name)
+    found = {(job.job, job.name, job.said) for job in queue_client.jobs()}
+    assert (far, name, "RUNNING") in found
+    assert not [one for one in found if one[0] == near and one[2] != "RUNNING"]
+
+
+@pytest.mark.parametrize("job", ["--help", "-d", "1,2", "1 2", "", "1;id", "\u0663"])
+def test_what_is_no_id_is_asked_of_no_program(
+    slurm: Testbed, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
+    monkeypatch.setattr("sys.argv", ["homenode", "slurm", "audit", "--host", NODE, "--", job])
+    with pytest.raises(SystemExit) as end:
+        main.main()
+    assert end.value.code == 2 and "expected an id such as 4711" in capsys.readouterr().err
+
+
+def test_scontrol_changes_the_named_nodes_alone(slurm: Testbed) -> None:
+    exported = outlook_of([*NAMES, "gpu01", "gpu02"])
+    for hosts in (exported, outlook_of([*NAMES, "gpu01"])):
+        subprocess.run(
+            ["scontrol"],
+            input=export(hosts, Scheduler.SLURM),
+            env=slurm.environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+        )
+    nodes = slurm.client("sinfo", "-h", "-N", "-p", "parts", "-o", "%N|%f|%b|%w").split()
+    fits = "homenode_gpu1|homenode_gpu1|1"
+    assert nodes == [f"gpu01|{fits}", f"gpu02|{fits}", "gpu03|(null)|(null)|1"]
+
+
+@pytest.mark.parametrize("kind", ["h#100", "h\\100", "h\\", "h=1", "h'1", "$(id)", "#", "h\\#"])
+def test_slurmd_reads_a_written_word_as_we_do(slurm: Testbed, kind: str, tmp_path: Path) -> None:
+    words = config_word("Type", kind)
+    for name in ("slurm.conf", "gres.conf", "cgroup.conf"):
+        text = (slurm.base / name).read_text()
+        (tmp_path / name).write_text(text.replace("Type=h100", words))
+    files = {**slurm.environment, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+    done = subprocess.run(
+        ["slurmd", "-N", "gpu01", "-G"], env=files, capture_output=True, text=True, timeout=180
+    )
+    assert f"for GRES gpu:{kind} has" in done.stdout + done.stderr
+    (line, *_) = gres_lines(parse_config(f"Name=gpu {words} File=/dev/nvidia0\n", "gres.conf"))
+    assert line.type == kind

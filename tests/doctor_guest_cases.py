@@ -20,6 +20,7 @@ from tests.doctor_guests import (
     grouped,
     hugepages,
     in_use,
+    one_socket,
     passthrough_cache,
     pools,
     siblings,
@@ -42,6 +43,12 @@ GUEST_CASES: dict[str, Case] = {
         lambda: diagnosed(
             domain(4, pins=[0, 2, 4, 6], cputune="<emulatorpin cpuset='16-17'/>"), DESKTOP
         ),
+    ),
+    "host-core-taken": case(
+        "8 vCPUs on the 8 cores of small-2n8c-2gpu",
+        lambda: small(8, range(8)),
+        "7 vCPUs there",
+        lambda: small(7, range(7)),
     ),
     "flat-over-nodes": case(
         "a flat guest on both nodes of small-2n8c-2gpu",
@@ -138,6 +145,12 @@ GUEST_CASES: dict[str, Case] = {
         lambda: passthrough_cache([0, 1, 2, 3, 8, 9, 10, 11]),
         "the same on one",
         lambda: passthrough_cache(range(8)),
+    ),
+    "guest-l3-false": case(
+        "8 vCPUs of one socket on two caches of epyc9654-2p-1node",
+        lambda: one_socket(""),
+        "the same without an L3",
+        lambda: one_socket("<cache mode='disable'/>"),
     ),
     "memory-unbound": case(
         "pins on node 0 without <numatune>",

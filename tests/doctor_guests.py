@@ -123,6 +123,12 @@ def passthrough_cache(pins: Sequence[int]) -> tuple[Finding, ...]:
     return diagnosed(domain(8, pins=pins, cpu=cpu), "epyc9654-2p-1node")
 
 
+def one_socket(cache: str) -> tuple[Finding, ...]:
+    """One socket of 8 vCPUs on two LLCs of 2x EPYC 9654, with this <cache>."""
+    cpu = topology(1, 8, inside=cache)
+    return diagnosed(domain(8, pins=[0, 1, 2, 3, 8, 9, 10, 11], cpu=cpu), "epyc9654-2p-1node")
+
+
 def custom_cpu(devices: Sequence[Bdf], cpu: str, firmware: str = "") -> tuple[Finding, ...]:
     xml = domain(4, devices, gib=64, pins=[0, 1, 2, 3], cpu=cpu)
     if firmware:

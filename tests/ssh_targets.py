@@ -14,11 +14,20 @@ import pytest
 from homenode.measure.access.ssh import SshChannel
 
 
+def new_key(path: Path, kind: str = "ed25519") -> None:
+    """A key pair, in the place of the one before. Another host key counts from the next call on."""
+    path.unlink(missing_ok=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path], check=True)
+
+
 @contextmanager
-def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshChannel]:
+def ssh_target(
+    folder: Path, inside: tuple[str, ...] = (), config: str = ""
+) -> Iterator[SshChannel]:
     """The target of a running sshd. `other_key` in the folder is one that it does not take.
 
-    inside: words of a command before sshd's, which starts it in namespaces of its own, say.
+    inside: words of a command before sshd's, which starts it in namespaces of its own, say. config:
+    more lines of sshd_config.
     """
     daemon = shutil.which("sshd", path="/usr/sbin:/usr/bin")
     if daemon is None or shutil.which("ssh") is None:
@@ -26,12 +35,10 @@ def ssh_target(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[SshChanne
     if os.geteuid() != 0:
         pytest.skip("needs root, to run sshd")
     for name in ("host_key", "user_key", "other_key"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True
-        )
+        new_key(folder / name)
     (folder / "config").write_text(
         f"HostKey {folder}/host_key\nUsePAM no\n"
-        f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/user_key.pub\nStrictModes no\nPidFile none\n" + config
     )
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     with _served((*inside, daemon, "-i", "-f", str(folder / "config"))) as port:

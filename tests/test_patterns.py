@@ -5,6 +5,7 @@ than the input does.
 """
 
 import ast
+import fnmatch
 import importlib
 import pkgutil
 import re
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 import homenode
+from homenode.snapshot.pseudonyms import _PLACE_OF_HOST
 from tests.pattern_steps import Matcher, superlinear
 
 SOURCE = Path(homenode.__file__).parent
@@ -32,11 +34,12 @@ LINEAR = 2.6
 """Twice the input is twice the steps, and a little; four times of what is quadratic."""
 
 PASSED_ON = {
-    ("snapshot/redacted_domain.py", "fullmatch"),
-    ("tools/openssl_speed.py", "fullmatch"),
-    ("snapshot/contents.py", "fullmatch"),
+    "snapshot/redacted_domain.py": "fullmatch",
+    "tools/openssl_speed.py": "fullmatch",
+    "tools/scontrol.py:_LINES[]": "fullmatch",
+    "snapshot/contents.py": "fullmatch",
 }
-"""Files that hand patterns over, and the method that is called with them."""
+"""Files, or names in them, that hand patterns over, and the method that is called with them."""
 
 Case = tuple[str, Any, str]
 
@@ -80,9 +83,8 @@ def _named() -> Iterator[Case]:
         for top, value in list(vars(loaded).items()):
             for name, pattern in _owned(value, top):
                 methods = uses.get(name, set())
-                if not methods:
-                    methods = {method for file, method in PASSED_ON if file == inside}
-                for method in sorted(methods or {"search"}):
+                passed_on = PASSED_ON.get(f"{inside}:{name}", PASSED_ON.get(inside, "search"))
+                for method in sorted(methods or {passed_on}):
                     if (id(pattern), method) not in seen:
                         seen.add((id(pattern), method))
                         yield f"{inside}:{name}.{method}", pattern, method
@@ -100,11 +102,121 @@ def _in_line() -> Iterator[Case]:
                 yield where, re.compile(text.value), METHODS[node.func.attr]
 
 
-CASES = (*_named(), *_in_line())
+BUILT: dict[tuple[str, str], tuple[str, str]] = {
+    ("analyse/machine_facts.py", r"f'\\b{re.escape(system.cpu.split()[-1])}\\b'"): (
+        r"\b9654\b",
+        "search",
+    ),
+    ("analyse/machine_facts.py", r"f'\\b{re.escape(system.name)}\\b'"): (r"\bH100\b", "search"),
+    ("domain/copy.py", "f'{re.escape(original)}(?![A-Za-z0-9])'"): ("vm7(?![A-Za-z0-9])", "search"),
+    ("kubevirt/manifests.py", "pattern"): (r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", "fullmatch"),
+    ("measure/app_metric.py", "pattern"): (r"tokens/s: ([0-9.]+)", "search"),  # the user's own
+    ("measure/programs/torch_place.py", r"f'(?<!\\w)(?:{names}):\\s+(\\d+) kB'"): (
+        r"(?<!\w)(?:MemFree|MemTotal):\s+(\d+) kB",
+        "search",
+    ),
+    (
+        "measure/programs/torch_place.py",
+        r"f'(?<!\\S)\\S*/lib{name}[^/\\s]*\\.so[^/\\s]*'",
+    ): (r"(?<!\S)/x/libnccl\.so[^/\s]*", "search"),
+    ("snapshot/collector.py", "f'({pattern}):(.*)'"): (
+        "(sys/bus/pci/devices/[^/]*/numa[0-9]+):(.*)",
+        "fullmatch",
+    ),
+    ("snapshot/collector.py", "'|'.join((f'({pattern}):' for pattern in patterns))"): (
+        "(sys/[^/]*/a):|(sys/cpu[0-9]+/b):",
+        "match",
+    ),
+    ("snapshot/gather.py", "translate(part)"): (fnmatch.translate("cpu[0-9]*"), "fullmatch"),
+    ("snapshot/pseudonyms.py", r"f'({_PLACE_OF_HOST}){re.escape(word)}(?![\\w-]|\\.\\w)'"): (
+        rf"({_PLACE_OF_HOST})gpu7(?![\w-]|\.\w)",
+        "everywhere",
+    ),
+    ("snapshot/pseudonyms.py", "f'(?<![A-Za-z0-9])(?:{choice})(?![A-Za-z0-9])'"): (
+        "(?<![A-Za-z0-9])(?:gpu77|gpu7)(?![A-Za-z0-9])",
+        "everywhere",
+    ),
+    ("snapshot/redacted_domain.py", "'|'.join(map(re.escape, words))"): ("a|b", "fullmatch"),
+}
+"""Patterns that a function makes, by file and text: what it makes, and the method it is used by."""
 
 
-def test_all_patterns_are_looked_at() -> None:
-    assert len(CASES) > 280
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool]]:
+    """Calls of re's functions, and whether each is in a function."""
+    inside = {
+        below
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        for below in ast.walk(node)
+        if below is not node
+    }
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
+            yield node, node in inside
+
+
+def _unseen(inside: str, tree: ast.Module, seen: set[Any]) -> Iterator[str]:
+    """What no case below is made of. seen: the texts of those that are."""
+    for call, in_function in _calls(tree):
+        assert isinstance(call.func, ast.Attribute)
+        name, where = call.func.attr, f"{inside}:{call.lineno}"
+        if name == "escape":
+            continue
+        if name not in {*METHODS, "compile"} or not call.args:
+            yield f"{where}: re.{name}"
+            continue
+        text = call.args[0]
+        if isinstance(text, ast.Constant):
+            if text.value not in seen or (in_function and name == "compile"):
+                yield f"{where}: {text.value!r}: make it a constant of the module"
+        elif in_function and (inside, ast.unparse(text)) not in BUILT:
+            yield f"{where}: {ast.unparse(text)}: made in a function, and not in BUILT"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("re", "regex"):
+            yield f"{inside}:{node.lineno}: import re, so that its uses are found"
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "regex" or (alias.name == "re" and alias.asname):
+                    yield f"{inside}:{node.lineno}: import re, so that its uses are found"
+
+
+CASES = (
+    *_named(),
+    *_in_line(),
+    *((f"{file}: {text}", re.compile(made), how) for (file, text), (made, how) in BUILT.items()),
+)
+
+
+def test_every_pattern_is_looked_at() -> None:
+    seen = {pattern.pattern for _, pattern, _ in CASES}
+    unseen: list[str] = []
+    built = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside, tree = str(path.relative_to(SOURCE)), ast.parse(path.read_text())
+        unseen += _unseen(inside, tree, seen)
+        built |= {(inside, ast.unparse(call.args[0])) for call, _ in _calls(tree) if call.args}
+    assert not unseen, "\n".join(unseen)
+    assert BUILT.keys() <= built
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "re.compile('new+')",
+        "def f(): return re.match('new+', x)",
+        "def f(): return re.compile('a')",
+        "def f(x): return re.search(x, y)",
+        "def f(x): return re.compile(f'{x}+')",
+        "re.template('a')",
+        "from re import compile",
+        "import re as r",
+        "import regex",
+    ],
+)
+def test_a_new_pattern_is_found(text: str) -> None:
+    assert list(_unseen("x.py", ast.parse(text), {"a"}))
 
 
 @pytest.mark.parametrize(("name", "pattern", "method"), CASES, ids=[case[0] for case in CASES])

@@ -1,6 +1,7 @@
 """CpuSet: an immutable set of PU indices with the kernel's two spellings, list and mask."""
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import NewType
 
 from homenode.errors import ParseError
@@ -10,6 +11,14 @@ PuIndex = NewType("PuIndex", int)
 
 MAX_PU_INDEX = 65_535
 """Larger indices are refused, so that a hostile list such as 0-4000000000 costs nothing."""
+
+MAX_CHARS = 1 << 16
+MAX_PARTS = 4096
+MAX_STRIDES = 64
+"""Of a list or a mask: 8,192 PUs have at most so many runs, and nothing prints strides. What says
+the same over megabytes costs nothing either."""
+
+_REMEMBERED_CHARS = 4096
 
 
 class CpuSet:
@@ -68,31 +77,12 @@ class CpuSet:
         Also libvirt's exclusions: "0-7,^3". Raises ParseError that names the faulty part.
         Source: Documentation/core-api/cpumask.rst (lists, strides); libvirt's cpuset attribute.
         """
-        bits = 0
         stripped = text.strip()
-        if not stripped:
-            return cls()
-        for part in stripped.split(","):
-            item = part.strip()
-            exclude = item.startswith("^")
-            span, _, stride_text = item.removeprefix("^").partition(":")
-            first_text, dash, last_text = span.partition("-")
-            if not (_digits(first_text) and (_digits(last_text) if dash else True)):
-                raise ParseError(source, "a list such as 0-3,8", part)
-            # "used/group" strides (0-31:2/4) are legal in the kernel but nothing prints them.
-            if stride_text and not _digits(stride_text):
-                raise ParseError(source, "a whole number as stride", part)
-            first = int(first_text)
-            last = int(last_text) if dash else first
-            stride = int(stride_text) if stride_text else 1
-            if last > MAX_PU_INDEX or last < first or stride < 1:
-                raise ParseError(source, f"an ascending range up to {MAX_PU_INDEX}", part)
-            if stride == 1:
-                mask = ((1 << (last - first + 1)) - 1) << first
-            else:
-                mask = cls(range(first, last + 1, stride))._bits
-            bits = bits & ~mask if exclude else bits | mask
-        return cls.from_bits(bits)
+        parsed = _bits_remembered if len(stripped) <= _REMEMBERED_CHARS else _bits
+        try:
+            return cls.from_bits(parsed(stripped))
+        except _ListError as error:
+            raise ParseError(source, error.expected, error.found) from None
 
     @classmethod
     def parse_mask(cls, text: str, source: str = "PU mask") -> "CpuSet":
@@ -101,6 +91,8 @@ class CpuSet:
         Groups of 32 bits, the highest first. Raises ParseError.
         Source: Documentation/core-api/cpumask.rst; hwloc bitmap string format.
         """
+        if len(text) > MAX_CHARS:
+            raise ParseError(source, f"a mask of at most {MAX_CHARS} characters", text)
         bits = 0
         for part in text.strip().split(","):
             digits = part.strip().removeprefix("0x")
@@ -173,6 +165,55 @@ class CpuSet:
 
     def __hash__(self) -> int:
         return hash(self._bits)
+
+
+class _ListError(Exception):
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(expected, found)
+        self.expected, self.found = expected, found
+
+
+def _bits(text: str) -> int:
+    """The PUs of a stripped list, as bits. Raises _ListError."""
+    if len(text) > MAX_CHARS:
+        raise _ListError(f"a list of at most {MAX_CHARS} characters", text)
+    parts = text.split(",") if text else []
+    if len(parts) > MAX_PARTS or text.count(":") > MAX_STRIDES:
+        raise _ListError(f"at most {MAX_PARTS} parts and {MAX_STRIDES} strides", text)
+    bits = 0
+    for part in parts:
+        item = part.strip()
+        exclude = item.startswith("^")
+        span, _, stride_text = item.removeprefix("^").partition(":")
+        first_text, dash, last_text = span.partition("-")
+        if not (_digits(first_text) and (_digits(last_text) if dash else True)):
+            raise _ListError("a list such as 0-3,8", part)
+        # "used/group" strides (0-31:2/4) are legal in the kernel but nothing prints them.
+        if stride_text and not _digits(stride_text):
+            raise _ListError("a whole number as stride", part)
+        first = int(first_text)
+        last = int(last_text) if dash else first
+        stride = int(stride_text) if stride_text else 1
+        if last > MAX_PU_INDEX or last < first or stride < 1:
+            raise _ListError(f"an ascending range up to {MAX_PU_INDEX}", part)
+        mask = (1 << (last - first + 1)) - 1
+        if stride > 1:
+            mask &= _every(stride, (last - first) // stride + 1)
+        bits = bits & ~(mask << first) if exclude else bits | mask << first
+    return bits
+
+
+_bits_remembered = lru_cache(maxsize=2048)(_bits)
+"""A host says a few lists in thousands of files."""
+
+
+def _every(stride: int, count: int) -> int:
+    """Bit 0 and each stride-th one after it, `count` of them or more."""
+    bits = known = 1
+    while known < count:
+        bits |= bits << known * stride
+        known *= 2
+    return bits
 
 
 def _digits(text: str) -> bool:

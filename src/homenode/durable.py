@@ -1,8 +1,9 @@
 """Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
 
-The one way in which homenode writes files. Root writes into folders that others own: a new file
-gets a random name that must not exist yet, and is renamed into its place. So no link that somebody
-put there is followed, neither under the file's name nor under a name that could be guessed.
+The one way in which homenode writes files; `input_files` is the one in which it reads them. Root
+writes into folders that others own: a new file gets a random name that must not exist yet, and is
+renamed into its place. So no link that somebody put there is followed, neither under the file's
+name nor under a name that could be guessed.
 
 What undoes a change must outlast a crash in the middle of it. All raise OSError.
 """
@@ -14,7 +15,8 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+
+_ACL = "system.posix_acl_access"
 
 PRIVATE = 0o600
 """For what may hold a secret: its owner alone."""
@@ -52,14 +54,61 @@ def replace_file(
         sync_folder(path.parent)
 
 
-def create_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+def create_file(path: Path, content: bytes, mode: int = PRIVATE, *, synced: bool = True) -> None:
     """Write a file that must not be there yet. Raises FileExistsError, for a link as well."""
     with _opened(path, None) as place:
         descriptor = os.open(path.name, _NEW, mode, dir_fd=place)
         with contextlib.ExitStack() as undo:
             undo.callback(_remove, path.name, place)
-            write_and_close(descriptor, content)
+            write_and_close(descriptor, content, synced=synced)
             undo.pop_all()
+
+
+def open_new(path: Path, mode: int = PRIVATE) -> int:
+    """A descriptor of a file that must not be there yet, to read and write. Raises as
+    `create_file`."""
+    with _opened(path, None) as place:
+        return os.open(path.name, _NEW & ~os.O_WRONLY | os.O_RDWR, mode, dir_fd=place)
+
+
+def create_like(path: Path, content: bytes, like: int) -> None:
+    """Write a file that must not be there yet, for those alone who may use an open one: with its
+    owner, its group, its permissions and its access control list (SELinux labels are not copied).
+
+    From the first moment on nobody else may; where this user may not give it away, only this user.
+    Raises as `create_file`.
+    """
+    with _opened(path, None) as place:
+        descriptor = os.open(path.name, _NEW, PRIVATE, dir_fd=place)
+        with contextlib.ExitStack() as undo:
+            undo.callback(_remove, path.name, place)
+            mode = _give_as(descriptor, like)
+            write_and_close(descriptor, content, mode)
+            undo.pop_all()
+
+
+def _give_as(descriptor: int, like: int) -> int:
+    """Give a file the owner, group and list of another one; gives the permissions to set then. The
+    owner reads and writes it in any case."""
+    known = os.fstat(like)
+    rights = None
+    with contextlib.suppress(OSError):  # it has none, or the file system knows none
+        rights = os.getxattr(like, _ACL)
+    with contextlib.suppress(OSError):  # inherited from its folder
+        os.removexattr(descriptor, _ACL)
+    try:
+        os.fchown(descriptor, known.st_uid, known.st_gid)
+        if rights is not None:
+            os.setxattr(descriptor, _ACL, rights)
+    except OSError:
+        return PRIVATE
+    return stat.S_IMODE(known.st_mode) & 0o666 | PRIVATE
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, where it is there. Root follows no other user's link to it. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError), _opened(path, None) as place:
+        os.unlink(path.name, dir_fd=place)
 
 
 def _remove(name: str, folder: int) -> None:
@@ -76,14 +125,11 @@ def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> 
     return os.open(path if folder is None else path.name, flags, mode, dir_fd=folder)
 
 
-def open_plain(path: Path) -> BinaryIO:
-    """A plain file, open for reading. Raises OSError for a pipe or a device, which in a folder of
-    somebody else's could hold us for ever."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "no plain file", str(path))
-    return os.fdopen(descriptor, "rb")
+def open_existing(path: str | Path, *, folder: int | None = None) -> int:
+    """A descriptor of a file to read and to write, which is there; a link under its name is not
+    followed."""
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.open(path, flags, dir_fd=folder)
 
 
 def open_folder(root: Path, *names: str) -> int:

@@ -102,7 +102,7 @@ def find_program(name: str) -> str | None:
 def run(
     argv: Sequence[str],
     timeout_s: float,
-    input: str | None = None,
+    input: str | bytes | None = None,
     *,
     environment: Mapping[str, str] | None = None,
     on_terminal: bool = False,
@@ -200,14 +200,14 @@ def _exchange(
     process: "subprocess.Popen[bytes]",
     argv: tuple[str, ...],
     timeout_s: float,
-    input: str | None,
+    input: str | bytes | None,
     stop: threading.Event | None,
 ) -> tuple[bytes, bytes]:
     """Feeds standard input and reads both outputs until they close. Raises as `run` does."""
     deadline = time.monotonic() + timeout_s
     assert process.stdout is not None and process.stderr is not None
     texts: dict[IO[bytes], bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
-    to_write = memoryview((input or "").encode())
+    to_write = memoryview(input.encode() if isinstance(input, str) else input or b"")
     with selectors.DefaultSelector() as selector:
         for stream in texts:
             selector.register(stream, selectors.EVENT_READ)

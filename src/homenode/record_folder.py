@@ -19,19 +19,22 @@ from pathlib import Path
 
 from homenode.durable import (
     PRIVATE,
+    open_existing,
     open_folder,
     open_lock,
-    open_plain,
     replace_file,
     sync_folder,
     write_and_close,
 )
-from homenode.errors import HostError, InputError
+from homenode.errors import HostError
+from homenode.input_files import NO_PLAIN_FILE, open_below, read_below
 
 JOURNAL = "journal.jsonl"
 LOCK = ".lock"
 MAX_BYTES = 256 << 20
 """Of one file that is read."""
+
+_NOT_PLAIN = "nothing but homenode writes there, and plain files: look at it, and move it away"
 
 
 class RecordFolder:
@@ -67,24 +70,16 @@ class RecordFolder:
     @property
     def has_journal(self) -> bool:
         """False also where its first line was never finished."""
-        with self.errors():
-            try:
-                with open_plain(self.journal_path) as file:
-                    return file.readline(MAX_BYTES).endswith(b"\n")
-            except FileNotFoundError:
-                return False
+        return b"\n" in (self.read(self._journal) or b"")
 
     @property
     def is_locked(self) -> bool:
         """Whether somebody holds the lock now. False where there is none, or it cannot be asked."""
         try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open_below(self.path, LOCK) as file:
+                return not _try_lock(file.fileno())
         except OSError:
             return False
-        try:
-            return not _try_lock(descriptor)
-        finally:
-            os.close(descriptor)
 
     @contextlib.contextmanager
     def locked(
@@ -138,17 +133,12 @@ class RecordFolder:
                 sync_folder(self.path.parent)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none. Raises InputError for one too large."""
-        path = self.path / name
+        """A file's content; None where there is none."""
         with self.errors():
             try:
-                with open_plain(path) as file:
-                    content = file.read(MAX_BYTES + 1)
+                return read_below(self.path, name, MAX_BYTES, held=self._folder)
             except FileNotFoundError:
                 return None
-        if len(content) > MAX_BYTES:
-            raise InputError(f"{path}: expected at most {MAX_BYTES >> 20} MiB, found more")
-        return content
 
     def write(self, name: str, content: bytes, mode: int | None = None) -> Path:
         """Put a file in place, whole or not at all; it is on the disk when this returns.
@@ -191,8 +181,7 @@ class RecordFolder:
         """Write a line; it is on the disk when this returns. Only the lock's holder may."""
         with self.errors():
             name = self.journal_path if self._folder is None else self._journal
-            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = os.open(name, flags, dir_fd=self._folder)
+            descriptor = open_existing(name, folder=self._folder)
             try:
                 end = os.lseek(descriptor, 0, os.SEEK_END)
                 if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a kill cut a line short
@@ -211,7 +200,7 @@ class RecordFolder:
 
     def _cut_journal(self, end: int) -> None:
         name = self.journal_path if self._folder is None else self._journal
-        descriptor = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder)
+        descriptor = open_existing(name, folder=self._folder)
         try:
             os.ftruncate(descriptor, end)
         finally:
@@ -226,7 +215,7 @@ class RecordFolder:
             raise HostError(
                 f"{error.filename or self.path}: expected to read and write there, found: "
                 f"{error.strerror or error}",
-                hint=self._hint(error.errno),
+                hint=_NOT_PLAIN if error.errno in NO_PLAIN_FILE else self._hint(error.errno),
             ) from None
 
     @property

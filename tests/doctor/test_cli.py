@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import typer
 
+from homenode import trusted_path
 from homenode.bdf import Bdf
 from homenode.cli import retrain as retrain_command
 from homenode.cli.main import app
 from homenode.cli.retrain import Retraining
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
-from homenode.doctor.retrain import trusted_path
 from homenode.doctor.retrain.config_file import SysfsConfigSpace
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.findings import Finding, Findings, Severity, merged
@@ -66,31 +66,25 @@ def test_a_domain_is_diagnosed_and_fixed(
     given, out = tmp_path / "vm.xml", tmp_path / "out.xml"
     given.write_bytes(domain(88, gpus(H200, 7), gib=1024))
     assert run("doctor", str(given), "--host", H200, "--fix", str(out)) == 1
-    assert "pin-numa-pci" in capsys.readouterr().err
+    assert "layout pin-bound" in capsys.readouterr().err
     assert diagnosed(out.read_bytes(), H200) == ()
 
 
 @pytest.mark.parametrize(
-    ("xml", "on", "layout"),
+    ("xml", "on"),
     [
-        (domain(2, gpus("small-2n8c-2gpu", 1), gib=2), "small-2n8c-2gpu", "pin-bound"),
-        (domain(88, gib=1024), H200, "pin-numa"),
-        (domain(88, gpus(H200, 7), gib=1024), H200, "pin-numa-pci"),
-        (
-            planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"),
-            H200,
-            "pin-numa-pci-smt",
-        ),
+        (domain(2, gpus("small-2n8c-2gpu", 1), gib=2), "small-2n8c-2gpu"),
+        (domain(88, gib=1024), H200),
+        (domain(88, gpus(H200, 7), gib=1024), H200),
+        (planned(domain(40, gpus(H200, 7), gib=512), H200, "pin-numa-pci-smt"), H200),
     ],
 )
-def test_a_fix_asks_for_the_smallest_layout_that_heals(xml: bytes, on: str, layout: str) -> None:
-    from homenode.doctor.guest.remedy import remedy
-    from homenode.domain.read import open_domain
-    from homenode.verify.domain_facts import domain_facts
-
-    wishes = remedy(domain_facts(open_domain(xml, "vm.xml")), host(on))
-    assert wishes.layout == layout
-    assert wishes.keep_vcpus is (layout == "pin-numa-pci-smt")
+def test_a_fix_is_what_plan_writes(xml: bytes, on: str, tmp_path: Path) -> None:
+    given, fixed, out = (tmp_path / name for name in ("vm.xml", "fixed.xml", "planned.xml"))
+    given.write_bytes(xml)
+    run("doctor", str(given), "--host", on, "--fix", str(fixed))
+    run("plan", str(given), "--host", on, "-q", "-o", str(out))
+    assert fixed.read_bytes() == out.read_bytes()
 
 
 def test_a_domain_comes_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:

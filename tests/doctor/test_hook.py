@@ -36,7 +36,7 @@ def test_a_unit_runs_before_libvirt_and_a_hook_never_stops_a_vm() -> None:
 def test_a_target_that_was_chosen_is_kept_at_boot_and_at_each_start() -> None:
     unit = systemd_unit([GPU], "/usr/bin/homenode", 3)
     assert f"/usr/bin/homenode doctor retrain {GPU} --target 3 --apply" in unit
-    assert 'doctor hook "$1" "$2" --target 3 2>&1' in libvirt_hook("/usr/bin/homenode", 3)
+    assert 'doctor hook --target 3 -- "$1" "$2" 2>&1' in libvirt_hook("/usr/bin/homenode", 3)
     assert "--target" not in systemd_unit([GPU], "/x") + libvirt_hook("/x")
 
 
@@ -71,8 +71,11 @@ def test_systemd_finds_no_circle_in_the_unit_next_to_libvirts(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "asked"),
     [
-        (("vm; rm -rf /", "start", "begin", "-"), ["doctor", "hook", "vm; rm -rf /", "start"]),
-        (("vm", "started", "begin", "-"), ["doctor", "hook", "vm", "started"]),
+        (
+            ("vm; rm -rf /", "start", "begin", "-"),
+            ["doctor", "hook", "--", "vm; rm -rf /", "start"],
+        ),
+        (("vm", "started", "begin", "-"), ["doctor", "hook", "--", "vm", "started"]),
         (("vm", "prepare", "begin", "-"), None),
         (("vm", "release", "end", "-"), None),
         ((), None),
@@ -88,18 +91,25 @@ def test_the_hook_asks_with_the_domains_xml_and_always_succeeds(
     )
     logger.write_text(f"#!/bin/sh\ncat > '{tmp_path}/logged'\n")
     hook = tmp_path / "hook"
-    hook.write_text(libvirt_hook(str(program)))
+    hook.write_text(libvirt_hook(str(program)).replace("\nPATH=", f"\nPATH={tmp_path}:"))
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    for name in ("timeout", "logger"):
+        (planted / name).write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+        (planted / name).chmod(0o755)
     for file in (program, logger, hook):
         file.chmod(0o755)
     done = subprocess.run(
         [str(hook), *words],
         input="<domain/>",
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        cwd=planted,
+        env={"PATH": f".:{planted}"},
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
+    assert not (tmp_path / "ran").exists()
     if asked is None:
         assert not (tmp_path / "asked").exists()
     else:

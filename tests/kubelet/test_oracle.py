@@ -11,6 +11,7 @@ import pytest
 
 from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.kubevirt.manifests import claim_template
+from homenode.kubevirt.measuring_jobs import guest_job, node_job
 from tests.kubelet.cases import grace_case, our_answers
 from tests.kubelet.oracle import COUNT, RECORDED, SEED, ask, build, random_cases
 
@@ -54,3 +55,23 @@ def test_claim_templates_are_what_the_api_server_takes(tmp_path: Path) -> None:
             wrong = claim_template(options)
             wrong["spec"]["spec"]["devices"]["requests"][0]["exactly"]["cuont"] = 1
             assert "cuont" in refused(wrong)
+
+
+@pytest.mark.lab
+def test_measuring_jobs_are_what_restricted_namespaces_admit(tmp_path: Path) -> None:
+    program = build(tmp_path, "./podsecurity")
+
+    def refused(job: dict[str, Any]) -> str:
+        text = json.dumps(job)
+        return subprocess.run([program], input=text, capture_output=True, text=True).stdout
+
+    for job in (guest_job(ManifestOptions()), node_job(ManifestOptions(node="node-7"))):
+        assert refused(job) == ""
+        pod = job["spec"]["template"]["spec"]
+        for context in (pod["securityContext"], pod["containers"][0]["securityContext"]):
+            for name in context.keys() - {"runAsUser", "fsGroup"}:
+                value = context.pop(name)
+                assert refused(job), name
+                context[name] = value
+        pod["securityContext"]["runAsUser"] = 0
+        assert "runAsUser=0" in refused(job)

@@ -211,6 +211,19 @@ def test_yaml_readers_and_kubernetes_schema_take_every_file() -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
+def test_jobs_have_no_rights_beyond_their_volume() -> None:
+    """As the profile "restricted" asks: tests/kubelet has Kubernetes' own checks judge them."""
+    for job in (guest_job(OPTIONS), node_job(OPTIONS)):
+        pod = job["spec"]["template"]["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod["containers"]:
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+
+
 def test_every_file_is_named_in_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "commands" / "kubevirt.md"
     text = page.read_text(encoding="utf-8")

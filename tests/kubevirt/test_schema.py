@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_ma
 from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
 from homenode.results.lines import run_text
 from tests.report_runs import full_run
+from tests.ssh_targets import new_key, ssh_target
 
 SCHEMA = Path(__file__).parents[1] / "kubevirt_v1.schema.json"
 STAND_IN = """#!/bin/sh
@@ -156,3 +158,50 @@ def _bench_options() -> list[list[str]]:
     command = typer.main.get_command(app)
     bench = command.get_command(None, "bench")  # type: ignore[attr-defined]
     return [parameter.opts for parameter in bench.commands["bench"].params]
+
+
+@pytest.mark.root
+def test_the_jobs_of_a_vm_know_its_guest_again_and_refuse_another(tmp_path: Path) -> None:
+    """A real sshd in the guest's place. Each job is a new pod: only the volume stays."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "bin").mkdir()
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    with ssh_target(guest) as target:
+        client = tmp_path / "bin" / "ssh"
+        client.write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F none -p {target.port} "$@"\n')
+        client.chmod(0o755)
+        secret = tmp_path / "secret"
+        secret.mkdir()
+        shutil.copy(guest / "user_key", secret / "key")
+        login = GUEST_SCRIPT[: GUEST_SCRIPT.index("name=")] + "run 'echo there'\n"
+        for path in ("results", "ssh"):
+            real = tmp_path / path if path == "results" else secret
+            login = login.replace(f"/{path}/", f"{real}/")
+
+        def job() -> subprocess.CompletedProcess[str]:
+            path = f"{tmp_path}/bin:/usr/bin:/bin"
+            environment = {"PATH": path, "GUEST": "root@127.0.0.1", "NAME": "gpu-vm"}
+            argv = ["sh", "-c", login]
+            return subprocess.run(
+                argv, env=environment, capture_output=True, text=True, timeout=120, check=False
+            )
+
+        for _ in range(2):
+            assert job().stdout == "there\n"
+        (kept,) = (tmp_path / "results").iterdir()
+        assert kept.name == ".known_hosts-gpu-vm"
+        assert kept.read_text().startswith("gpu-vm ssh-ed25519 ")
+        for kind in ("ed25519", "ecdsa"):
+            new_key(guest / "host_key", kind)
+            refused = job()
+            assert refused.returncode == 3 and refused.stdout == ""
+            assert str(kept) in refused.stderr and "installed anew" in refused.stderr
+        # What the secret says comes first, and nothing is kept then.
+        kept.unlink()
+        public = (guest / "host_key.pub").read_text()
+        (secret / "known_hosts").write_text(f"127.0.0.1 {public}")
+        assert job().stdout == "there\n"
+        new_key(guest / "host_key")
+        assert job().returncode == 3
+        assert not list((tmp_path / "results").iterdir())

@@ -88,10 +88,10 @@ def test_a_folder_that_goes_away_meanwhile_is_reported(
     (tmp_path / "log.txt").write_text(mlc.OUTPUT)
     read = import_folder._texts
 
-    def slow(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
+    def slow(paths: list[Path], skipped: list[Gap], here: str, left: int) -> dict[str, str]:
         if here == str(tmp_path):
             (tmp_path / "gone").rmdir()
-        return read(paths, skipped, here)
+        return read(paths, skipped, here, left)
 
     monkeypatch.setattr(import_folder, "_texts", slow)
     found = find_folders(tmp_path)
@@ -105,7 +105,7 @@ def test_a_link_that_is_named_is_followed_and_no_other_one(tmp_path: Path) -> No
     (tmp_path / "latest").symlink_to("run/mlc.txt")
     (named,) = find_folders(tmp_path / "latest").folders
     assert list(named.texts) == ["mlc.txt"]
-    assert any("not a plain file" in gap.reason for gap in find_folders(tmp_path).skipped)
+    assert any("no plain file" in gap.reason for gap in find_folders(tmp_path).skipped)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -41,12 +41,12 @@ from homenode.measure.access.serial_console import (
     open_line,
     serial_address,
 )
-from homenode.measure.access.ssh import SshChannel
+from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.process import ToolMissingError, ToolTimeoutError
 from homenode.sources import load_host
 from homenode.topology import summarise
 from tests.agent_stand_in import UUID, agent_stand_in
-from tests.ssh_targets import ssh_target
+from tests.ssh_targets import new_key, ssh_target
 
 SHELLS = {
     "bash": ("bash", "--norc", "-i"),
@@ -389,6 +389,9 @@ def test_the_serial_port_is_where_libvirt_says() -> None:
     assert of(tcp) == SerialAddress("tcp", "127.0.0.1:4555")
     with pytest.raises(InputError, match="found file"):
         of("<serial type='file'><source path='/log'/></serial>")
+    for elsewhere in (unix, tcp):
+        with pytest.raises(InputError, match="that connects elsewhere"):
+            of(elsewhere.replace("bind", "connect"))
 
 
 def test_the_beginning_of_a_removal_removes_nothing_else(tmp_path: Path) -> None:
@@ -536,6 +539,40 @@ def test_a_wrong_key_and_a_closed_port_are_named(sshd: SshChannel, tmp_path: Pat
     assert "--ssh-key" in str(raised.value.hint)
     with pytest.raises(ToolError, match="Connection refused"):
         RemoteMachine(replace(sshd, port=1)).run(("true",), 60)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa", "rsa"])
+def test_a_guest_with_another_host_key_than_at_the_first_login_is_refused(
+    sshd: SshChannel, kind: str
+) -> None:
+    """Also where the new one is of another kind, which ssh itself would take for one more key."""
+    guest = replace(sshd, guest="6e1f6d5e-4a35-4c9c-8f2e-5a0d1c2b3a49")
+    for _ in range(2):
+        assert guest.execute("echo there", 60).stdout == "there\n"
+    kept = sshd.known_hosts.read_text()
+    assert [line.split()[0] for line in kept.splitlines()] == [guest.guest]
+    elsewhere = replace(guest, address="localhost")
+    assert elsewhere.execute("echo there", 60).stdout == "there\n"
+    new_key(sshd.known_hosts.parent / "host_key", kind)
+    for channel in (guest, elsewhere):
+        with pytest.raises(
+            HostKeyError, match="expected the host key of the first login"
+        ) as raised:
+            channel.execute("echo there", 60)
+        assert "ssh-keygen -R" in str(raised.value.hint)
+    assert sshd.known_hosts.read_text() == kept
+    sshd.known_hosts.unlink()
+    assert guest.execute("echo there", 60).stdout == "there\n"
+
+
+@pytest.mark.root
+def test_a_machine_that_lets_no_one_in_is_not_the_first_login(sshd: SshChannel) -> None:
+    """It may be whoever had the guest's address before."""
+    with pytest.raises(ToolError, match="Permission denied"):
+        replace(sshd, key=sshd.known_hosts.parent / "other_key").execute("true", 60)
+    new_key(sshd.known_hosts.parent / "host_key")
+    assert sshd.execute("echo there", 60).stdout == "there\n"
 
 
 @pytest.mark.parametrize("packers", [("base64", "xz"), ("base64", "gzip"), ("base64",), ()])

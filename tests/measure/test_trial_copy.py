@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import os
 import shutil
+import stat
 import subprocess
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,12 @@ from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, remove_copy
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
+from homenode.tools import qcow2
+from homenode.trusted_path import let_in
+from tests.disk_images import image
 from tests.virsh_stand_in import URI
+
+ACL = "system.posix_acl"
 
 _DOMAIN = """<domain type='qemu'>
   <name>{name}</name>
@@ -107,6 +115,45 @@ def test_a_disk_that_can_have_none_is_refused_by_name(disk: str, what: str) -> N
     assert "--in-place" in str(raised.value.hint)
 
 
+HOSTILE = (
+    "nbd:127.0.0.1:19999",
+    "nbd+unix:///x?socket=/run/x",
+    "json:{&quot;driver&quot;:&quot;nbd&quot;}",
+    "ssh://root@127.0.0.1/etc/shadow",
+    "fat:rw:/root",
+    "rbd:pool/image",
+    "file.driver=file,file.filename=/etc/shadow",
+    "-o backing_file=/etc/shadow",
+    "vm.img",
+    "../vm.img",
+    "",
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_disk_with_a_name_that_is_no_path_is_refused(name: str) -> None:
+    disk = f"<disk type='file'><source file='{name}'/><target dev='vda'/></disk>"
+    with pytest.raises(InputError, match="no absolute path"):
+        writable_disks(domain(disk), "vm")
+
+
+@pytest.mark.parametrize(
+    ("disk", "what"),
+    [
+        ("<driver type='vmdk'/><source file='/x'/>", "format vmdk"),
+        ("<driver type='fat'/><source file='/x'/>", "format fat"),
+        ("<source file='/x'><slices><slice type='storage'/></slices></source>", "a part of a file"),
+        ("<source file='/x'/><target dev='../../etc/vda'/>", "<target dev="),
+    ],
+)
+def test_a_disk_that_qemu_img_would_take_for_more_than_a_file_is_refused(
+    disk: str, what: str
+) -> None:
+    target = "" if "<target" in disk else "<target dev='vda'/>"
+    with pytest.raises(InputError, match=what):
+        writable_disks(domain(f"<disk type='file'>{disk}{target}</disk>"), "vm")
+
+
 def test_a_folder_of_the_hosts_that_the_guest_writes_is_no_throw_away_disk() -> None:
     share = "<filesystem type='mount'><source dir='/home'/><target dir='home'/>{0}</filesystem>"
     with pytest.raises(InputError, match="the guest may write") as raised:
@@ -129,17 +176,213 @@ def test_an_overlay_is_written_through_no_link_that_somebody_put_in_its_place(
     victim, disk = tmp_path / "victim", tmp_path / "disk.img"
     victim.write_bytes(b"as it was")
     disk.write_bytes(bytes(4096))
-    overlay = tmp_path / "trial-1-vda.homenode-trial.qcow2"
+    overlay, prepared = prepared_for(disk)
     overlay.symlink_to(victim)
-    document = domain(
-        f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>"
-        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
-    )
-    copy = Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
-    prepared = Prepared(copy, document, writable_disks(document, "vm"), None)
     with pytest.raises(HostError, match="expected a throw-away disk"):
         make_copy(Virsh(URI), prepared)
     assert victim.read_bytes() == b"as it was"
+
+
+def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, Prepared]:
+    """The overlay of a disk, and a copy with it that is still to be made."""
+    overlay = disk.with_name("trial-1-vda.homenode-trial.qcow2")
+    document = domain(
+        f"<disk type='file' device='disk'><driver name='qemu' type='{format}'/>"
+        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
+    )
+    copy = Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (str(overlay),), None)
+    return overlay, Prepared(copy, document, writable_disks(document, "vm"), None)
+
+
+@pytest.fixture
+def defined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is defined in libvirt, in place of a libvirt."""
+    documents: list[str] = []
+    monkeypatch.setattr(Virsh, "define", lambda self, path: documents.append(path))
+    return documents
+
+
+@pytest.mark.parametrize(
+    ("under", "format"),
+    [
+        ("nbd:127.0.0.1:19999", "raw"),
+        ("json:{}", "raw"),
+        ("ssh://127.0.0.1/x", "raw"),
+        ("fat:/root", "raw"),
+        ("/proc/kcore", "raw"),
+        ("/dev/zero", "raw"),
+        ("/etc", "raw"),
+        ("pipe", "raw"),
+        ("gone.img", "raw"),
+        ("vm.vmdk", "vmdk"),
+        ("vm.qcow2", "qcow2"),
+    ],
+)
+def test_what_lies_under_an_image_is_looked_at_and_never_opened_as_anything_else(
+    tmp_path: Path, under: str, format: str, defined: list[str]
+) -> None:
+    """The last one lies under itself."""
+    os.mkfifo(tmp_path / "pipe")
+    disk = image(tmp_path / "vm.qcow2", "-b", under, "-F", format)
+    overlay, prepared = prepared_for(disk, "qcow2")
+    with pytest.raises(InputError, match="disk vda"):
+        make_copy(Virsh(URI), prepared)
+    assert not overlay.exists() and not defined
+
+
+def test_images_with_their_data_elsewhere_are_refused(tmp_path: Path, defined: list[str]) -> None:
+    disk = image(tmp_path / "vm.qcow2", "-o", f"data_file={tmp_path}/data.raw")
+    _, prepared = prepared_for(disk, "qcow2")
+    with pytest.raises(InputError, match="its data in another file"):
+        make_copy(Virsh(URI), prepared)
+
+
+def test_an_image_over_others_of_this_host_gets_an_overlay_of_its_size(
+    tmp_path: Path, defined: list[str]
+) -> None:
+    base = tmp_path / "base.img"
+    base.write_bytes(bytes(4096))
+    image(tmp_path / "golden.qcow2", "-b", str(base), "-F", "raw")
+    disk = image(tmp_path / "vm.qcow2", "-b", "golden.qcow2", "-F", "qcow2")
+    overlay, prepared = prepared_for(disk, "qcow2")
+    make_copy(Virsh(URI), prepared)
+    header = qcow2.parse(overlay.read_bytes(), "overlay")
+    assert header == qcow2.Qcow2Header(1 << 20, str(disk), "qcow2", False, False)
+    assert len(defined) == 1
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+@pytest.mark.parametrize("name", ["vm,file.driver=nbd.img", "vm:x.img", "vm {json:}.img"])
+def test_a_path_is_a_path_whatever_letters_it_has(
+    tmp_path: Path, name: str, defined: list[str]
+) -> None:
+    disk = tmp_path / name
+    disk.write_bytes(b"the original's\n" * 100)
+    overlay, prepared = prepared_for(disk)
+    make_copy(Virsh(URI), prepared)
+    header = qcow2.parse(overlay.read_bytes(), "overlay")
+    assert header == qcow2.Qcow2Header(1536, str(disk), "raw", False, False)
+
+
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+def test_qemu_img_opens_nothing_of_the_vms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defined: list[str]
+) -> None:
+    disk = image(tmp_path / "vm.qcow2")
+    watched = tmp_path / "bin" / "qemu-img"
+    watched.parent.mkdir()
+    real = shutil.which("qemu-img")
+    watched.write_text(
+        f'#!/bin/sh\nmv {disk} {disk}.away; {real} "$@"; r=$?; mv {disk}.away {disk}; exit $r\n'
+    )
+    watched.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{watched.parent}:{os.environ['PATH']}")
+    overlay, prepared = prepared_for(disk, "qcow2")
+    make_copy(Virsh(URI), prepared)
+    assert overlay.exists() and disk.exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+@pytest.mark.parametrize(
+    ("mode", "owner", "expected"),
+    [
+        (0o600, (0, 0), 0o600),
+        (0o600, (12345, 54321), 0o600),
+        (0o640, (12345, 54321), 0o640),
+        (0o664, (0, 54321), 0o664),
+        (0o4755, (12345, 0), 0o644),
+    ],
+)
+def test_a_throw_away_disk_is_for_those_who_may_use_the_original(
+    tmp_path: Path, mode: int, owner: tuple[int, int], expected: int, defined: list[str]
+) -> None:
+    disk = tmp_path / "vm.img"
+    disk.write_bytes(bytes(4096))
+    os.chown(disk, *owner)
+    disk.chmod(mode)
+    overlay, prepared = prepared_for(disk)
+    before = os.umask(0)
+    try:
+        make_copy(Virsh(URI), prepared)
+    finally:
+        os.umask(before)
+    made = overlay.stat()
+    assert (made.st_uid, made.st_gid, stat.S_IMODE(made.st_mode)) == (*owner, expected)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.skipif(shutil.which("qemu-img") is None, reason="needs qemu-img")
+def test_a_throw_away_disk_has_the_originals_access_control_list_and_no_other(
+    tmp_path: Path, defined: list[str]
+) -> None:
+    """The folder's list, which new files inherit, lets user 12345 in; the original's does not."""
+    disk = tmp_path / "vm.img"
+    disk.write_bytes(bytes(4096))
+    folder = os.open(tmp_path, os.O_RDONLY)
+    let_in(folder, 12345, 7)
+    os.setxattr(folder, f"{ACL}_default", os.getxattr(folder, f"{ACL}_access"))
+    os.close(folder)
+    disk.chmod(0o660)
+    overlay, prepared = prepared_for(disk)
+    make_copy(Virsh(URI), prepared)
+    assert f"{ACL}_access" not in os.listxattr(overlay)
+    overlay.unlink()
+    descriptor = os.open(disk, os.O_RDWR)
+    let_in(descriptor, 54321, 6)
+    os.close(descriptor)
+    make_copy(Virsh(URI), prepared)
+    lists = [os.getxattr(path, f"{ACL}_access") for path in (disk, overlay)]
+    assert lists[0] == lists[1]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has links of others to follow")
+def test_no_disk_is_found_through_another_users_link(tmp_path: Path, defined: list[str]) -> None:
+    (tmp_path / "secret").write_bytes(bytes(4096))
+    disk = tmp_path / "vm.img"
+    disk.symlink_to("secret")
+    overlay, prepared = prepared_for(disk)
+    if shutil.which("qemu-img") is not None:
+        make_copy(Virsh(URI), prepared)  # a link of root's own
+        overlay.unlink()
+    os.lchown(disk, 12345, 12345)
+    with pytest.raises(InputError, match="link of user 12345"):
+        make_copy(Virsh(URI), prepared)
+    assert not overlay.exists()
+
+
+def test_the_copys_nvram_is_as_private_as_the_originals_and_replaces_nothing(
+    tmp_path: Path, defined: list[str]
+) -> None:
+    before, after = tmp_path / "vm_VARS.fd", tmp_path / "vm-trial_VARS.fd"
+    prepared = replace(
+        prepared_for(tmp_path / "no.img")[1],
+        disks=(),
+        copy=Copy("3f1c6d3e-0000-4000-8000-000000000001", "vm-trial", (), str(after)),
+        nvram=(str(before), str(after)),
+    )
+    make_copy(Virsh(URI), prepared)  # it has none yet
+    assert not after.exists()
+    before.write_bytes(b"variables")
+    before.chmod(0o600)
+    make_copy(Virsh(URI), prepared)
+    assert after.read_bytes() == b"variables"
+    assert stat.S_IMODE(after.stat().st_mode) == 0o600
+    after.write_bytes(b"another VM's")
+    with pytest.raises(HostError, match="expected a copy of"):
+        make_copy(Virsh(URI), prepared)
+    assert after.read_bytes() == b"another VM's"
+    after.unlink()
+    before.unlink()
+    os.mkfifo(before)
+    with pytest.raises(InputError, match="<nvram>"):
+        make_copy(Virsh(URI), prepared)
+    for name in ("nbd:127.0.0.1:1", "vars.fd"):
+        with pytest.raises(InputError, match="<nvram>"):
+            make_copy(Virsh(URI), replace(prepared, nvram=(name, str(after))))
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from homenode.measure.layouts.guest import GuestReach
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import What
 from homenode.measure.layouts.runner import run_trial
+from homenode.measure.layouts.trial_config import TrialStep
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
-from tests.ssh_targets import ssh_target
+from tests.ssh_targets import new_key, ssh_target
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 pytestmark = pytest.mark.root
@@ -62,6 +63,33 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
     assert len(failed) == 1
     assert "Permission denied" in failed[0].detail
     assert "--ssh-key" in failed[0].detail
+    assert daemon.definition() == ORIGINAL
+
+
+def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_named(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """This machine is not what any layout plans: its boots are given, and not measured."""
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=2, layouts=("pin-numa",)))
+    with ssh_target(tmp_path) as target:
+        reaching = GuestAccess(
+            Transport.SSH, target.address, target.user, target.port, str(target.key)
+        )
+        reach = GuestReach(Virsh(URI), reaching, journal.folder / "known_hosts", b"#!/bin/sh\n")
+        trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
+
+        def at_the_second(step: TrialStep, left: int) -> None:
+            if step.number == 1:
+                new_key(tmp_path / "host_key")
+
+        with journal.locked() as lock:
+            run_trial(replace(trial, on_step=at_the_second), lock)
+    entries = journal.known().entries
+    outcomes = [one for one in entries if one.what in (What.MISMATCHED, What.FAILED)]
+    assert [one.what for one in outcomes] == [What.MISMATCHED, What.FAILED]
+    assert "expected the host key of the first login" in outcomes[1].detail
+    assert "ssh-keygen -R" in outcomes[1].detail
     assert daemon.definition() == ORIGINAL
 
 

@@ -191,9 +191,9 @@ def test_absolute_names_count_from_the_archives_top(tmp_path: Path) -> None:
     ("limit", "value", "says"),
     [
         ("MAX_MEMBERS", 3, "at most 3 members"),
-        ("MAX_FOLDERS", 3, "at most 3 folders"),
         ("MAX_FILE_BYTES", 4, "files of at most 4 bytes"),
-        ("MAX_TOTAL_BYTES", 4096, "at most 4096 bytes unpacked"),
+        ("MAX_TOTAL_BYTES", 1024, "at most 1024 bytes of names and texts"),
+        ("MAX_UNPACKED_BYTES", 4096, "at most 4096 bytes unpacked"),
         ("MAX_DEPTH", 3, "paths of at most 3 parts"),
         ("MAX_PATH_CHARS", 20, "names of at most 20 characters"),
     ],

@@ -72,6 +72,91 @@ def test_a_small_document_is_read_whole(version: str) -> None:
     assert any(gap.subject == "state of PUs 4-5" for gap in host.gaps)
 
 
+OLD = (
+    '<topology><object type="System" cpuset="0xf">'
+    '<distances nbobjs="2" relative_depth="1" latency_base="10.000000"><latency value="1.000000"/>'
+    '<latency value="2.100000"/><latency value="2.200000"/><latency value="1.000000"/></distances>'
+    '<distances nbobjs="4" relative_depth="5" latency_base="1.0"><latency value="3.0"/></distances>'
+    + "".join(
+        f'<object type="NUMANode" os_index="{i}" cpuset="{3 << 2 * i:#x}" local_memory="4096">'
+        '<page_type size="2097152" count="0"/>'
+        f'<object type="Socket" os_index="{i}" cpuset="{3 << 2 * i:#x}">'
+        '<info name="CPUVendor" value="GenuineIntel"/>'
+        f'<object type="Cache" cpuset="{3 << 2 * i:#x}" depth="3" cache_size="1024">'
+        f'<object type="Cache" cpuset="{3 << 2 * i:#x}" depth="2" cache_size="9" cache_type="2">'
+        f'<object type="Core" os_index="0" cpuset="{3 << 2 * i:#x}">{_pu(2 * i)}{_pu(2 * i + 1)}'
+        "</object></object></object></object></object>"
+        for i in (0, 1)
+    )
+    + "</object></topology>"
+)
+
+
+def test_version_1_is_read_as_the_same_host() -> None:
+    host = host_from_hwloc(OLD, "hwloc 1")
+    assert [(p.index, str(p.pus)) for p in host.packages] == [(0, "0-1"), (1, "2-3")]
+    assert [(c.id, str(c.pus)) for c in host.cores] == [((0, 0), "0-1"), ((1, 0), "2-3")]
+    assert [(llc.level, str(llc.pus), llc.size_bytes) for llc in host.llcs] == [
+        (3, "0-1", 1024),
+        (3, "2-3", 1024),
+    ]
+    assert [(n.index, str(n.pus), n.memory_bytes) for n in host.nodes] == [
+        (0, "0-1", 4096),
+        (1, "2-3", 4096),
+    ]
+    assert host.distances == ((10, 21), (22, 10))
+    assert host.cpu.vendor == "GenuineIntel"
+
+
+def test_a_machine_of_version_1_without_nodes_is_one_node_with_its_memory() -> None:
+    machine = f'<object type="Machine" cpuset="0x1" local_memory="7">{_pu(0)}</object>'
+    host = host_from_hwloc(f"<topology>{machine}</topology>", "hwloc 1")
+    assert [(n.index, str(n.pus), n.memory_bytes) for n in host.nodes] == [(0, "0", 7)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (("2.200000", "nan"), "a latency such as"),
+        (('<latency value="2.1', '<x value="2.1'), "4 lat"),
+    ],
+)
+def test_wrong_distances_of_version_1_are_refused(wrong: tuple[str, str], message: str) -> None:
+    with pytest.raises(ParseError, match=message):
+        host_from_hwloc(OLD.replace(*wrong), "hwloc 1")
+
+
+def test_a_function_that_stands_in_two_places_is_on_no_node_and_named() -> None:
+    function = (
+        '<object type="Bridge" bridge_type="0-1" bridge_pci="0000:[00-05]">'
+        '<object type="PCIDev" pci_busid="0000:04:00.0" '
+        'pci_type="0302 [10de:2330] [0000:0000] a1"/></object>'
+    )
+    first, second = TWO_NODES.split('<object type="Package" os_index="1"')
+    once = host_from_hwloc(
+        _document(
+            first.removesuffix("</object>") + function + "</object>"
+            '<object type="Package" os_index="1"' + second
+        ),
+        "once",
+    )
+    assert [device.node for device in once.pci_devices] == [0]
+    twice = host_from_hwloc(
+        _document(
+            first.removesuffix("</object>") + function + "</object>"
+            '<object type="Package" os_index="1"'
+            + second.removesuffix("</object>")
+            + function
+            + "</object>"
+        ),
+        "twice",
+    )
+    assert [(str(device.bdf), device.node) for device in twice.pci_devices] == [
+        ("0000:04:00.0", None)
+    ]
+    assert any("0000:04:00.0" in gap.subject for gap in twice.gaps)
+
+
 def test_a_node_that_only_borrows_its_neighbours_pus_is_cpuless() -> None:
     extra = '<object type="NUMANode" os_index="7" cpuset="0xf" subtype="NVM" local_memory="9"/>'
     body = TWO_NODES + extra
@@ -100,8 +185,13 @@ def test_nodes_of_gpu_memory_name_their_gpu() -> None:
     [
         ("<topology>", ParseError, "well-formed XML"),
         ("<domain/>", ParseError, "expected <topology>"),
-        ('<topology><object type="Machine"/></topology>', InputError, "found version 1"),
-        ('<topology version="4.0"/>', InputError, "expected hwloc XML version 2 or 3, found 4.0"),
+        ('<topology><object type="Machine"/></topology>', InputError, "expected at least one PU"),
+        ("<topology/>", InputError, "expected one object of type Machine"),
+        (
+            '<topology version="4.0"/>',
+            InputError,
+            "expected hwloc XML version 1, 2 or 3, found 4.0",
+        ),
         ('<topology version="2.0"/>', InputError, "expected one object of type Machine"),
         (_document(""), InputError, "expected at least one PU"),
         (_document(_pu(0).replace('os_index="0"', "")), ParseError, "PU with an os_index"),

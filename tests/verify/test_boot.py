@@ -160,7 +160,7 @@ def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
     if booted["pin-numa-pci"].result().stand_in.cpu.substituted is None:
         assert not doubts  # KVM works here
     else:
-        assert set(doubts) == {"cores, siblings", "LLCs"}
+        assert set(doubts) == {"cores, siblings", "L3 caches"}
         assert all("model substituted" in observed for observed in doubts.values())
 
 

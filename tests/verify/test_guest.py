@@ -67,6 +67,11 @@ def test_a_difference_is_named(guest: Host, id: str, subject: str, observed: str
     assert found[0].severity in (Severity.CRITICAL, Severity.WARNING)
 
 
+def without_l3(guest: Host) -> Host:
+    """The guest with the L2 of each core as its last cache."""
+    return replace(guest, llcs=tuple(replace(llc, level=2) for llc in guest.llcs))
+
+
 def test_a_flat_guest_is_as_planned_when_its_devices_have_no_node() -> None:
     one = guest_host(nodes=("unknown", "unknown"))
     flat = replace(
@@ -74,7 +79,7 @@ def test_a_flat_guest_is_as_planned_when_its_devices_have_no_node() -> None:
         nodes=(replace(one.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB),),
         distances=((10,),),
     )
-    view = seen(flat, "pin")
+    view = seen(without_l3(flat), "pin")
     assert not view.findings, view.findings
     assert "numa_node -1, as all 2 of its kind" in {line.observed for line in view.checks}
 
@@ -121,11 +126,26 @@ def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() ->
 def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
     plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.PASSTHROUGH)
     expected = expectation_of_plan(plan, host=small_host())
-    assert expected.llcs == (CpuSet([0, 1]), CpuSet([2, 3]))
-    assert expectation_of_plan(plan).llcs is None
+    assert expected.l3 == (CpuSet([0, 1]), CpuSet([2, 3]))
+    assert expectation_of_plan(plan).l3 is None
     first = plan.vcpu_pins[0]
     unknown = tuple(replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus)
-    assert expectation_of_plan(plan, host=replace(small_host(), pus=unknown)).llcs is None
+    assert expectation_of_plan(plan, host=replace(small_host(), pus=unknown)).l3 is None
+
+
+def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
+    plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.DISABLED)
+    guest = guest_host()
+    found = [f for f in seen(guest, plan=plan).findings if f.id == "guest-llcs"]
+    assert [f.expected for f in found] == ["none"]
+    assert not seen(without_l3(guest), plan=plan).findings
+    silent = replace(guest, llcs=())
+    found = [f for f in seen(silent, plan=plan).findings if f.id == "guest-llcs"]
+    assert [f.severity for f in found] == [Severity.INCONCLUSIVE]
+    # AMD's siblings need topoext, with which Linux takes the socket for an L3.
+    assert plan.topology is not None
+    siblings = replace(plan, topology=plan.topology._replace(cores=1, threads=2))
+    assert expectation_of_plan(siblings).l3 is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:

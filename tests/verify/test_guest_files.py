@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from homenode.errors import HostError
 from homenode.verify.boot import guest_files
 from homenode.verify.boot.guest_files import find_guest_files
 
@@ -50,4 +51,29 @@ def test_a_kernel_is_fetched_once(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "bin/apt-get").unlink()
     (tmp_path / "seen").unlink()
     assert find_guest_files() == first
+    assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("part", ["vmlinuz/boot/vmlinuz-6.1.0-1", "vmlinuz", "."])
+def test_a_kernel_that_another_user_could_have_put_there_is_not_booted(
+    cache: Path, part: str
+) -> None:
+    find_guest_files()
+    os.chown(cache / part, 12345, 12345)
+    with pytest.raises(HostError, match="belongs to user 12345") as raised:
+        find_guest_files()
+    assert "XDG_CACHE_HOME" in str(raised.value.hint)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_no_kernel_is_fetched_into_a_folder_that_others_write_to(
+    cache: Path, tmp_path: Path
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    with pytest.raises(HostError, match="cannot replace what is ours"):
+        find_guest_files()
     assert not (tmp_path / "seen").exists()

@@ -18,6 +18,7 @@ from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.findings import are_bad
+from homenode.objective import Objective
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS, Siblings
 from homenode.plan.model import (
@@ -366,6 +367,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "kept.offline_vcpus": replace(plan, kept=replace(kept, offline_vcpus=CpuSet([3]))),
         "kept.ballooned_bytes": replace(plan, kept=replace(kept, ballooned_bytes=GIB)),
         "kept.settings": replace(plan, kept=replace(kept, settings=())),
+        "objective": replace(plan, objective=Objective.LATENCY),
     }
 
 

@@ -18,7 +18,9 @@ from homenode.pci import DeviceKind
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import PRESETS
 from homenode.sources import load_host
+from homenode.targets.qemu_command import fields_of
 from homenode.units import MIB
+from homenode.verify.boot.command import stand_in_of_command
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.initramfs import initramfs, is_static
@@ -417,3 +419,38 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
 def test_a_guest_of_few_emulated_vcpus_addresses_them_by_physical_destination() -> None:
     assert kernel_command(8, kvm=False).endswith(" possible_cpus=9")
     assert kernel_command(9, kvm=False) == kernel_command(4, kvm=True) == COMMAND
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-D", "/etc/cron.d/homenode"),
+        ("-chardev", "file,id=x,path=/etc/cron.d/homenode"),
+        ("-drive", "file=nbd:127.0.0.1:19999,if=none"),
+        ("-hda", "json:{}"),
+        ("-netdev", "tap,id=n,script=/tmp/evil"),
+        ("-incoming", "exec:id"),
+        ("-plugin", "/tmp/evil.so"),
+        ("-readconfig", "/tmp/evil"),
+        ("-object", "secret,id=s,file=/etc/shadow"),
+        ("-device", "pcie-root-port,id=x,chassis=77,romfile=/etc/shadow"),
+        ("-device", "pcie-root-port,id=x,chassis=77,bus=a,,romfile=/etc/shadow"),
+        ("-device", "virtio-net-pci,romfile=/etc/shadow"),
+        ("-device", '{"driver":"virtio-net-pci","romfile":"/etc/shadow"}'),
+        ("-device", "vfio-pci,host=11:00.0,bus=x,,romfile=/etc/shadow,addr=0"),
+        ("-object", "memory-backend-ram,id=m9,,mem-path=/etc/shadow,size=1G"),
+        ("-fw_cfg", "name=opt/x,file=/etc/shadow"),
+        ("-kernel", "/tmp/evil"),
+    ],
+)
+def test_a_command_line_of_anybody_has_qemu_open_and_start_nothing(words: tuple[str, str]) -> None:
+    plain = ("qemu-system-x86_64", "-machine", "q35", "-smp", "2", "-m", "2G")
+    _, before = stand_in_of_command(plain, "vm.sh", "q35")
+    made, booted = stand_in_of_command((*plain, *words), "vm.sh", "q35")
+    more = [word for word in booted if word not in before]
+    for option, value in zip(more[::2], more[1::2], strict=True):
+        first, pairs = fields_of(value)
+        assert option in ("-device", "-object")
+        assert first in ("pcie-root-port", "virtio-serial-pci", "memory-backend-ram")
+        assert {key for key, _ in pairs} <= {"id", "bus", "addr", "chassis", "size"}
+    assert more or made.left_out

@@ -27,7 +27,7 @@ def named(findings: tuple[Finding, ...]) -> dict[str, Severity]:
 def test_an_unbound_vm_needs_memory_huge_pages_and_pus_of_the_whole_host() -> None:
     more = changed(NO_DEVICES, (">4</memory>", ">400</memory>"), (">4</vcpu>", ">88</vcpu>"))
     found = named(findings_of(more, host=small_host()))
-    assert found == {"memory-short": Severity.WARNING, "vcpus-above-pus": Severity.WARNING}
+    assert found == {"memory-short": Severity.CRITICAL, "vcpus-above-pus": Severity.WARNING}
     locked = changed(PLAIN, (">4</memory>", ">400</memory>"))
     assert named(findings_of(locked, host=small_host())) == {"memory-short": Severity.CRITICAL}
     assert not named(findings_of(PLAIN, host=small_host()))
@@ -45,6 +45,14 @@ def test_huge_pages_of_an_unbound_vm_may_come_from_any_node(pages: int, short: b
     document = changed(NO_DEVICES, ("<vcpu ", HUGE))
     assert ("huge-pages-short" in named(findings_of(document, host=host))) is short
     assert 4 * GIB == 2048 * 2 * MIB
+
+
+def test_pools_that_are_not_known_can_hold_no_more_than_the_host() -> None:
+    nodes = tuple(replace(node, page_pools=()) for node in small_host().nodes)
+    host = replace(small_host(), nodes=nodes)
+    for gib, found in ((4, {}), (400, {"memory-short": Severity.CRITICAL})):
+        document = changed(NO_DEVICES, ("<vcpu ", HUGE), (">4</memory>", f">{gib}</memory>"))
+        assert named(findings_of(document, host=host)) == found
 
 
 def test_what_no_capture_of_a_host_has_is_listed_as_not_checked() -> None:

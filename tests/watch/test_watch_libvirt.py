@@ -2,15 +2,19 @@
 
 import os
 import re
+import stat
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 import pytest
 
 import homenode.apply.store
 from homenode.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.cli.replan import replan
+from homenode.formats import decode
 from homenode.hypervisor.virsh import Virsh
 from homenode.plan.options import PlanOptions
 from homenode.process import run
@@ -20,7 +24,10 @@ from homenode.tuning import tune
 from homenode.verify.boot.libvirt import SYSTEM, answering
 from homenode.watch.alert import Alert
 from homenode.watch.observation import look
+from homenode.watch.state import KIND, WatchState
+from tests.systemd_namespace import OUTSIDE, systemd
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
 
 DOCUMENT = """<domain type='qemu'>
@@ -136,6 +143,75 @@ def test_pins_that_homenode_moved_in_this_run_are_no_alert(vm: str, tmp_path: Pa
         virsh("vcpupin", vm, "0", str(1 - int(planned)), "--live")
         restore_live_pins(Virsh(SYSTEM), vm, root)
     assert seen(vm) == ()
+
+
+def test_the_unit_with_its_few_rights_sees_of_a_vm_what_root_sees(vm: str) -> None:
+    """Run by a systemd of its own, as PID 1. Its processes are others than this machine's, which
+    the unit is shown; and homenode is this checkout's, which may lie in a home."""
+    here = look(LiveSnapshot(), None, SYSTEM).state
+    text = (ROOT / "packaging/systemd/homenode-watch.service").read_text()
+    program = f"{sys.prefix}/bin/homenode"
+    textfile = "/var/lib/prometheus/node-exporter/homenode.prom"
+    shown = f"{OUTSIDE}:/proc {sys.prefix} {sys.base_prefix} {ROOT}"
+    settings = (
+        f"ExecStart=\nExecStart={program} watch --textfile {textfile}\n"
+        f"ProtectHome=tmpfs\nBindReadOnlyPaths={shown}\n"
+    )
+    with systemd("/var/lib/homenode", "/var/lib/prometheus/node-exporter") as system:
+        metrics = system.root / textfile[1:]
+        os.chown(metrics.parent, 65534, 65534)
+        result, status, said = system.start("homenode-watch.service", text, settings)
+        assert result == "success", said
+        assert status == bool(here.alerts)
+        content = (system.root / "var/lib/homenode/watch/watch.json").read_bytes()
+        seen_there = decode(content, KIND, WatchState, "watch.json")
+        assert "homenode_" in metrics.read_text()
+        assert stat.S_IMODE(metrics.stat().st_mode) == 0o644
+    assert vm in seen_there.domains
+    assert seen_there.not_read == here.not_read
+    assert [one.id for one in seen_there.alerts] == [one.id for one in here.alerts]
+
+
+FORBIDDEN = (
+    "touch /etc/homenode-test",
+    "touch /usr/homenode-test",
+    "touch /var/homenode-test",
+    "echo 1 > /sys/devices/system/node/node0/compact",
+    "echo 0 > /proc/sys/kernel/printk",
+    "mkdir $(dirname $(find /sys/fs/cgroup -name cgroup.procs | head -n 1))/homenode-test",
+    "ls -A /root /home | grep ^[^/]",
+    "mount -t tmpfs none /mnt",
+    "mount -o remount,rw /usr",
+    "unshare --user true",
+    "unshare --net true",
+    "setpriv --reuid=1 true",
+    "chroot / true",
+    "dmesg",
+    "date -s 2020-01-01",
+    "hostname x",
+    "taskset 1 true",
+    "head -c1 /dev/mem",
+    "head -c1 /dev/vda",
+    "mknod /var/lib/homenode/disk b 254 0",
+    "chown 1 /var/lib/homenode/mine",
+    "chmod u+s /var/lib/homenode/mine",
+    ": > /dev/udp/127.0.0.1/9",
+    "personality=$(setarch i686 true)",
+)
+
+
+def test_the_unit_can_do_nothing_else() -> None:
+    text = (ROOT / "packaging/systemd/homenode-watch.service").read_text()
+    with systemd("/var/lib/homenode", "/run/script") as system:
+        lines = [f"( {one} ) >/dev/null 2>&1 && echo {quote(one)}" for one in FORBIDDEN]
+        script = "\n".join(("touch /var/lib/homenode/mine", *lines, "exit 0"))
+        (system.root / "run/script/try").write_text(script)
+        run = "ExecStart=\nExecStart=/bin/bash /run/script/try\n"
+        assert system.start("homenode-watch.service", text, run) == ("success", 0, "")
+        assert (system.root / "var/lib/homenode/mine").exists()
+        sizes = "ExecStart=\nExecStart=/bin/sh -c 'cat /sys/bus/pci/devices/*/config | wc -c'\n"
+        functions = len(list(Path("/sys/bus/pci/devices").iterdir()))
+        assert int(system.start("homenode-watch.service", text, sizes)[2]) >= functions * 256
 
 
 def test_a_vm_of_another_host_is_one_alert_until_it_is_planned_again(

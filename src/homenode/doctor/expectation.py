@@ -263,7 +263,9 @@ def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
                 yield DeviceDrift(bdf, DeviceChange.IDENTITY, changed)
                 continue
             node = None if new.node is None else int(new.node)
-            if old.node != node and not host.nodes_assumed:
+            # Earlier versions certified the node that the firmware names.
+            is_same = old.node == node or old.node == new.firmware_node is not None
+            if not is_same and not host.nodes_assumed:
                 moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
                 yield DeviceDrift(bdf, DeviceChange.NODE, moved)
             for finding in _link(old, links.get(bdf), source):

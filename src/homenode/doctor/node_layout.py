@@ -76,14 +76,19 @@ def _without(host: Host) -> Iterator[Finding]:
         )
     if len([node for node in host.nodes if node.pus]) < 2:
         return
-    lost = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU) if d.node is None]
-    if lost:
+    gpus = [d for d in host.devices_of_kind(DeviceKind.GPU) if d.node is None]
+    for named in sorted(
+        {gpu.firmware_node for gpu in gpus}, key=lambda node: -1 if node is None else node
+    ):
+        lost = [gpu.bdf for gpu in gpus if gpu.firmware_node == named]
         yield Finding(
             id="gpu-node-unknown",
             severity=Severity.WARNING,
             subject=f"GPU {', '.join(map(str, lost[:16]))}",
             expected="a NUMA node",
-            observed="numa_node is -1",
+            observed="numa_node is -1"
+            if named is None
+            else f"numa_node is {named}, which has no CPUs and is as near to several nodes",
             cost="VMs cannot be placed next to them",
             fix="update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
             source="/sys/bus/pci/devices/BDF/numa_node",

@@ -5,9 +5,7 @@ libvirt's schema is stricter than its parser, and the parser drops in silence wh
 needed, and none has the domain afterwards. Seen with libvirt 9.0.
 """
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
 from homenode.domain.copy import copy_domain
 from homenode.domain.document import Document, Element, parse_document
@@ -35,12 +33,9 @@ def parsed_by_libvirt(document: Document) -> Parsed | None:
     """None where no virsh is installed. Raises InputError for a document that names no domain."""
     if find_program("virsh") is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="homenode-parse-") as folder:
-        path = Path(folder) / "domain.xml"
-        path.touch(0o600)
-        path.write_bytes(copy_domain(document.to_bytes(), _NAME))
-        script = f"define --file {path}; dumpxml --inactive --security-info --domain {_NAME}"
-        done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S)
+    copy = copy_domain(document.to_bytes(), _NAME)
+    script = f"define --file /dev/stdin; dumpxml --inactive --security-info --domain {_NAME}"
+    done = run(("virsh", "-q", "-c", _URI, script), _TIMEOUT_S, copy)
     if done.returncode:
         said = (line.removeprefix("error: ").strip() for line in done.stderr.splitlines())
         why = (line for line in said if line and not line.startswith(_OF_VIRSH))

@@ -39,6 +39,10 @@ _SPELLINGS = {
 }
 """Options end up in shell scripts and a Containerfile, where another text could be more."""
 
+_PYTHON_IMAGE = "docker.io/library/python:3.12-slim"
+_PYTHON_DIGEST = "sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36"
+"""Of Python 3.12.13, for all architectures; source: github.com/docker-library/repo-info."""
+
 
 def manifests(options: ManifestOptions, hook: str) -> dict[str, str]:
     """File name -> content. hook: the hook file. Raises UsageError for options that no cluster
@@ -297,9 +301,9 @@ def _bench_image(options: ManifestOptions) -> str:
 # The image of the jobs that measure: homenode with what it runs with, ssh, and a node's tools.
 # Build next to a wheel (pip wheel --no-deps . -w . in homenode's source) and requirements.lock:
 #   podman build -t {options.bench_image} -f bench.Containerfile .
-# Tags move: to build the same again, give the digest as well:
-#   --build-arg BASE=docker.io/library/python:3.12-slim@sha256:DIGEST
-ARG BASE=docker.io/library/python:3.12-slim
+# A tag moves, a digest does not; --build-arg BASE=... names another base. The newest digest:
+#   skopeo inspect --format '{{{{.Digest}}}}' docker://{_PYTHON_IMAGE}
+ARG BASE={_PYTHON_IMAGE}@{_PYTHON_DIGEST}
 FROM ${{BASE}}
 COPY homenode-*.whl requirements.lock /tmp/
 RUN pip install --no-cache-dir --require-hashes -r /tmp/requirements.lock \\

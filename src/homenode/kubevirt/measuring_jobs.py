@@ -17,14 +17,39 @@ LONGEST_S = 6 * 3600
 _NAME = 'name="$NAME-$(date -u +%Y%m%dT%H%M%SZ)"\ncode=0\n'
 _VERDICT = '# 1: measured, with findings. They are in the run.\n[ "$code" -le 1 ] || exit "$code"\n'
 
+_REACH = f"""\
+reach() {{
+  ssh {" ".join(CLOSED)} -i /ssh/key -o BatchMode=yes \\
+    -o GlobalKnownHostsFile=/dev/null -o UserKnownHostsFile="$2" -o HostKeyAlias="$alias" \\
+    -o StrictHostKeyChecking="$1" -o HashKnownHosts=no -o UpdateHostKeys=no \\
+    -- "$GUEST" "$3"
+}}
+run() {{ reach yes "$keys" "$1"; }}
+keys=/ssh/known_hosts
+alias=${{GUEST#*@}}
+if [ ! -s "$keys" ]; then
+  keys=/results/.known_hosts-$NAME
+  alias=$NAME
+  if [ ! -s "$keys" ]; then
+    first=$(mktemp "$keys.XXXXXX")
+    reach accept-new "$first" true || {{ code=$?; rm -f "$first"; exit "$code"; }}
+    ln "$first" "$keys" 2>/dev/null || [ -s "$keys" ] || cp "$first" "$keys"
+    rm -f "$first"
+  fi
+fi
+run true || {{
+  echo "$GUEST: expected a login, and the host key of $keys" >&2
+  echo "  hint: if the guest was installed anew, take its old key out of that file" >&2
+  exit 3
+}}
+"""
+"""A known_hosts in the secret says whose key it must be. Else the first job's login takes the
+guest's, and keeps it on the volume under the VM's name: its address changes with each of its pods.
+"""
+
 GUEST_SCRIPT = (
     "set -eu\n"
-    "run() {\n"
-    f"  ssh {' '.join(CLOSED)} -i /ssh/key \\\n"
-    "    -o BatchMode=yes -o StrictHostKeyChecking=accept-new \\\n"
-    "    -o GlobalKnownHostsFile=/ssh/known_hosts -o UserKnownHostsFile=/tmp/known \\\n"
-    '    -- "$GUEST" "$1"\n'
-    "}\n"
+    + _REACH
     + _NAME
     + "run \"homenode bench '$name' --results homenode-results\" || code=$?\n"
     + "run \"cd homenode-results && tar -cf - */'$name'\" | \\\n"
@@ -34,10 +59,7 @@ GUEST_SCRIPT = (
 NODE_SCRIPT = (
     "set -eu\n" + _NAME + 'homenode bench "$name" --results /results || code=$?\n' + _VERDICT
 )
-"""Each run has a name of its own, so that a job that is applied again adds one.
-
-ssh takes an unknown guest at its word, unless the secret has a known_hosts that says otherwise.
-"""
+"""Each run has a name of its own, so that a job that is applied again adds one."""
 
 
 def results_claim(options: ManifestOptions) -> dict[str, Any]:
@@ -88,6 +110,10 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
         "imagePullPolicy": "IfNotPresent",
         "command": command,
         "volumeMounts": [{"name": "results", "mountPath": "/results"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        },
     }
     return {
         "apiVersion": "batch/v1",
@@ -100,9 +126,16 @@ def _job(options: ManifestOptions, name: str, command: list[str]) -> dict[str, A
                 "metadata": {"labels": {"app": "homenode-bench"}},
                 "spec": {
                     "restartPolicy": "Never",
+                    "automountServiceAccountToken": False,
                     # The volume is written, and root's ssh key read, through the group: then ssh
-                    # does not mind the key's mode.
-                    "securityContext": {"runAsUser": USER, "fsGroup": USER},
+                    # does not mind the key's mode. With the container's, it is what Kubernetes'
+                    # profile "restricted" asks for.
+                    "securityContext": {
+                        "runAsUser": USER,
+                        "runAsNonRoot": True,
+                        "fsGroup": USER,
+                        "seccompProfile": {"type": "RuntimeDefault"},
+                    },
                     "containers": [container],
                     "volumes": [
                         {

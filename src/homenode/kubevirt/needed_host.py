@@ -33,9 +33,13 @@ def needed_host(snapshot: Snapshot, devices: tuple[Bdf, ...]) -> Host:
     at all; one whose node the firmware does not give has node None.
     """
     nodes = _nodes(snapshot)
-    distances, gaps = read_distances(snapshot, nodes) if nodes else (None, ())
+    distances, gaps = (
+        read_distances(snapshot, nodes, tuple(node.index for node in nodes))
+        if nodes
+        else (None, ())
+    )
     online = CpuSet(pu for node in nodes for pu in node.pus)
-    locality = Locality.of(nodes, online)
+    locality = Locality.of(nodes, online, distances)
     places = {bdf: _place(snapshot, bdf) for bdf in devices}
     bridges: dict[Bdf, TreePlace] = {}
     for place in places.values():
@@ -146,6 +150,7 @@ def _function(snapshot: Snapshot, bdf: Bdf, place: TreePlace, locality: Locality
         root_complex=place.root_complex,
         parent=place.parent,
         node=locality.node_of(number, pus),
+        firmware_node=locality.firmware_node(number),
         local_pus=pus,
         physical_function=None if not physical else Bdf.parse(physical, place.folder),
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.discover.pci_nodes import Locality
 from homenode.domain.cells import edit_cells
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
@@ -213,9 +214,9 @@ def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
     from homenode.kubevirt.device_metadata import claimed_nodes
 
     node_of = claimed_nodes(snapshot)
-    known = {int(node.index): node.index for node in host.nodes}
+    locality = Locality.of(host.nodes, CpuSet(), host.distances)
     devices = tuple(
-        replace(device, node=known.get(node_of[device.bdf]))
+        replace(device, node=locality.node_of(node_of[device.bdf], None))
         if device.node is None and device.bdf in node_of
         else device
         for device in host.pci_devices
@@ -367,7 +368,7 @@ def _plan(
         cells=cells,
         topology=None,
         cache=GuestCache.AS_IT_WAS,
-        topoext=False,
+        topoext=None,
         memory_mode=None,
         memory_nodes=(),
         devices=tuple(devices),

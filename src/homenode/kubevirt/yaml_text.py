@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9 _./@-]*(?::[A-Za-z0-9_./-]+)*\Z", re.ASCII)
+_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t"}
 _WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
 
@@ -36,11 +37,21 @@ def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
     elif isinstance(value, list | tuple) and value:
         yield head
         yield from _sequence(value, indent)
-    elif isinstance(value, str) and "\n" in value and value == value.strip() + "\n":
+    elif isinstance(value, str) and _is_block(value):
         yield f"{head} |"
-        yield from (f"{indent}  {line}" if line else "" for line in value.splitlines())
+        yield from (f"{indent}  {line}" if line else "" for line in value[:-1].split("\n"))
     else:
         yield f"{head} {_scalar(value)}"
+
+
+def _is_block(value: str) -> bool:
+    """Whether a text of lines is the same in block style, which ends with the last of them."""
+    bare = value.removesuffix("\n")
+    return (
+        "" != bare != value
+        and bare == bare.strip()
+        and all(letter.isprintable() or letter in "\n\t" for letter in value)
+    )
 
 
 def _sequence(value: Sequence[Any], indent: str) -> Iterator[str]:
@@ -60,4 +71,14 @@ def _scalar(value: Any) -> str:
         return value
     if '"' in value and value.isprintable():
         return "'" + value.replace("'", "''") + "'"
-    return json.dumps(value, ensure_ascii=not value.isprintable())
+    return '"' + "".join(map(_escaped, value)) + '"'
+
+
+def _escaped(letter: str) -> str:
+    """Within double quotes. Not as JSON has it: YAML knows no pairs of surrogates."""
+    if letter in _SHORT:
+        return _SHORT[letter]
+    number = ord(letter)
+    if letter.isprintable():
+        return letter
+    return f"\\u{number:04x}" if number < 1 << 16 else f"\\U{number:08x}"

@@ -11,13 +11,14 @@ The user's own packages stay where they are: PyTorch may be one of them.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 
 from homenode.errors import HostError
 from homenode.measure.access.machine import Machine
+from homenode.package_files import package_text
 from homenode.process import Completed
 
 _PACKAGE = "homenode.measure.programs"
+_FOLDER = ("measure", "programs")
 _CARRIED = ("torch_place", "torch_timing", "torch_collectives", "watched")
 
 _SAFE = {"PYTHONSAFEPATH": "1"}
@@ -76,7 +77,7 @@ def program_text(name: str) -> str:
 
 def _source(name: str) -> str:
     try:
-        return files(_PACKAGE).joinpath(f"{name}.py").read_text("utf-8")
+        return package_text(*_FOLDER, f"{name}.py")
     except OSError as error:
         raise HostError(
             f"{name}: expected it in measure/programs, found: {error.strerror}",

@@ -49,7 +49,7 @@ def receive_run(stream: BinaryIO, root: Path, name: str) -> Path:
 
 
 def _read(stream: BinaryIO) -> ArchiveTree:
-    with tempfile.NamedTemporaryFile(prefix="homenode-received-", suffix=".tar") as file:
+    with tempfile.TemporaryFile() as file:
         left = MAX_BYTES
         while chunk := stream.read(1 << 20):
             left -= len(chunk)
@@ -57,7 +57,8 @@ def _read(stream: BinaryIO) -> ArchiveTree:
                 raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
             file.write(chunk)
         file.flush()
-        return read_archive(Path(file.name), MAX_BYTES)
+        # Without a name, nobody puts another file in its place.
+        return read_archive(Path(f"/proc/self/fd/{file.fileno()}"), MAX_BYTES)
 
 
 def _one_run(tree: ArchiveTree, name: str) -> tuple[str, dict[str, bytes]]:

@@ -5,13 +5,13 @@ is skipped with its reason; the rest is used.
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.durable import open_folder, replace_file
-from homenode.errors import HomenodeError, HostError, InputError, of_os
+from homenode.errors import HomenodeError, HostError, InputError
+from homenode.input_files import read_file
 from homenode.results.lines import parse_run, run_text
 from homenode.results.model import Run
 
@@ -48,8 +48,10 @@ class Loaded:
 def run_folder(root: Path, system: str, name: str) -> Path:
     """Where a run belongs below a results folder. Raises InputError for names that leave it."""
     for part in (system, name):
-        if part in ("", ".", "..") or "/" in part or "\x00" in part or not part.isprintable():
-            raise InputError(f"run name: expected one folder's name, found {part!r}")
+        if not part or part[0] == "." or "/" in part or not part.isprintable():
+            raise InputError(
+                f"run name: expected one folder's name, without a dot in front, found {part!r}"
+            )
     return root / system / name
 
 
@@ -79,17 +81,7 @@ def write_run(root: Path, run: Run) -> Path:
 def read_run(path: Path) -> Run:
     """The run in a folder or a results.jsonl. Raises InputError."""
     file = path / FILE if path.is_dir() else path
-    try:
-        # Without waiting: a pipe that no one writes to would hold the reader for ever.
-        with os.fdopen(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
-            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
-                raise InputError(f"{file}: expected a plain file, found a pipe or device")
-            content = opened.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise of_os(error, str(file), f"a run's {FILE}") from None
-    if len(content) > MAX_BYTES:
-        raise InputError(f"{file}: expected at most {MAX_BYTES >> 20} MiB, found more")
-    return parse_run(content, str(file))
+    return parse_run(read_file(file, f"a run's {FILE}", most=MAX_BYTES), str(file))
 
 
 def load_runs(path: Path) -> Loaded:

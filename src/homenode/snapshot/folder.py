@@ -1,13 +1,10 @@
 """FolderSnapshot: a host's files in a folder, read when they are asked for. [I/O]"""
 
 import os
-import stat
 from collections.abc import Sequence
 
+from homenode.input_files import read_kernel_file
 from homenode.snapshot.protocol import follow, join
-
-MAX_FILE_BYTES = 16 << 20
-"""More of one file is not read; nothing that homenode reads comes near it."""
 
 
 class FolderSnapshot:
@@ -36,7 +33,7 @@ class FolderSnapshot:
         real = self.real_path(path)
         if real is None:
             return None
-        content = read_file(self._on_disk(real))
+        content = read_kernel_file(self._on_disk(real))
         return None if content is None else content.decode("utf-8", "surrogateescape")
 
     def list(self, path: str) -> tuple[str, ...] | None:
@@ -88,31 +85,6 @@ class FolderSnapshot:
         except (OSError, ValueError):
             return False
         return True
-
-
-def read_file(path: str) -> bytes | None:
-    """A regular file's content, up to MAX_FILE_BYTES; None where it is absent or unreadable.
-
-    A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
-    any error that their driver likes (EINVAL, EIO, ENODEV): that is "unreadable" too.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):  # ValueError: a name with a zero byte
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        chunks: list[bytes] = []
-        left = MAX_FILE_BYTES
-        while left > 0 and (chunk := os.read(descriptor, min(left, 1 << 16))):
-            chunks.append(chunk)
-            left -= len(chunk)
-        return b"".join(chunks)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _target(path: str) -> str | None:

@@ -105,7 +105,11 @@ class MemorySnapshot:
                 # Kept, because the files of one folder are asked for one after the other.
                 self._real[folder] = self._follow("/", folder.split("/"))
             real = self._real[folder]
-            self._real[path] = None if real is None else self._follow(real, [name])
+            plain = None if real is None else join(real, name)
+            if plain is None or plain in self._links or name in ("", ".", ".."):
+                self._real[path] = None if real is None else self._follow(real, [name])
+            else:
+                self._real[path] = plain if self._is_there(plain) else None
         return self._real[path]
 
     def command_output(self, command: str) -> str | None:

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from homenode.errors import InputError, of_os
+from homenode.input_files import read_kernel_file
 from homenode.snapshot.archive import ArchiveTree, read_archive
-from homenode.snapshot.folder import FolderSnapshot, read_file
+from homenode.snapshot.folder import FolderSnapshot
 from homenode.snapshot.manifest import MANIFEST, check_manifest
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
@@ -61,7 +62,7 @@ def _open_folder(source: Path, machine: str | None) -> Snapshot:
     top = os.path.realpath(source)  # the folder that was named may itself be a link
     prefix, below_sys = _choose(_roots_in(top), source, machine)
     root = f"{top}/{prefix}" if prefix else top
-    manifest = read_file(f"{root}/{MANIFEST}")
+    manifest = read_kernel_file(f"{root}/{MANIFEST}")
     if manifest is not None:
         check_manifest(manifest.decode("utf-8", "replace"), str(source))
     return FolderSnapshot(_name(source, machine), root, "" if below_sys else "/sys")

@@ -32,6 +32,7 @@ from homenode.targets.target import (
     refuse_unsafe_name,
 )
 from homenode.topology import Host
+from homenode.units import MIB
 from homenode.wording import printable
 
 TITLE = "Cloud Hypervisor"
@@ -451,26 +452,35 @@ def _memory_words(plan: Plan, given: Mapping[str, str]) -> list[tuple[str, str]]
         return [("--memory", _merged(given, {"size": size_text(plan.memory_bytes), **pages}))]
     kept = {key: text for key, text in given.items() if key not in ("hugepages", "hugepage_size")}
     words = [("--memory", _merged(kept, {"size": "0"}))]
-    if not mirrored and len(plan.memory_nodes) != 1:
-        raise InputError(
-            f"cloud-hypervisor: expected the memory of a flat guest on one host node, found "
-            f"{len(plan.memory_nodes)}",
-            hint="choose --layout pin-numa, or --max-nodes 1",
-        )
-    nodes = one_node_each(plan, "cloud-hypervisor") if mirrored else plan.memory_nodes
     shared = {key: given[key] for key in ("shared", "mergeable") if key in given}
-    for cell, node in zip(plan.cells, nodes, strict=True):
-        if cell.memory_bytes:
+    for name, size, node in _zones_of_cells(plan) if mirrored else _zones_of_nodes(plan):
+        if size:
             bound = {"host_numa_node": str(node)} if plan.memory_mode is not None else {}
-            zone = {
-                "id": f"mem{cell.id}",
-                "size": size_text(cell.memory_bytes),
-                **bound,
-                **pages,
-                **shared,
-            }
+            zone = {"id": f"mem{name}", "size": size_text(size), **bound, **pages, **shared}
             words.append(("--memory-zone", _merged({}, zone)))
     return words
+
+
+def _zones_of_cells(plan: Plan) -> list[tuple[int, int, int]]:
+    """Number, bytes and host node of each cell's zone."""
+    nodes = one_node_each(plan, "cloud-hypervisor")
+    pairs = zip(plan.cells, nodes, strict=True)
+    return [(cell.id, cell.memory_bytes, node) for cell, node in pairs]
+
+
+def _zones_of_nodes(plan: Plan) -> list[tuple[int, int, int]]:
+    """The same of a flat guest, whose zones are no cells of it: one for each host node, as the huge
+    pages are reserved, else in equal parts."""
+    if plan.page_reservations:
+        sizes = {one.node: one.page_bytes * one.pages for one in plan.page_reservations}
+        return [(number, sizes[node], node) for number, node in enumerate(sorted(sizes))]
+    unit = plan.page_bytes or MIB
+    share = plan.memory_bytes // unit // len(plan.memory_nodes) * unit
+    rest = plan.memory_bytes - share * len(plan.memory_nodes)
+    return [
+        (number, share + (rest if number == 0 else 0), node)
+        for number, node in enumerate(plan.memory_nodes)
+    ]
 
 
 def _edited(text: str, options: tuple[Option, ...], plan: Plan) -> str:

@@ -471,6 +471,11 @@ def _script(
     specs: Mapping[str, str | None],
     properties: Mapping[str, str],
 ) -> str:
+    if name.startswith("-"):
+        raise InputError(
+            f"openstack: expected a name that is no option, found {name!r}",
+            hint="rename the VM; nothing was written",
+        )
     lines = [
         "#!/usr/bin/env bash",
         "# homenode: make the flavor, and set the properties of an image: SCRIPT IMAGE",

@@ -23,6 +23,10 @@ from homenode.targets.target import (
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
 
+_ONE_SOCKET = ("qemu", "proxmox")
+"""Where vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket.
+Source: QEMU 6.2, smp.prefer_sockets of older machine types; qm.conf(5), sockets."""
+
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
@@ -44,7 +48,12 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     vm = on_host(vm, host)
     if vm.kind != target:
         vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
-    made = plan(host, request_for(vm.guest, options, host))
+    request = request_for(vm.guest, options, host)
+    says_nothing = vm.kind != target or vm.guest.cpu_topology is None
+    if target in _ONE_SOCKET and request.objective is None and says_nothing:
+        guest = replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
+        vm, request = replace(vm, guest=guest), replace(request, guest=guest)
+    made = plan(host, request)
     _refuse_lost_vgpus(made, target)
     limits: tuple[PlanFinding, ...] = ()
     if target in ("qemu", "proxmox", "incus"):

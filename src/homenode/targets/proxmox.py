@@ -361,13 +361,15 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
         if not cell.vcpus and plan.layout.cells is GuestCells.MIRRORED
     ]
     words += distance_words(plan)
-    if plan.topoext:
-        words.append(("-global", "x86_64-cpu.topoext=on"))
+    if plan.topoext or plan.forbids_topoext:
+        words.append(("-global", f"x86_64-cpu.topoext={'on' if plan.topoext else 'off'}"))
     if plan.cache is GuestCache.PASSTHROUGH:
         words.append(("-global", "x86_64-cpu.host-cache-info=on"))
         words.append(("-global", "x86_64-cpu.l3-cache=off"))
     elif plan.cache is GuestCache.EMULATED:
         words.append(("-global", "x86_64-cpu.l3-cache=on"))
+    elif plan.cache is GuestCache.DISABLED:
+        words.append(("-global", "x86_64-cpu.l3-cache=off"))
     window = plan.aperture
     hole = before if window is None else window.pcihole64_bytes or before
     if hole is not None:

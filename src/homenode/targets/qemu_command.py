@@ -147,12 +147,14 @@ def smp_text(plan: Plan) -> str:
 def cpu_text(plan: Plan, model: str = "host") -> str:
     """-cpu: what the plan says of SMT on AMD, of caches and of the address space."""
     words = [model]
-    if plan.topoext:
-        words.append("topoext=on")
+    if plan.topoext or plan.forbids_topoext:
+        words.append(f"topoext={'on' if plan.topoext else 'off'}")
     if plan.cache is GuestCache.EMULATED:
         words.append("l3-cache=on")
     elif plan.cache is GuestCache.PASSTHROUGH:
         words += ["host-cache-info=on", "l3-cache=off"]
+    elif plan.cache is GuestCache.DISABLED:
+        words.append("l3-cache=off")
     bits = None if plan.aperture is None else plan.aperture.physical_address_bits
     if bits is not None:
         words += ["host-phys-bits=off", f"phys-bits={bits}"]
@@ -263,6 +265,15 @@ def fields_of(value: str) -> tuple[str, tuple[tuple[str, str], ...]]:
         key, _, text = word.partition("=")
         pairs.append((key, text))
     return first, tuple(pairs)
+
+
+def joined(first: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """An option's value of its first word and its keys.
+
+    >>> joined("pxb-pcie", [("id", "a,b"), ("bus_nr", "8")])
+    'pxb-pcie,id=a,,b,bus_nr=8'
+    """
+    return ",".join([first, *(f"{key}={escaped(text)}" for key, text in pairs)])
 
 
 def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:

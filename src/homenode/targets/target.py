@@ -268,7 +268,6 @@ def guest_of(
         controllers=(),
         addresses=(),
         has_iommu=facts.has_iommu,
-        siblings_exposed=facts.topology is not None and facts.topology[3] > 1,
     )
 
 
@@ -297,7 +296,7 @@ def shows_siblings(plan: Plan) -> bool:
 
 def siblings_shown(guest: Guest) -> Guest:
     """A guest whose file records a layout that showed it siblings, without their topology."""
-    return replace(guest, siblings_exposed=True, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
+    return replace(guest, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:

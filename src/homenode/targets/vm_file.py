@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from homenode.domain.new import DEFAULT_NAME
 from homenode.domain.read import read_guest as read_domain
 from homenode.errors import InputError, UsageError
 from homenode.plan.guest import Guest, GuestHostdev
@@ -68,17 +69,34 @@ def read_vm(content: bytes, source: str) -> VmFile:
     return VmFile(kind, target_named(kind).read_guest(content, source), content, source)
 
 
-def vm_of_options(options: PlanOptions, architecture: str | None) -> VmFile:
-    """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
-    if options.vcpus is None or options.memory_bytes is None:
+def size_of_options(options: PlanOptions) -> tuple[int, int]:
+    """vCPUs and bytes of memory of a VM of which only options say something; those of --cell are
+    summed. Raises UsageError where they say neither."""
+    cells = options.explicit_cells
+    vcpus = sum(cell.vcpus for cell in cells) if cells else options.vcpus
+    memory_bytes = sum(cell.memory_bytes for cell in cells) if cells else options.memory_bytes
+    if vcpus is None or memory_bytes is None:
+        given = [
+            name
+            for name, one in (("--vcpus", vcpus), ("--memory", memory_bytes))
+            if one is not None
+        ]
         raise UsageError(
-            "expected a VM's file, or --vcpus and --memory, found neither",
-            hint="homenode plan --target qemu --vcpus 16 --memory 64GiB --gpus 2 -o vm.sh",
+            f"expected a VM's file, or --vcpus and --memory, found {given[0] if given else 'none'}"
+            f"{' alone' if given else ''}",
+            hint="homenode plan --vcpus 16 --memory 64GiB --gpus 2 -o vm.xml",
         )
-    if options.vcpus < 1 or options.memory_bytes < 1:
+    if vcpus < 1 or memory_bytes < 1:
         raise UsageError("--vcpus, --memory: expected more than 0")
-    facts = VmFacts(options.vcpus, options.memory_bytes)
-    guest = guest_of("vm", facts, architecture=architecture or "x86_64")
+    return vcpus, memory_bytes
+
+
+def vm_of_options(
+    options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME
+) -> VmFile:
+    """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
+    facts = VmFacts(*size_of_options(options))
+    guest = guest_of(name, facts, architecture=architecture or "x86_64")
     return VmFile(None, guest, None, "options")
 
 

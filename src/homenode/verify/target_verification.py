@@ -5,6 +5,7 @@ from pathlib import Path
 
 from homenode.errors import InputError, UsageError
 from homenode.findings import Findings, in_order
+from homenode.input_files import read_file
 from homenode.plan.model import Plan
 from homenode.targets import qemu, qm_conf
 from homenode.targets.target import target_named
@@ -46,8 +47,7 @@ def verify_target_file(
     hook = path.with_name(path.name + HOOK_SUFFIX)
     script = None
     if hook.is_file():
-        with hook.open("rb") as file:
-            script = file.read(_MOST_HOOK_BYTES)
+        script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
     found = verify_target(content, source, target, plan, host=host, hook=script)
     if boot is None:
         return found, (), ()

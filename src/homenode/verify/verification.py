@@ -4,19 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.domain.document import Document
 from homenode.domain.read import open_domain
 from homenode.domain.schema import validate
-from homenode.errors import InputError, UsageError, of_os
+from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, Severity, in_order, merged
 from homenode.hypervisor.parser import parsed_by_libvirt
+from homenode.input_files import read_input
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.sources import load_host
 from homenode.targets.vm_file import target_of
 from homenode.topology import Host
-from homenode.units import MIB
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
 from homenode.verify.domain_facts import DomainFacts, domain_facts
@@ -34,7 +33,6 @@ from homenode.verify.guest.view import (
 )
 from homenode.verify.target_verification import verify_target_file
 
-_MOST_BYTES = 64 * MIB
 _SSH = "ssh:"
 Notify = Callable[[str], None]
 
@@ -74,13 +72,18 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     kin where this machine cannot boot guests or the guest cannot be reached.
     """
     _refuse_nonsense(wanted)
+    document = None
     if wanted.document is not None:
-        content = _bytes(wanted.document)
+        content = read_input(wanted.document, "a file that can be read")
         if target_of(content) is not None:
             return _of_target(content, wanted.document, wanted, notify)
-    document = None if wanted.document is None else _document(wanted.document)
+        document = open_domain(content, str(wanted.document))
     facts = None if document is None else domain_facts(document)
-    plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
+    plan = (
+        None
+        if wanted.plan is None
+        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    )
     host, skipped = _host(wanted, plan, facts)
     found: list[Finding] = [*skipped]
     checked: list[str] = []
@@ -126,7 +129,11 @@ def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify
             f"{path}: expected a domain document with --guest, found a file of another kind",
             hint="homenode verify --plan P.json --guest SOURCE",
         )
-    plan = None if wanted.plan is None else read_plan(_bytes(wanted.plan), str(wanted.plan))
+    plan = (
+        None
+        if wanted.plan is None
+        else read_plan(read_input(wanted.plan, "a saved plan"), str(wanted.plan))
+    )
     host, skipped = _host(wanted, plan, None)
     found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, notify)
     answers = Findings(found.checked, in_order([*skipped, *found.findings]))
@@ -170,7 +177,7 @@ def _host(
     host = load_host(wanted.host, lspci=wanted.lspci)
     if wanted.host is not None or wanted.lspci is not None:
         if plan is not None and plan.host_fingerprint and wanted.plan is not None:
-            read_plan_for(host, _bytes(wanted.plan), str(wanted.plan))
+            read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
         return host, ()
     here = host_fingerprint(host)
     record = None if facts is None or facts.record is None else facts.record.host
@@ -201,18 +208,3 @@ def _expected(plan: Plan | None, facts: DomainFacts | None, host: Host | None) -
         return expectation_of_plan(plan, document=None if facts is None else facts.guest, host=host)
     assert facts is not None, "_refuse_nonsense asks for one of the two"
     return expectation_of_document(facts, host)
-
-
-def _document(path: Path) -> Document:
-    return open_domain(_bytes(path), str(path))
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise of_os(error, repr(str(path))[1:-1], "a file that can be read") from None
-    if len(content) > _MOST_BYTES:
-        raise InputError(f"{path}: expected at most 64 MiB, found more")
-    return content

@@ -16,7 +16,7 @@ from homenode.doctor.expectation import (
 )
 from homenode.findings import Finding, Severity, in_order
 from homenode.topology import Host
-from homenode.wording import command_line
+from homenode.wording import command_line, operands
 
 LINKS = frozenset({"pcie-link-slow", "pcie-link-narrow", "pcie-target-low", "pcie-link-dropped"})
 """What the doctor says of links; a drift of a link says the same with what was certified."""
@@ -148,7 +148,7 @@ def _foreign(domain: DomainState) -> Finding:
         expected="a layout planned for this host",
         observed="one planned for another host, or before this host's topology changed",
         cost="pins, memory and guest cells may be on the wrong nodes",
-        fix=command_line("homenode", "replan", domain.name),
+        fix=command_line("homenode", "replan", *operands(domain.name)),
         source="the layout's record in the domain's <metadata>",
     )
 

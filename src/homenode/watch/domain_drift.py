@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.hypervisor.domain_state import LivePin
+from homenode.hypervisor.domain_state import LivePin, domain_argument
 from homenode.units import format_bytes
 from homenode.verify.domain_facts import DomainFacts, vcpus_text
 from homenode.verify.live.expectation import LiveCell, LiveExpectation, live_expectation_of_document
@@ -28,16 +28,17 @@ def domain_drift(
         differences.append(
             ("memory of the whole VM", _binding(planned.binding), _binding(running.binding))
         )
+    name, uuid = running.guest.name, running.guest.uuid
     for what, expected, observed in differences:
         yield Finding(
             id="drift-domain",
             severity=Severity.CRITICAL,
-            subject=f"{running.guest.name}: {what}",
+            subject=f"{name}: {what}",
             expected=expected,
             observed=observed,
             cost="vCPUs and memory are not where the plan put them",
             fix="undo the change, or restart the VM where its definition is right; if it is meant: "
-            + command_line("homenode", "replan", running.guest.name),
+            + command_line("homenode", "replan", domain_argument(name, uuid or name)),
             source=planned.source,
         )
 

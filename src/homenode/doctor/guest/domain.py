@@ -8,7 +8,7 @@ from homenode.doctor.guest.interrupts import interrupt_findings
 from homenode.doctor.guest.limits import describe_limits, limit_findings, limits
 from homenode.doctor.guest.memory import memory_findings
 from homenode.doctor.guest.passthrough import passthrough_findings
-from homenode.doctor.guest.pins import pin_findings
+from homenode.doctor.guest.pins import is_flat_by_evidence, nodes_of, pin_findings
 from homenode.doctor.guest.topology import topology_findings
 from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
@@ -78,4 +78,10 @@ def domain_checked(facts: DomainFacts, host: Host) -> list[str]:
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))
+    if is_flat_by_evidence(facts, host):
+        nodes = nodes_of(facts.pinned_pus, host)
+        objective = "" if facts.record is None else facts.record.objective
+        lines.append(
+            f"flat over nodes {nodes}, as the evidence chose for {objective}: homenode recommend"
+        )
     return lines

@@ -49,7 +49,9 @@ def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             source=facts.source,
         )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
-        as_planned = facts.record is not None and facts.record.memory is MemoryBinding.AS_IT_WAS
+        as_planned = (
+            facts.record is not None and facts.record.layout.memory is MemoryBinding.AS_IT_WAS
+        )
         yield Finding(
             id="memory-unbound",
             severity=Severity.INFO if as_planned else Severity.WARNING,

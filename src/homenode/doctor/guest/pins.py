@@ -8,8 +8,11 @@ from math import ceil
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
+from homenode.host_reserve import DEFAULT_HOST_RESERVE
+from homenode.plan.fingerprint import is_made_for
 from homenode.topology import CoreKind, Host
 from homenode.verify.domain_facts import DomainFacts
+from homenode.wording import plural
 
 _REPLAN = "homenode doctor --fix OUT.xml plans the same VM again; or homenode plan"
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
@@ -22,7 +25,9 @@ def pin_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if facts.is_pinned:
         yield from _llcs(facts, host)
         yield from _kinds(facts, host)
-        yield from _flat_over_nodes(facts, host)
+        yield from _host_core(facts, host)
+        if not is_flat_by_evidence(facts, host):
+            yield from _flat_over_nodes(facts, host)
         yield from _helpers(facts)
     yield from _isolation(facts, host)
 
@@ -103,6 +108,45 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     )
 
 
+def _host_core(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """A vCPU on every core of the host, where it is to keep one."""
+    reserve = host.reserve or DEFAULT_HOST_RESERVE
+    cores = [core.pus for core in host.cores]
+    on_cores = [pin for pin in facts.vcpu_pins if pin and any(pin <= core for core in cores)]
+    used = CpuSet.union(on_cores)
+    if not reserve.cores or any(core.isdisjoint(used) for core in cores):
+        return
+    yield Finding(
+        id="host-core-taken",
+        severity=Severity.WARNING,
+        subject=f"{facts.guest.vcpus} vCPUs",
+        expected="a core without vCPUs, for the host and QEMU's own threads",
+        observed=f"vCPUs on each of {plural(len(cores), 'core')}",
+        cost="the host's work and QEMU's threads interrupt vCPUs",
+        fix="ask for fewer vCPUs"
+        + (
+            ", or put pairs on a core: homenode plan --layout pin-numa-smt --keep-vcpus"
+            if any(len(core) > 1 for core in cores)
+            else ""
+        ),
+        source=facts.source,
+    )
+
+
+def is_flat_by_evidence(facts: DomainFacts, host: Host) -> bool:
+    """Whether `--layout auto` planned this flat guest over several nodes of this very host: cells
+    are then what the evidence decided against, and no finding may say otherwise."""
+    record = facts.record
+    return (
+        record is not None
+        and record.objective is not None
+        and record.host is not None
+        and len(facts.cells) < 2
+        and len(nodes_of(facts.pinned_pus, host)) > 1
+        and is_made_for(host, record.host) is True
+    )
+
+
 def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if facts.cells and len(facts.cells) > 1:
         return
@@ -123,7 +167,8 @@ def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         fix=(
             "one node has cores enough: homenode plan --layout pin-bound --max-nodes 1"
             if fits
-            else "homenode plan --layout pin-numa-pci shows the guest its nodes and its devices'"
+            else "homenode plan decides by the evidence whether the guest is shown its nodes; "
+            "--layout pin-numa-pci shows them and its devices'"
         ),
         source=facts.source,
     )

@@ -8,6 +8,15 @@ from collections.abc import Iterator
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
+from homenode.plan.model import GuestCache
+from homenode.plan.shape.caches import (
+    guest_cpu,
+    llc_threads,
+    shared_llcs,
+    stated_cache,
+    stated_topology,
+    told_l3,
+)
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
@@ -38,7 +47,7 @@ def topology_findings(facts: DomainFacts, document: Document, host: Host) -> Ite
     if threads > 1:
         yield from _threads(facts, host, threads)
         yield from _topoext(facts, document, host)
-    yield from _cache(facts, document, host, topology)
+    yield from _cache(facts, host)
 
 
 def _groups(vcpus: int, size: int) -> list[CpuSet]:
@@ -126,38 +135,30 @@ def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Fin
     )
 
 
-def _cache(
-    facts: DomainFacts, document: Document, host: Host, topology: tuple[int, int, int, int]
-) -> Iterator[Finding]:
-    """With passthrough the guest reads the host's cache leaves: so many threads share an LLC."""
-    cache = document.root.at("cpu", "cache")
-    if cache is None or cache.get("mode") != "passthrough" or not facts.is_pinned:
+def _cache(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+    """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
+    guest = facts.guest
+    shared = shared_llcs(host, facts.vcpu_pins)
+    if guest.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return
-    llc_of = {pu: llc.index for llc in host.llcs for pu in llc.pus}
-    if not llc_of:
+    cache, shape = stated_cache(guest), stated_topology(guest, guest.vcpus)
+    told = told_l3(cache, shape, guest_cpu(host, guest), llc_threads(host, shared))
+    lying = [
+        group for group in told or () if not any(group <= llc_vcpus for llc_vcpus in shared.groups)
+    ]
+    if not lying:
         return
-    # Source: QEMU keeps the host's "threads sharing" and lays it over consecutive vCPUs.
-    sharing = max(len(llc.pus) for llc in host.llcs)
-    per_socket = topology[1] * topology[2] * topology[3]
-    lying: list[int] = []
-    for group in _groups(facts.guest.vcpus, max(1, min(sharing, per_socket))):
-        llcs = {
-            llc_of.get(pu)
-            for vcpu in group
-            if vcpu < len(facts.vcpu_pins)
-            for pu in facts.vcpu_pins[vcpu] or ()
-        }
-        if len(llcs) > 1:
-            lying += group
-    if lying:
-        yield Finding(
-            id="cache-passthrough-false",
-            severity=Severity.WARNING,
-            subject=f"vCPUs {CpuSet(lying)}",
-            expected="vCPUs that the guest sees behind one last-level cache, behind one on "
-            "the host",
-            observed="behind several",
-            cost="threads that share data are put where they share no cache",
-            fix="drop <cache mode='passthrough'/>, or let homenode plan choose",
-            source=facts.source,
-        )
+    is_passed = cache is GuestCache.PASSTHROUGH
+    yield Finding(
+        id="cache-passthrough-false" if is_passed else "guest-l3-false",
+        severity=Severity.WARNING if is_passed else Severity.INFO,
+        subject=f"vCPUs {CpuSet.union(lying)}",
+        expected="vCPUs that the guest sees behind one L3, behind one last-level cache of the host",
+        observed="behind several",
+        cost="threads that share data are put where they share no cache",
+        fix="drop <cache mode='passthrough'/>, or let homenode plan choose"
+        if is_passed
+        else "homenode plan with a number of vCPUs that fills equal last-level caches, or "
+        "<cache mode='disable'/>",
+        source=facts.source,
+    )

@@ -7,6 +7,7 @@ import os
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError
+from homenode.input_files import open_registers
 
 
 class SysfsConfigSpace:
@@ -17,7 +18,7 @@ class SysfsConfigSpace:
 
     def read(self, bdf: Bdf, offset: int, size: int) -> int:
         try:
-            descriptor = os.open(f"{self._root}/{bdf}/config", os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_registers(f"{self._root}/{bdf}/config")
             try:
                 data = os.pread(descriptor, size, offset)
             finally:
@@ -30,7 +31,7 @@ class SysfsConfigSpace:
 
     def write(self, bdf: Bdf, offset: int, size: int, value: int) -> None:
         try:
-            descriptor = os.open(f"{self._root}/{bdf}/config", os.O_WRONLY | os.O_CLOEXEC)
+            descriptor = open_registers(f"{self._root}/{bdf}/config", to_write=True)
             try:
                 written = os.pwrite(descriptor, value.to_bytes(size, "little"), offset)
             finally:

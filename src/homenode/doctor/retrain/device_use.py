@@ -11,7 +11,9 @@ from pathlib import Path
 
 from homenode.bdf import Bdf
 from homenode.doctor.retrain.plan import Use
+from homenode.input_files import read_kernel_file
 from homenode.pci import PciDevice
+from homenode.wording import printable
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """Source: PROC_PID_INIT_INO in include/linux/proc_ns.h."""
@@ -81,8 +83,5 @@ def _open_vfio_files(proc: str) -> dict[str, set[str]] | None:
 
 
 def _name(process: Path) -> str:
-    try:
-        name = (process / "comm").read_text(errors="replace").strip() or "?"
-    except OSError:
-        return "?"
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
+    content = read_kernel_file(str(process / "comm"))
+    return printable((content or b"").decode("utf-8", "replace").strip()) or "?"

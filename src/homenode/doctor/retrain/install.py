@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Sequence
 
 from homenode.bdf import Bdf
+from homenode.errors import UsageError
+from homenode.unit_rights import unit_rights
 
 UNIT_NAME = "homenode-retrain.service"
 
@@ -16,7 +18,8 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
 
     target: generation; None = the fastest that both ends can.
 
-    A device that is missing or busy does not stop the others, or libvirtd.
+    A device that is missing or busy does not stop the others, or libvirtd. Raises UsageError for a
+    program that systemd cannot start.
     """
     lines = [
         "# Written by: homenode doctor retrain --print-unit",
@@ -32,8 +35,19 @@ def systemd_unit(devices: Sequence[Bdf], program: str, target: int | None = None
         "Type=oneshot",
         "RemainAfterExit=yes",
         "TimeoutStartSec=60",
+        # The journal and the links' records, which outlast it; what homenode.pyz unpacks.
+        "RuntimeDirectory=homenode",
+        "RuntimeDirectoryPreserve=yes",
+        "CacheDirectory=homenode",
+        "CacheDirectoryMode=0700",
+        *unit_rights("SYS_ADMIN", "SYS_PTRACE", "DAC_READ_SEARCH", home="read-only"),
     ]
-    # systemd reads "%" and "\" itself; an address holds neither.
+    if not program.isprintable() or any(letter in program for letter in "'\"\\"):
+        raise UsageError(
+            f"{program!r}: expected a path without quotes, '\\' and control characters, which "
+            "systemd takes for no program"
+        )
+    # systemd reads "%" itself; an address has none.
     word = shlex.quote(program).replace("%", "%%")
     lines += [f"ExecStart=-{word} doctor retrain {bdf}{_option(target)} --apply" for bdf in devices]
     return "\n".join([*lines, "", "[Install]", "WantedBy=multi-user.target", ""])
@@ -48,10 +62,11 @@ def libvirt_hook(program: str, target: int | None = None) -> str:
 
     It must not call libvirt, and it has a time limit: libvirt waits for it.
     """
-    asked = f'{shlex.quote(program)} doctor hook "$1" "$2"{_option(target)}'
+    asked = f'{shlex.quote(program)} doctor hook{_option(target)} -- "$1" "$2"'
     return f"""#!/bin/sh
 # Written by: homenode doctor retrain --print-hook
 # libvirt calls: qemu DOMAIN OPERATION SUB-OPERATION EXTRA, with the domain's XML as input.
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
 case "$2/$3" in
 start/begin|started/begin)
     timeout 30 {asked} 2>&1 | logger -t homenode-hook

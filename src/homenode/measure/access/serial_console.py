@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from homenode.domain.document import Document
+from homenode.domain.document import Document, Element
 from homenode.errors import InputError, ToolError
+from homenode.input_files import open_terminal
 from homenode.measure.access.console_frame import (
     SUMMERS,
     Damaged,
@@ -53,7 +54,8 @@ def serial_address(document: Document) -> SerialAddress:
     ports = [] if devices is None else [*devices.all("serial"), *devices.all("console")]
     for port in ports:
         source = port.child("source")
-        if source is None:
+        # With "connect", QEMU calls somebody who listens there: not QEMU would answer us.
+        if source is None or source.get("mode") == "connect":
             continue
         kind, path = port.get("type"), source.get("path")
         if kind in ("pty", "unix") and path is not None:
@@ -63,9 +65,15 @@ def serial_address(document: Document) -> SerialAddress:
             return SerialAddress("tcp", f"{host}:{service}")
     raise InputError(
         f"{document.source}: expected a serial port of type pty, unix or tcp, found "
-        f"{', '.join(str(port.get('type')) for port in ports) or 'none'}",
+        f"{', '.join(map(_kind_of, ports)) or 'none'}",
         hint="add <serial type='pty'><target port='0'/></serial>, or reach the guest by ssh",
     )
+
+
+def _kind_of(port: Element) -> str:
+    source = port.child("source")
+    connects = source is not None and source.get("mode") == "connect"
+    return f"{port.get('type')}{' that connects elsewhere' if connects else ''}"
 
 
 class SerialLine:
@@ -123,8 +131,7 @@ def open_line(address: SerialAddress) -> SerialLine:
     """The line of an address. Raises ToolError where it cannot be opened."""
     try:
         if address.kind == "pty":
-            flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(address.place, flags)
+            descriptor = open_terminal(address.place)
             tty.setraw(descriptor)
         else:
             descriptor = _connected(address).detach()

@@ -1,7 +1,8 @@
 """Ssh: a channel to a guest by OpenSSH, without a question to anybody. [I/O]
 
-Its host key is taken on first sight and kept in a file of the caller's: guests come and go under
-the same address, and the user's own known_hosts must not learn of them.
+Its host key is taken at the first login and kept in a file of the caller's, under the guest's own
+name: guests come and go under the same address, and the user's own known_hosts must not learn of
+them. From then on it must be that key, through every boot and at any address.
 """
 
 import re
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
+from homenode.durable import replace_file
 from homenode.errors import ToolError, UsageError
+from homenode.input_files import read_start
 from homenode.measure.access.machine import Said
 from homenode.process import run
 from homenode.ssh_options import CLOSED
+from homenode.wording import command_line
 
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:%-]{0,255}\Z", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z", re.ASCII)
@@ -25,20 +29,29 @@ _CAUSES = (
         "does it have this user's key? --ssh-user, --ssh-key; a key with a "
         "passphrase must be in ssh-agent",
     ),
-    ("Host key verification failed", "another machine answers at this address"),
-    ("REMOTE HOST IDENTIFICATION HAS CHANGED", "another machine answers at this address"),
     ("Connection refused", "is sshd running in it? --ssh-port"),
     ("No route to host", "does the guest have this address? --address"),
     ("timed out", "does the guest have this address? --address"),
 )
+_OTHER_KEY = ("Host key verification failed", "REMOTE HOST IDENTIFICATION HAS CHANGED")
+_FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+_OWN_FAILURE = 255
+"""ssh's exit status where it did not come to run anything."""
+
+_MOST_KEYS_BYTES = 1 << 20
+
+
+class HostKeyError(ToolError):
+    """Another machine answers than the one that was measured before, as far as its key shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class SshChannel:
     """See machine.channel.Channel. Each script is a connection of its own.
 
-    key: a private key's file; None = what ssh has by itself. known_hosts: whose file may be
-    written. Raises UsageError for what is no address, user or port.
+    key: a private key's file; None = what ssh has by itself. known_hosts: a file of ours for host
+    keys. guest: whose key it must be, wherever it answers; None = that of the address. Raises
+    UsageError for what is no address, user or port.
     """
 
     address: str
@@ -46,6 +59,7 @@ class SshChannel:
     known_hosts: Path
     port: int = 22
     key: Path | None = None
+    guest: str | None = None
 
     def __post_init__(self) -> None:
         if not _ADDRESS.match(self.address):
@@ -67,11 +81,15 @@ class SshChannel:
         """Nothing stays open between scripts."""
 
     def execute(self, script: str, timeout_s: float, input: str | None = None) -> Said:
-        done = run(
-            (*self._argv(), f"sh -c {quote(script)}"), timeout_s + _CONNECT_S + _GRACE_S, input
-        )
+        is_known = self._is_known()
+        argv = (*self._argv(is_known=is_known), f"sh -c {quote(script)}")
+        done = run(argv, timeout_s + _CONNECT_S + _GRACE_S, input)
         if done.returncode == 0:
             return Said(done.stdout, done.stderr)
+        if done.returncode == _OWN_FAILURE and not is_known:
+            self._forget()  # a machine that does not let us in is not the guest
+        if any(cause in done.stderr for cause in _OTHER_KEY):
+            raise self._other_key(done.stderr)
         said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         for cause, hint in _CAUSES:
             line = next((line for line in said if cause in line), None)
@@ -79,13 +97,59 @@ class SshChannel:
                 raise ToolError(f"{self.name}: {line[:200]}", hint=hint)
         raise ToolError(f"{self.name}: {said[-1][:200] if said else done.failure()}")
 
-    def _argv(self) -> tuple[str, ...]:
+    def _other_key(self, stderr: str) -> HostKeyError:
+        found = _FINGERPRINT.search(stderr)
+        forget = command_line("ssh-keygen", "-R", self._key_name, "-f", self.known_hosts)
+        return HostKeyError(
+            f"{self.name}: expected the host key of the first login, found "
+            f"{'another one' if found is None else found[0]}",
+            hint="another machine answers at this address, or the guest has new keys: compare them "
+            f"on its console; {forget} forgets the old one; a guest that makes new keys at each "
+            "boot is reached with --reach agent or console",
+        )
+
+    @property
+    def _key_name(self) -> str:
+        return self.guest or f"[{self.address}]:{self.port}"
+
+    def _lines(self) -> list[bytes]:
+        try:
+            return read_start(self.known_hosts, _MOST_KEYS_BYTES).splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ToolError(f"{self.known_hosts}: expected host keys, found: {error}") from None
+
+    def _is_key_of_it(self, line: bytes) -> bool:
+        return line.split()[:1] == [self._key_name.encode()]
+
+    def _is_known(self) -> bool:
+        return any(map(self._is_key_of_it, self._lines()))
+
+    def _forget(self) -> None:
+        lines = self._lines()
+        kept = [line for line in lines if not self._is_key_of_it(line)]
+        if len(kept) < len(lines):
+            try:
+                replace_file(self.known_hosts, b"".join(kept))
+            except OSError as error:
+                raise ToolError(f"{self.known_hosts}: expected to write it: {error}") from None
+
+    def _argv(self, *, is_known: bool) -> tuple[str, ...]:
         options = {
             "BatchMode": "yes",
             "ConnectTimeout": str(_CONNECT_S),
             "ServerAliveInterval": str(_ALIVE_S),
             "ServerAliveCountMax": "4",
-            "StrictHostKeyChecking": "accept-new",
+            # For accept-new, a known guest's key of another kind were a new one too.
+            "StrictHostKeyChecking": "yes" if is_known else "accept-new",
+            "HostKeyAlias": self._key_name,
+            "CheckHostIP": "no",
+            "HashKnownHosts": "no",
+            "UpdateHostKeys": "no",
+            "VerifyHostKeyDNS": "no",
+            # A connection that stands already has the key of whoever it was made to.
+            "ControlPath": "none",
             "LogLevel": "ERROR",
             "UserKnownHostsFile": _quoted(self.known_hosts),
             "GlobalKnownHostsFile": "/dev/null",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from homenode.errors import InputError, of_os
 from homenode.gap import Gap
+from homenode.input_files import read_below
 from homenode.measure.imported.runs import SourceFolder
 from homenode.results.store import FILE
 
@@ -70,11 +71,11 @@ def find_folders(root: Path) -> FoundFolders:
     skipped: list[Gap] = []
     if root.is_file():
         named = root.resolve()  # a link that the user names is followed
-        texts = _texts([named], skipped, str(root.parent))
+        texts = _texts([named], skipped, str(root.parent), MAX_BYTES)
         folder = _folder(named.parent, named.parent, texts)
         return FoundFolders((folder,) if texts else (), tuple(skipped))
     folders: list[SourceFolder] = []
-    seen, owned = 0, 0
+    seen, left = 0, MAX_BYTES
 
     def closed(error: OSError) -> None:
         if error.filename == str(root) and root.is_dir():
@@ -95,9 +96,9 @@ def find_folders(root: Path) -> FoundFolders:
                 f"{root}: expected at most {MAX_FILES} files, found more",
                 hint="name the folders of the results themselves",
             )
-        texts = _texts([path / name for name in sorted(names)], skipped, here)
-        owned += sum(map(len, texts.values()))
-        if owned > MAX_BYTES:
+        texts = _texts([path / name for name in sorted(names)], skipped, here, left)
+        left -= sum(map(len, texts.values()))
+        if left < 0:
             raise InputError(
                 f"{root}: expected at most {MAX_BYTES >> 20} MiB of text, found more",
                 hint="name the folders of the results themselves",
@@ -118,30 +119,28 @@ def _folder(root: Path, path: Path, texts: dict[str, str]) -> SourceFolder:
     )
 
 
-def _texts(paths: list[Path], skipped: list[Gap], here: str) -> dict[str, str]:
+def _texts(paths: list[Path], skipped: list[Gap], here: str, left: int) -> dict[str, str]:
+    """The texts by name; with the first that makes them more than `left` characters it ends."""
     found = {}
     for path in paths:
         if path.name.startswith("."):
             continue
-        if path.is_symlink() or not path.is_file():
-            skipped.append(Gap(f"{here}/{path.name}", "not a plain file"))
-            continue
         try:
-            with path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
+            text = _decoded(read_below(path.parent, path.name, MAX_FILE_BYTES))
         except OSError as error:
             skipped.append(Gap(f"{here}/{path.name}", error.strerror or str(error)))
             continue
-        text = _decoded(data)
-        if len(data) > MAX_FILE_BYTES or "\0" in text:
-            reason = f"more than {MAX_FILE_BYTES >> 20} MiB" if "\0" not in text else "binary"
-            skipped.append(Gap(f"{here}/{path.name}", reason))
+        if "\0" in text:
+            skipped.append(Gap(f"{here}/{path.name}", "binary"))
             continue
         is_json = text.lstrip().startswith("{")
         if not is_json and max(map(len, text.split("\n"))) > MAX_LINE:
             skipped.append(Gap(f"{here}/{path.name}", f"a line of more than {MAX_LINE} characters"))
             continue
         found[_printable(path.name)] = text
+        left -= len(text)
+        if left < 0:
+            break
     return found
 
 

@@ -1,23 +1,32 @@
 """Copying: a domain for the trial alone: name, UUID, NVRAM, MACs and disks of its own. [I/O]"""
 
-import tempfile
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.domain.copy import copied_uuid, copy_domain
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
 from homenode.domain.read import open_domain
-from homenode.durable import create_file, replace_file
+from homenode.durable import create_file, create_like, remove_file
 from homenode.errors import HostError, InputError, UsageError
+from homenode.host_files import HostFile, host_file
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import Virsh
+from homenode.input_files import MAX_BYTES, read_plain
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.journal import Copy
 from homenode.process import run
+from homenode.tools import qcow2
+from homenode.trusted_path import private_folder
 
 _SUFFIX = ".homenode-trial.qcow2"
 _IMAGE_S = 120.0
+_NVRAM = "<nvram>"
+_SECTOR = 512
+_MOST_UNDER = 32
+_MOST_NVRAM_BYTES = 64 << 20
 _BLOCK_FOLDER = Path("/var/lib/libvirt/images")
 
 
@@ -64,54 +73,112 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
         )
     before, after = _nvram(original, state.name), _nvram(document, name)
     nvram = (before, after) if before is not None and after is not None else None
+    if nvram is not None:
+        _check_nvram(*nvram, name)
     copy = Copy(uuid, name, tuple(overlays.values()), None if nvram is None else nvram[1])
     return Prepared(copy, document, disks, nvram)
 
 
 def make_copy(virsh: Virsh, prepared: Prepared) -> None:
-    """Make the overlays and define the copy. Raises HostError; `remove_copy` undoes what was
-    made before."""
+    """Make the overlays and define the copy. Raises HostError, or InputError for disks that are
+    other ones by now; `remove_copy` undoes what was made before."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
         _make_overlay(disk, Path(overlay))
-    try:
-        if prepared.nvram is not None and Path(prepared.nvram[0]).exists():
-            before, after = map(Path, prepared.nvram)
-            replace_file(after, before.read_bytes(), before.stat().st_mode & 0o777)
-    except OSError as error:
-        raise HostError(f"{prepared.nvram}: expected to copy it, found: {error}") from None
-    with tempfile.NamedTemporaryFile(prefix="homenode-copy-", suffix=".xml") as file:
-        file.write(prepared.document)
-        file.flush()
-        virsh.define(file.name)
+    if prepared.nvram is not None:
+        _copy_nvram(*prepared.nvram)
+    with private_folder("homenode-copy-") as folder:
+        create_file(folder / "copy.xml", prepared.document, synced=False)
+        virsh.define(str(folder / "copy.xml"))
+
+
+def _check_nvram(before: str, after: str, name: str) -> None:
+    if os.path.lexists(after):
+        raise UsageError(
+            f"--as-copy: expected no NVRAM of a domain {name} yet, found {after}",
+            hint="remove that file if it is of no use, or --in-place",
+        )
+    if not before.startswith("/") or os.path.lexists(before):
+        with host_file(before, _NVRAM):
+            pass
+
+
+def _copy_nvram(before: str, after: str) -> None:
+    """Nothing where the original has none yet: libvirt makes one of the template."""
+    if before.startswith("/") and not os.path.lexists(before):
+        return
+    with host_file(before, _NVRAM) as original:
+        try:
+            content = original.start(_MOST_NVRAM_BYTES + 1)
+            if original.is_block or len(content) > _MOST_NVRAM_BYTES:
+                raise OSError(errno.EFBIG, f"no file of up to {_MOST_NVRAM_BYTES >> 20} MiB")
+            create_like(Path(after), content, original.descriptor)
+        except OSError as error:
+            raise HostError(f"{after}: expected a copy of {before}, found: {error}") from None
 
 
 def _make_overlay(disk: WritableDisk, overlay: Path) -> None:
     """Raises HostError. The file is made by us, and exclusively: qemu-img would write to whatever a
-    link of that name points at, in a folder that may be another user's. It has no data yet."""
-    try:
-        with tempfile.TemporaryDirectory(prefix="homenode-overlay-") as folder:
-            made = Path(folder) / "overlay"
-            argv = (
-                "qemu-img",
-                "create",
-                "-q",
-                "-f",
-                "qcow2",
-                "-F",
-                disk.format,
-                "-b",
-                disk.path,
-                str(made),
-            )
-            failure = run(argv, _IMAGE_S).failure()
-            if failure is not None:
-                raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")
-            create_file(overlay, made.read_bytes(), 0o644)
-    except OSError as error:
-        raise HostError(
-            f"{overlay}: expected a throw-away disk, found: {error.strerror}",
-            hint="is there room next to the original, and no file of that name?",
-        ) from None
+    link of that name points at, in a folder that may be another user's. It has no data yet.
+
+    qemu-img opens nothing but the new file: it is told the size of what is under it.
+    """
+    with host_file(disk.path, f"disk {disk.target}") as original:
+        try:
+            size = _size_of(disk, original)
+            with private_folder("homenode-overlay-") as folder:
+                made = folder / "overlay"
+                under = ("-u", "-b", disk.path, "-F", disk.format)
+                argv = ("qemu-img", "create", "-q", "-f", "qcow2", *under, str(made), str(size))
+                failure = run(argv, _IMAGE_S).failure()
+                if failure is not None:
+                    raise HostError(f"{overlay}: expected a throw-away disk, found: {failure}")
+                content = read_plain(made, MAX_BYTES)
+            create_like(overlay, content, original.descriptor)
+        except OSError as error:
+            raise HostError(
+                f"{overlay}: expected a throw-away disk, found: {error.strerror}",
+                hint="is there room next to the original, and no file of that name?",
+            ) from None
+
+
+def _size_of(disk: WritableDisk, original: HostFile) -> int:
+    """Bytes that the guest sees of a disk. Raises InputError where a file under it is none of this
+    host's, or has a name that QEMU would not take for one's path."""
+    if disk.format == "raw":
+        return -(-original.size_bytes // _SECTOR) * _SECTOR
+    what = f"disk {disk.target}"
+    header = qcow2.parse(original.start(qcow2.MOST_BYTES), f"{what}: {disk.path}")
+    _check_under(header, disk.path, what, _MOST_UNDER)
+    return header.size_bytes
+
+
+def _check_under(header: qcow2.Qcow2Header, path: str, what: str, left: int) -> None:
+    """Every file under an image, each by the header of the one above it."""
+    found = None
+    name = header.backing or ""
+    if header.is_encrypted:
+        found = "an encrypted image"
+    elif header.has_data_file:
+        found = "an image with its data in another file"
+    elif ":" in name.partition("/")[0]:
+        found = f"{name[:200]!r} under it"
+    elif header.backing_format not in (None, "raw", "qcow2"):
+        found = f"{name[:200]!r} of format {header.backing_format[:40]} under it"
+    elif not left:
+        found = f"more than {_MOST_UNDER} under one another"
+    if found is not None:
+        raise InputError(
+            f"{what}: {path}: expected an image, and under it plain files or block devices of this "
+            f"host as raw or qcow2, found {found}",
+            hint="--in-place works on the VM itself, and its disks",
+        )
+    if not name:
+        return
+    under = str(Path(path).parent / name)
+    with host_file(under, f"{what}: under {path}") as file:
+        start = file.start(qcow2.MOST_BYTES)
+    if header.backing_format != "raw" and start.startswith(qcow2.MAGIC):
+        _check_under(qcow2.parse(start, f"{what}: {under}"), under, what, left - 1)
 
 
 def remove_copy(virsh: Virsh, copy: Copy) -> None:
@@ -123,14 +190,16 @@ def remove_copy(virsh: Virsh, copy: Copy) -> None:
         if text in copy.overlays and not path.name.endswith(_SUFFIX):
             raise InputError(f"{path}: expected a throw-away disk of a trial, found another name")
         try:
-            path.unlink(missing_ok=True)
+            remove_file(path)
         except OSError as error:
             raise HostError(f"{path}: expected to remove it, found: {error.strerror}") from None
 
 
 def _overlay(disk: WritableDisk, id: str) -> Path:
     """By the original, where QEMU's user gets in; of a block device where libvirt has files."""
-    folder = _BLOCK_FOLDER if disk.is_block else Path(disk.path).parent
+    with host_file(disk.path, f"disk {disk.target}") as original:
+        _size_of(disk, original)
+        folder = _BLOCK_FOLDER if original.is_block else Path(disk.path).parent
     return folder / f"{id}-{disk.target}{_SUFFIX}"
 
 

@@ -11,11 +11,12 @@ from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh, is_lost
+from homenode.input_files import read_kernel_file
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.access.machine import Channel, Machine
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.access.serial_console import SerialConsole, open_line, serial_address
-from homenode.measure.access.ssh import SshChannel
+from homenode.measure.access.ssh import HostKeyError, SshChannel
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.model import PROBE
 from homenode.process import ToolTimeoutError
@@ -48,7 +49,8 @@ class Reach(Protocol):
 class GuestReach:
     """Guests by ssh, through their agent or at their serial console. See Reach.
 
-    probe: the program to put there. known_hosts: a file of the trial's own.
+    probe: the program to put there. known_hosts: a file of the trial's own: the host key of its
+    guest, which it keeps through all of its boots.
     """
 
     virsh: Virsh
@@ -63,8 +65,11 @@ class GuestReach:
             try:
                 machine.run(("true",), _HELLO_S).stdout_or_raise()
                 break
-            except ToolError:
+            except ToolError as error:
                 if number == len(channels):
+                    if isinstance(error, HostKeyError) and number > 1:
+                        # It may be at another address by and by.
+                        raise ToolError(error.message, hint=error.hint) from None
                     raise
         return machine
 
@@ -94,7 +99,7 @@ class GuestReach:
                 hint="--address says it; --reach agent and --reach console need none",
             )
         key = None if how.key is None else Path(how.key)
-        return [SshChannel(one, how.user, self.known_hosts, how.port, key) for one in known]
+        return [SshChannel(one, how.user, self.known_hosts, how.port, key, uuid) for one in known]
 
 
 def answering(
@@ -107,7 +112,8 @@ def answering(
     """The guest, as soon as it answers. on_wait: called after a try in vain (waited_s, timeout_s).
 
     Raises ToolError where it ends before, ToolTimeoutError with the last thing that was in the way,
-    and InputError at once where there is no way to it at all.
+    HostKeyError at once where another machine answers, and InputError where there is no way to it
+    at all.
     """
     started = time.monotonic()
     deadline = started + timeout_s
@@ -115,7 +121,8 @@ def answering(
         try:
             return reach.machine(uuid)
         except HostError as error:
-            if not isinstance(error, ToolError) and not is_lost(error):
+            is_final = isinstance(error, HostKeyError) or not isinstance(error, ToolError)
+            if is_final and not is_lost(error):
                 raise
             why = error
         if not retry_while_unavailable(lambda: virsh.domain(uuid)).is_active:
@@ -138,10 +145,8 @@ def host_boot(virsh: Virsh) -> str | None:
     machine's, or not given. libvirt's numbers of running instances begin again with each."""
     if not is_local(virsh.connect):
         return None
-    try:
-        return Path(_BOOT_ID).read_text().strip()
-    except OSError:
-        return None
+    content = read_kernel_file(_BOOT_ID)
+    return None if content is None else content.decode().strip()
 
 
 def is_same_host_boot(virsh: Virsh, known: str | None) -> bool:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from homenode import formats
-from homenode.durable import open_plain, replace_file
-from homenode.errors import HostError, InputError, ToolError
+from homenode.durable import check_links, replace_file
+from homenode.errors import HostError, InputError, ToolError, of_os
+from homenode.input_files import MAX_BYTES, read_plain
 from homenode.measure.access.machine import Machine
 from homenode.measure.setup.plan import SetupPlan, SetupStep
 
 KIND = "setup"
 RECORD = "share/homenode/setup.json"
 _MOST_SAID = 2000
+_MOST_PROGRAM_BYTES = 1 << 30
 _LITTLE_BYTES = 16 << 20
 _OF_THE_NETWORK = tuple(
     """
@@ -113,7 +115,12 @@ def take_back(prefix: Path) -> tuple[str, ...]:
         )
     for file in record.files:
         path = prefix / file.path
-        if path.exists() and _sum(path) != file.sha256:
+        try:
+            check_links(path)
+            is_ours = not path.exists() or _sum(path) == file.sha256
+        except OSError as error:
+            raise of_os(error, str(path), "it as homenode built it") from None
+        if not is_ours:
             raise HostError(
                 f"{path}: expected it as homenode built it, found another file",
                 hint="remove it by hand if it may go",
@@ -128,8 +135,7 @@ def read_record(prefix: Path) -> SetupRecord:
     """The record below a prefix; an empty one where there is none. Raises InputError."""
     path = prefix / RECORD
     try:
-        with open_plain(path) as opened:
-            content = opened.read()
+        content = read_plain(path, MAX_BYTES)
     except FileNotFoundError:
         return SetupRecord((), ())
     except OSError as error:
@@ -151,7 +157,7 @@ def _with(
 
 
 def _sum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_plain(path, _MOST_PROGRAM_BYTES)).hexdigest()
 
 
 def _write(prefix: Path, record: SetupRecord) -> None:

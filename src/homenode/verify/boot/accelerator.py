@@ -4,18 +4,20 @@
 """
 
 import os
-import tempfile
 from pathlib import Path
 
-from homenode.durable import replace_file
+from homenode.durable import create_file, replace_file
+from homenode.input_files import MAX_BYTES, read_kernel_file, read_start
 from homenode.process import ToolTimeoutError, find_program, run
+from homenode.trusted_path import private_folder
 from homenode.verify.boot.guest_files import cache_folder
 from homenode.verify.boot.initramfs import BEGIN
 from homenode.verify.boot.stand_in_argv import PROGRAM
 
 _OF_RHEL = "/usr/libexec/qemu-kvm"
 _PROBE_S = 15
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MOST_NOTE_BYTES = 4096
 
 
 def qemu_program() -> str | None:
@@ -28,17 +30,16 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
     note = cache_folder() / "kvm-probe"
+    boot = (read_kernel_file(_BOOT_ID) or b"").decode().strip()
     try:
-        boot = _BOOT_ID.read_text().strip()
-        known = note.read_text().split()
+        known = read_start(note, _MOST_NOTE_BYTES).decode("utf-8", "replace").split()
     except OSError:
-        boot, known = "", []
+        known = []
     if boot and known[:1] == [boot] and len(known) == 2:
         return known[1] == "works"
     works = _boots(kernel, initramfs)
     try:
         note.parent.mkdir(parents=True, exist_ok=True)
-        boot = boot or _BOOT_ID.read_text().strip()
         replace_file(note, f"{boot} {'works' if works else 'fails'}\n".encode(), synced=False)
     except OSError:
         pass  # the next run asks again
@@ -46,9 +47,9 @@ def kvm_works(kernel: Path, initramfs: bytes) -> bool:
 
 
 def _boots(kernel: Path, initramfs: bytes) -> bool:
-    with tempfile.TemporaryDirectory(prefix="homenode-kvm-") as folder:
-        image, console = Path(folder) / "initramfs", Path(folder) / "console"
-        image.write_bytes(initramfs)
+    with private_folder("homenode-kvm-") as folder:
+        image, console = folder / "initramfs", folder / "console"
+        create_file(image, initramfs, synced=False)
         argv = (
             *(
                 qemu_program() or PROGRAM,
@@ -67,7 +68,7 @@ def _boots(kernel: Path, initramfs: bytes) -> bool:
             *("-display", "none", "-monitor", "none"),
         )
         try:
-            run(argv, _PROBE_S, folder=Path(folder))
+            run(argv, _PROBE_S, folder=folder)
         except ToolTimeoutError:
             return False
-        return console.is_file() and BEGIN in console.read_text(errors="replace")
+        return console.is_file() and BEGIN.encode() in read_start(console, MAX_BYTES)

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.targets.qemu_command import (
+    DEVICE_OF_MODEL,
     Options,
     device_tree,
     facts_of,
     fields_of,
+    joined,
     options_of,
     size_of,
 )
@@ -20,26 +22,26 @@ from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice
 from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, StandInCell, memory_ratio
 
-_LEFT_OUT = {
-    "fw_cfg": "the firmware's window",
-    "global": "the address space for BARs",
-    "pidfile": None,
-    "daemonize": None,
-    "id": None,
-    "accel": None,
-    "enable-kvm": None,
-    "nodefaults": None,
-    "no-user-config": None,
-    "display": None,
-    "vnc": None,
-    "smbios": None,
-}
-"""Options that the boot does not take, and what they are where they say something of the guest."""
+_AS_GIVEN = ("smp", "numa")
+_NO_PART_OF_THE_GUEST = frozenset(
+    """
+    name uuid pidfile daemonize id accel enable-kvm nodefaults no-user-config display vnc smbios cpu
+""".split()
+)
+_NAMED = {"fw_cfg": "the firmware's window", "global": "the address space for BARs"}
+"""What an option says of the guest that is left out; others are named as they are."""
 
 _NOT_HERE = {
     "intel-iommu": "the vIOMMU",
     "acpi-generic-initiator": "generic initiators (QEMU 9.0)",
 }
+_BRIDGE_KEYS = frozenset(
+    """
+    id bus addr multifunction chassis chassis_nr slot port bus_nr numa_node hotplug bus-reserve
+    io-reserve mem-reserve pref32-reserve pref64-reserve x-speed x-width
+""".split()
+)
+"""Of a device that is booted as it is. Others may name files of the host: romfile."""
 
 
 def stand_in_of_command(
@@ -107,25 +109,32 @@ def stand_in_of_command(
 def _booted(
     options: Options, source: str, machine: str, bare: StandIn, total: int, left: list[str]
 ) -> tuple[str, ...]:
+    """Only what is known to say where a part of the guest is: any other option could have QEMU,
+    which root may have started, open a file, connect to a place or run a program."""
     words: list[str] = ["-cpu", SUBSTITUTE]
     for option, text in options:
         value = text or ""
         first, pairs = fields_of(value)
-        if option in _LEFT_OUT or option == "cpu" or first in _NOT_HERE:
-            what = _LEFT_OUT.get(option) or _NOT_HERE.get(first)
-            left += [what] if what else []
-            continue
-        if option == "machine":
-            kept = [f"{k}={v}" for k, v in pairs if k == "memory-backend"]
-            value = ",".join([machine, *kept])
+        keys = dict(pairs)
+        if option in _AS_GIVEN:
+            pass
+        elif option == "machine":
+            value = joined(machine, [pair for pair in pairs if pair[0] == "memory-backend"])
         elif option == "m":
             value = f"{total // MIB}M"
-        elif first.startswith("memory-backend-"):
-            keys = dict(pairs)
+        elif option == "object" and first.startswith("memory-backend-"):
             size = bare.scaled(size_of(keys.get("size", ""), source)) // MIB
-            value = f"memory-backend-ram,id={keys.get('id', '')},size={size}M"
-        elif first == "vfio-pci":
-            kept = [f"{k}={v}" for k, v in pairs if k in ("bus", "addr", "multifunction")]
-            value = ",".join(["virtio-serial-pci", *kept])
-        words += [f"-{option}"] if text is None else [f"-{option}", value]
+            named = [("id", keys.get("id", "")), ("size", f"{size}M")]
+            value = joined("memory-backend-ram", named)
+        elif option == "device" and first == "vfio-pci":
+            place = [pair for pair in pairs if pair[0] in ("bus", "addr", "multifunction")]
+            value = joined("virtio-serial-pci", place)
+        elif option == "device" and first in DEVICE_OF_MODEL.values():
+            value = joined(first, [pair for pair in pairs if pair[0] in _BRIDGE_KEYS])
+        else:
+            if option not in _NO_PART_OF_THE_GUEST and first != "iothread":
+                what = f"-{option} {first}" if option in ("device", "object") else f"-{option}"
+                left.append(_NOT_HERE.get(first) or _NAMED.get(option, what))
+            continue
+        words += [f"-{option}", value]
     return tuple(words)

@@ -16,6 +16,7 @@ _INTEL = tuple(
     Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
 """.split()
 )
+_L3 = ("emulate", "passthrough", "disable")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
 
@@ -23,7 +24,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 class CpuChoice:
     """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
 
-    features: (name, on). l3: None = the model's own; "emulate" or "passthrough".
+    features: (name, on). l3: None = the model's own; "emulate", "passthrough" or "disable".
     substituted: why siblings and LLCs say nothing of the real guest; None where they do.
     """
 
@@ -42,7 +43,7 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
     model = None if name is None else name.text.strip()
     cache = document.root.at("cpu", "cache")
     l3 = None if cache is None else cache.get("mode")
-    if l3 not in ("emulate", "passthrough"):
+    if l3 not in _L3:
         l3 = None
     features = tuple(
         (feature.get("name") or "", feature.get("policy") not in ("disable", "forbid"))
@@ -52,7 +53,7 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
     emulated = document.root.get("type") == "qemu"
     if mode == "custom" and model is not None and _SAFE.match(model):
         if kvm or emulated or model.startswith(_INTEL):
-            return CpuChoice(mode, model, features, "emulate" if l3 == "emulate" else None, None)
+            return CpuChoice(mode, model, features, _of_any_model(l3), None)
         why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
         return _substitute(l3, why)
     if kvm and mode in ("host-passthrough", "host-model", "maximum"):
@@ -65,4 +66,9 @@ def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
 
 
 def _substitute(l3: str | None, why: str) -> CpuChoice:
-    return CpuChoice("custom", SUBSTITUTE, (), "emulate" if l3 == "emulate" else None, why)
+    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), why)
+
+
+def _of_any_model(l3: str | None) -> str | None:
+    """The host's caches are passed through with host-passthrough only."""
+    return None if l3 == "passthrough" else l3

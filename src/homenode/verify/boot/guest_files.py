@@ -5,12 +5,13 @@ packages are fetched as they are and unpacked into a cache; nothing is installed
 """
 
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode.errors import HostError
+from homenode.input_files import read_plain, read_start
 from homenode.process import ToolMissingError, find_program, run
+from homenode.trusted_path import changeable, private_folder
 from homenode.verify.boot.initramfs import is_static
 
 _KERNEL_PACKAGES = ("linux-image-cloud-amd64", "linux-image-virtual", "linux-image-amd64")
@@ -26,7 +27,7 @@ _OVMF = (
 _FETCH = 'cd "$1" && exec apt-get -q -o Acquire::Retries=3 download "$2"'
 _UNPACK = 'dpkg-deb --fsys-tarfile "$1" | tar -xf - -C "$2" --wildcards "$3"'
 _FETCH_S = 300
-_MOST_BYTES = 256 << 20
+MOST_BYTES = 256 << 20
 _HINT = (
     "apt-get install linux-image-cloud-amd64 busybox-static (Debian), linux-image-virtual "
     "busybox-static (Ubuntu), kernel-core busybox (Fedora), after apt-get update; or --kernel FILE"
@@ -76,16 +77,14 @@ def cache_folder() -> Path:
 
 def _readable(path: Path) -> Path | None:
     try:
-        with path.open("rb") as file:
-            return path if file.read(1) else None
+        return path if read_start(path, 1) else None
     except OSError:
         return None
 
 
 def _is_kernel(path: Path) -> bool:
     """True for a bzImage or an ELF. Source: Documentation/arch/x86/boot.rst, offset 0x202."""
-    with path.open("rb") as file:
-        head = file.read(0x206)
+    head = read_start(path, 0x206)
     return head[0x202:0x206] == b"HdrS" or head[:4] == b"\x7fELF"
 
 
@@ -118,9 +117,7 @@ def _busybox() -> bytes:
 
 def _program(path: Path) -> bytes | None:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        content = path.read_bytes()
+        content = read_plain(path, MOST_BYTES)
     except OSError:
         return None
     return content if is_static(content) else None
@@ -131,7 +128,7 @@ def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) ->
     folder = cache_folder() / "guest" / what
     for path in sorted(folder.glob(pattern)):
         if path.is_file():
-            return path
+            return _unchanged(path)
     if any(find_program(tool) is None for tool in ("apt-get", "apt-cache", "dpkg-deb", "tar")):
         return None
     try:
@@ -141,16 +138,29 @@ def _fetched(what: str, packages: tuple[str, ...], member: str, pattern: str) ->
     for package in packages:
         for real in _dependencies(package) if what == "vmlinuz" else (package,):
             # Aside, and whole into its place: another homenode may look for it meanwhile.
-            with tempfile.TemporaryDirectory(prefix=".fetched-", dir=folder.parent) as aside:
-                run(("sh", "-c", _FETCH, "sh", aside, real), _FETCH_S)
-                for archive in sorted(Path(aside).glob(f"{real}_*.deb")):
-                    run(("sh", "-c", _UNPACK, "sh", str(archive), aside, member), _FETCH_S)
-                for path in sorted(Path(aside).glob(pattern)):
+            with private_folder(".fetched-", folder.parent) as aside:
+                run(("sh", "-c", _FETCH, "sh", str(aside), real), _FETCH_S)
+                for archive in sorted(aside.glob(f"{real}_*.deb")):
+                    run(("sh", "-c", _UNPACK, "sh", str(archive), str(aside), member), _FETCH_S)
+                for path in sorted(aside.glob(pattern)):
                     if path.is_file():
                         kept = folder / path.relative_to(aside)
                         kept.parent.mkdir(parents=True, exist_ok=True)
                         return path.replace(kept)
     return None
+
+
+def _unchanged(path: Path) -> Path:
+    """A file of the cache. Raises HostError where another user could have put it there: a guest of
+    theirs says what they like."""
+    why = changeable((path,), user=os.geteuid(), sticky=True)
+    if why is None:
+        return path
+    raise HostError(
+        f"{path}: expected a file of the cache that no other user can change, found: {why}",
+        hint="XDG_CACHE_HOME=DIR names another cache; or install it: apt-get install "
+        "linux-image-cloud-amd64 busybox-static",
+    )
 
 
 def _dependencies(package: str) -> tuple[str, ...]:

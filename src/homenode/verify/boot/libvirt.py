@@ -3,6 +3,7 @@
 No domain of the user's is ever named in a command here.
 """
 
+import re
 import time
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from homenode.errors import InputError, ToolError
 from homenode.findings import Finding, Severity
 from homenode.hypervisor.virsh import INSTALL
 from homenode.process import ToolTimeoutError, find_program, run
+from homenode.tools.xml_text import parse_xml
+from homenode.verify.boot.boot_folder import GuestSaid
 from homenode.verify.boot.outcome import refusal, silence
 
 SYSTEM = "qemu:///system"
 _ASK_S = 30
 _STEP_S = 0.25
+_LABEL = re.compile(r"\+(\d{1,10}):\+\d{1,10}\Z", re.ASCII)
 _ABOUT_THE_DOCUMENT = ("XML ", "unsupported configuration", "requested operation is not valid")
 
 
@@ -50,7 +54,30 @@ def offers_kvm(uri: str) -> bool:
     return run(("virsh", "-c", uri, *words), _ASK_S).returncode == 0
 
 
-def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[Finding, ...]:
+def qemu_user(uri: str) -> int | None:
+    """The number of the user that this libvirt's QEMU runs as; None where it does not say."""
+    said = run(("virsh", "-q", "-c", uri, "capabilities"), _ASK_S)
+    try:
+        return user_of_capabilities(said.stdout) if said.returncode == 0 else None
+    except InputError:
+        return None
+
+
+def user_of_capabilities(text: str) -> int | None:
+    """The user in the base label of libvirt's security driver "dac", "+64055:+64055".
+
+    None where there is none: a libvirt of a session runs QEMU as the session's user. Raises
+    ParseError. Source: docs/formatcaps.html; virSecurityDACGetBaseLabel(), libvirt 9.0.
+    """
+    for model in parse_xml(text, "capabilities", "virsh capabilities").iterfind("host/secmodel"):
+        label = model.findtext("baselabel", "")
+        match = _LABEL.match(label.strip())
+        if model.findtext("model") == "dac" and match is not None:
+            return int(match[1])
+    return None
+
+
+def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
     """Whether libvirt takes the document itself: a copy is defined and undefined at once.
 
     Where this libvirt has no KVM, the copy is of type qemu; a refusal is then inconclusive.
@@ -61,13 +88,10 @@ def acceptance(uri: str, document: Document, name: str, folder: Path) -> tuple[F
         copy = copy_domain(_typed(document) if changed else document.to_bytes(), name)
     except InputError as error:
         return (_not_judged(str(error), document.source),)
-    path = folder / "copy.xml"
-    path.touch(0o600)
-    path.write_bytes(copy)
     try:
-        done = run(("virsh", "-q", "-c", uri, "define", "--validate", str(path)), _ASK_S)
+        define = ("virsh", "-q", "-c", uri, "define", "--validate", "--file", "/dev/stdin")
+        done = run(define, _ASK_S, copy)
     finally:
-        path.unlink()
         # Also after Ctrl-C. An NVRAM that is no file is the original's too, and stays.
         run(("virsh", "-q", "-c", uri, "undefine", "--keep-nvram", name), _ASK_S)
     if done.returncode == 0:
@@ -109,17 +133,17 @@ def _typed(document: Document) -> bytes:
 
 
 def boot(
-    uri: str, xml: str, name: str, folder: Path, limit_s: float, source: str
+    uri: str, document: Path, name: str, console: GuestSaid, limit_s: float, source: str
 ) -> tuple[Finding, ...]:
     """Starts a test guest and waits until it is gone. Leaves nothing behind, whatever happens.
 
+    document: its own. source: what findings name.
+
     Raises ToolTimeoutError where it has not powered off in time.
     """
-    path = folder / "domain.xml"
-    path.write_text(xml)
     deadline = time.monotonic() + limit_s
     try:
-        done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(path)), limit_s)
+        done = run(("virsh", "-q", "-c", uri, "create", "--validate", str(document)), limit_s)
         if done.returncode:
             said = " ".join(
                 line.removeprefix("error: ")
@@ -129,7 +153,7 @@ def boot(
             return (refusal("libvirt", said, source),)
         while _is_there(uri, name):
             if time.monotonic() > deadline:
-                raise silence(folder, limit_s, source)
+                raise silence(console.text(), limit_s, source)
             time.sleep(_STEP_S)
         return ()
     finally:

@@ -1,6 +1,4 @@
-"""BootOutcome: what a test guest that did not report comes to, from what its console says. [I/O]"""
-
-from pathlib import Path
+"""BootOutcome: what a test guest that did not report comes to, from what its console says."""
 
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
@@ -24,45 +22,43 @@ def refusal(who: str, said: str, source: str) -> Finding:
     )
 
 
-def crash(folder: Path, source: str) -> Finding:
+def crash(console: str, source: str) -> Finding:
     """A finding that the guest's kernel did not come up."""
     return Finding(
         id="guest-crashed",
         severity=Severity.CRITICAL,
         subject="the test guest",
         expected="its kernel to come up",
-        observed=f"last line of its console: {last_line(folder)!r}",
+        observed=f"last line of its console: {last_line(console)!r}",
         cost="the VM itself may not boot",
         fix=CONSOLE_HINT,
         source=source,
     )
 
 
-def silence(folder: Path, limit_s: float, source: str) -> ToolTimeoutError:
+def silence(console: str, limit_s: float, source: str) -> ToolTimeoutError:
     """The error of a guest that has not powered off in time."""
     return ToolTimeoutError(
         f"{source}: expected the test guest to power off within {limit_s:g} s, found it running; "
-        f"last line of its console: {last_line(folder)!r}",
+        f"last line of its console: {last_line(console)!r}",
         hint=f"give it longer with --timeout, or {CONSOLE_HINT}",
     )
 
 
-def partial(folder: Path, source: str) -> HostError:
-    """The error of a guest that came up and did not report whole."""
-    size = (folder / "report").stat().st_size
+def partial(size: int, source: str) -> HostError:
+    """The error of a guest that came up and did not report whole. size: of what came, in bytes."""
     return HostError(
         f"{source}: expected a whole report from the test guest, found {size} bytes of one",
         hint=CONSOLE_HINT,
     )
 
 
-def came_up(folder: Path) -> bool:
+def came_up(console: str) -> bool:
     """Whether the guest's init has run."""
-    return BEGIN in (folder / "console").read_text(errors="replace")
+    return BEGIN in console
 
 
-def last_line(folder: Path) -> str:
+def last_line(console: str) -> str:
     """The last line of a guest's console, as far as it can be printed."""
-    text = (folder / "console").read_text(errors="replace")
-    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    last = next((line for line in reversed(console.splitlines()) if line.strip()), "")
     return "".join(letter for letter in last.strip() if letter.isprintable())[:200]

@@ -123,6 +123,8 @@ def _cpu(stand_in: StandIn) -> str:
         words.append("l3-cache=on")
     elif cpu.l3 == "passthrough":
         words += ["host-cache-info=on", "l3-cache=off"]
+    elif cpu.l3 == "disable":
+        words.append("l3-cache=off")
     return ",".join(words)
 
 

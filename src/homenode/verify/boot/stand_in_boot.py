@@ -1,7 +1,8 @@
 """Boot: a test guest is booted and read with homenode's own discovery. [I/O]"""
 
-import shutil
-import tempfile
+import contextlib
+import errno
+import os
 import threading
 import time
 import zlib
@@ -12,19 +13,27 @@ from pathlib import Path
 
 from homenode.discover import discover
 from homenode.domain.document import Document
-from homenode.durable import replace_file
+from homenode.durable import create_file, replace_file
 from homenode.errors import HostError
 from homenode.findings import Finding
+from homenode.hypervisor.connection import is_local
+from homenode.input_files import read_plain
 from homenode.process import ToolMissingError, ToolTimeoutError, run
 from homenode.snapshot.collector import parse_collected
 from homenode.targets.qemu_command import options_of
 from homenode.topology import Host
 from homenode.verify.boot import libvirt as libvirt_boot
 from homenode.verify.boot.accelerator import kvm_works, qemu_program
-from homenode.verify.boot.boot_folder import boot_folder, domain_name
+from homenode.verify.boot.boot_folder import (
+    GuestSaid,
+    boot_folder,
+    copy_for_qemu,
+    domain_name,
+    let_qemu_in,
+)
 from homenode.verify.boot.command import stand_in_of_command
 from homenode.verify.boot.cpu_choice import choose_cpu
-from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
+from homenode.verify.boot.guest_files import MOST_BYTES, find_guest_files, find_ovmf
 from homenode.verify.boot.initramfs import LOG, initramfs
 from homenode.verify.boot.kernel_log import kernel_findings
 from homenode.verify.boot.outcome import CONSOLE_HINT, came_up, crash, partial, refusal, silence
@@ -115,26 +124,37 @@ def boot_stand_in(
     found: tuple[Finding, ...] = ()
     through = None if stand_in.needs_qemu else uri
     started = time.monotonic()
-    with boot_folder(uri) as folder:
+    with boot_folder(uri) as folder, contextlib.ExitStack() as ends:
         refused: tuple[Finding, ...] = ()
         name = domain_name(folder)
         if uri is not None:
-            found = libvirt_boot.acceptance(uri, document, name, folder)
+            found = libvirt_boot.acceptance(uri, document, name)
+        user = os.geteuid()
+        if through is not None:
+            try:
+                user = _let_in(folder, through)
+            except OSError as error:
+                why = f"{folder}: {error.strerror}: its QEMU cannot be let in alone"
+                found += (libvirt_boot.could_not_start(why, through),)
+                through = None
         guests = []
         for each, part, source in _parts(stand_in, facts.source):
             own = folder / part
-            laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None)
+            laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None, user)
             command = kernel_command(each.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(each, name, laid, command, kvm=kvm)[1:])
-            guests.append(_Guest(each, source, own, argv))
+            guests.append(_guest(each, source, own, argv, user, ends))
         if through is not None:
-            xml = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
+            xml = folder / "domain.xml"
+            text = stand_in_xml(stand_in, name, laid, command, kvm=kvm)
+            create_file(xml, text.encode(), synced=False)
             # libvirt cannot be asked for one thread for all vCPUs: with dozens of them on a busy
             # machine its guests sometimes come to nothing, where QEMU directly takes seconds.
             patience_s = limit_s if kvm else options.libvirt_timeout_s or limit_s / 2
             excuse: tuple[Finding, ...] = ()
             try:
-                refused = libvirt_boot.boot(through, xml, name, folder, patience_s, facts.source)
+                console = guests[0].console
+                refused = libvirt_boot.boot(through, xml, name, console, patience_s, facts.source)
                 excuse = libvirt_boot.daemons_own_trouble(refused, through)
             except ToolTimeoutError as error:
                 if kvm:
@@ -175,10 +195,12 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
     limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
     started = time.monotonic()
-    with boot_folder() as folder:
-        laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None)
+    with boot_folder() as folder, contextlib.ExitStack() as ends:
+        user = os.geteuid()
+        laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None, user)
         command = kernel_command(stand_in.vcpus, kvm=False)
-        guest = _Guest(stand_in, source, folder, (program, *rendered, *boot_words(laid, command)))
+        argv = (program, *rendered, *boot_words(laid, command))
+        guest = _guest(stand_in, source, folder, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
         seen, said = _read_all([guest], refused, source, options.keep)
     how = f"by QEMU, TCG, {files.stated}"
@@ -187,12 +209,40 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
-    """One guest of a boot. source: what findings of it name."""
+    """One guest of a boot. source: what findings of it name. console, report: what it says."""
 
     stand_in: StandIn
     source: str
     folder: Path
     argv: tuple[str, ...]
+    console: GuestSaid
+    report: GuestSaid
+
+
+def _guest(
+    stand_in: StandIn,
+    source: str,
+    folder: Path,
+    argv: tuple[str, ...],
+    user: int,
+    ends: contextlib.ExitStack,
+) -> _Guest:
+    """A guest whose texts are closed with `ends`. user: QEMU's."""
+    console, report = (GuestSaid(folder / name, user) for name in ("console", "report"))
+    for said in (console, report):
+        ends.callback(said.close)
+    return _Guest(stand_in, source, folder, argv, console, report)
+
+
+def _let_in(folder: Path, uri: str) -> int:
+    """The user of a libvirt's QEMU, who may enter the folder from now on. Raises OSError."""
+    if not is_local(uri):
+        raise OSError(errno.EREMOTE, "on another machine than libvirt")
+    user = libvirt_boot.qemu_user(uri)
+    if user in (None, os.geteuid()):
+        return os.geteuid()
+    let_qemu_in(folder, user)
+    return user
 
 
 def _parts(stand_in: StandIn, source: str) -> Iterator[tuple[StandIn, str, str]]:
@@ -225,18 +275,16 @@ def kernel_command(vcpus: int, *, kvm: bool) -> str:
     return COMMAND if kvm or vcpus > _LOGICAL_VCPUS else f"{COMMAND} possible_cpus=9"
 
 
-def _lay_out(folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None) -> BootFiles:
-    """Copies, since libvirt takes over what it is given."""
-    folder.mkdir(exist_ok=True)
+def _lay_out(
+    folder: Path, kernel: Path, image: bytes, ovmf: tuple[Path, Path] | None, user: int
+) -> BootFiles:
+    """Copies, since libvirt takes over what it is given. user: QEMU's."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    copies = {"kernel": read_plain(kernel, MOST_BYTES), "initramfs": image}
     for path, name in zip(ovmf or (), ("ovmf", "ovmf-variables"), strict=False):
-        shutil.copyfile(path, folder / name)
-    shutil.copyfile(kernel, folder / "kernel")
-    (folder / "initramfs").write_bytes(image)
-    for name in ("console", "report"):
-        (folder / name).touch()
-        (folder / name).chmod(0o666)
-    for name in ("kernel", "initramfs"):
-        (folder / name).chmod(0o644)
+        copies[name] = read_plain(path, MOST_BYTES)
+    for name, content in copies.items():
+        copy_for_qemu(folder / name, content, user)
     names = ("kernel", "initramfs", "console", "report", "ovmf", "ovmf-variables")
     return BootFiles(*(str(folder / name) for name in names))
 
@@ -261,7 +309,10 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
         try:
             runs = []
             for guest in guests:
-                (guest.folder / "argv").write_text("\n".join(guest.argv) + "\n")
+                words = "".join(f"{word}\n" for word in guest.argv)
+                create_file(guest.folder / "argv", words.encode(), synced=False)
+                for text in (guest.console, guest.report):
+                    text.clear()
                 # QEMU takes firmware from the folder that it stands in, before its own.
                 runs.append(
                     pool.submit(
@@ -279,7 +330,7 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
                 except ToolTimeoutError:
                     late.append(guest)
                     continue
-                if done.returncode and not came_up(guest.folder):
+                if done.returncode and not came_up(guest.console.text()):
                     lines = done.stderr.splitlines()
                     said = next((line for line in lines if "warning:" not in line), "")
                     found.append(refusal("QEMU", said or done.failure() or "", guest.source))
@@ -287,10 +338,11 @@ def _run_qemu(guests: Sequence[_Guest], limit_s: float) -> tuple[Finding, ...]:
             stop.set()
     if late and not found:
         ended = [guest for guest in guests if guest not in late]
-        found += [crash(one.folder, one.source) for one in ended if not came_up(one.folder)]
+        texts = [(one.console.text(), one.source) for one in ended]
+        found += [crash(console, source) for console, source in texts if not came_up(console)]
     if late and not found:
-        silent = next((one for one in late if _report(one.folder) is None), late[0])
-        raise silence(silent.folder, limit_s, silent.source)
+        silent = next((one for one in late if _report(one) is None), late[0])
+        raise silence(silent.console.text(), limit_s, silent.source)
     return tuple(found)
 
 
@@ -334,10 +386,10 @@ def _read_all(
     return whole, said
 
 
-def _report(folder: Path) -> str | None:
-    """The whole report; None where it is not whole."""
+def _report(guest: _Guest) -> str | None:
+    """The whole report; None where it is not whole. Raises HostError for another's than QEMU's."""
     # OVMF clears the screen of every serial port first.
-    packed = (folder / "report").read_bytes()
+    packed = guest.report.content()
     unpacker = zlib.decompressobj(wbits=31)
     try:
         text = unpacker.decompress(packed[max(0, packed.find(_GZIP)) :], _LARGEST_REPORT)
@@ -347,13 +399,14 @@ def _report(folder: Path) -> str | None:
 
 
 def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
-    text = _report(guest.folder)
+    text = _report(guest)
     if text is None:
-        if not came_up(guest.folder):
-            return None, (crash(guest.folder, guest.source),)
-        raise partial(guest.folder, guest.source)
+        console = guest.console.text()
+        if not came_up(console):
+            return None, (crash(console, guest.source),)
+        raise partial(len(guest.report.content()), guest.source)
     report, _, log = text.partition(f"\n{LOG}\n")
-    (guest.folder / "kernel-log").write_text(log)
+    create_file(guest.folder / "kernel-log", log.encode(), synced=False)
     host = discover(parse_collected(report, f"stand-in of {name}"))
     stand_in, paths = guest.stand_in, paths_of_guest(host)
     names = {
@@ -372,8 +425,8 @@ def _check_can_keep(keep: Path | None) -> None:
         return
     try:
         keep.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=keep):
-            pass
+        if not os.access(keep, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None
 
@@ -384,8 +437,13 @@ def _keep(guests: Sequence[_Guest], keep: Path) -> None:
         for guest in guests:
             into = keep if len(guests) == 1 else keep / guest.folder.name
             into.mkdir(exist_ok=True)
+            said = {one.path.name: one.unchecked() for one in (guest.console, guest.report)}
             for path in sorted(guest.folder.iterdir()):
-                if path.is_file() and path.name not in _NOT_KEPT:
-                    replace_file(into / path.name, path.read_bytes(), None, synced=False)
+                if not path.is_file() or path.name in _NOT_KEPT:
+                    continue
+                with contextlib.suppress(PermissionError):  # libvirt gave it to root
+                    said[path.name] = said.get(path.name) or read_plain(path, MOST_BYTES)
+            for name, content in said.items():
+                replace_file(into / name, content, None, synced=False)
     except OSError as error:
         raise HostError(f"{keep}: expected to write there, found: {error.strerror}") from None

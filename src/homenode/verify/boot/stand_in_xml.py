@@ -159,7 +159,7 @@ def _address(stand_in: StandIn, address: GuestAddress) -> str:
 def _serial(port: int, path: str) -> list[str]:
     return [
         "    <serial type='file'>",
-        f"      <source path={quoteattr(path)}/>",
+        f"      <source path={quoteattr(path)} append='on'/>",
         f"      <target port='{port}'/>",
         "    </serial>",
     ]

@@ -211,10 +211,11 @@ def _ordinary(
         total[index] = None if node.memory_bytes is None else node.memory_bytes - pooled
         known_free = node.memory_free_bytes
         free[index] = total[index] if known_free is None else known_free
+    most = sum(size or 0 for size in total.values())
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
         yield Finding(
             id="memory-short",
-            severity=severity,
+            severity=Severity.CRITICAL if needed > most else severity,
             subject=_places(nodes, known),
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
@@ -244,6 +245,8 @@ def _huge(
             fix="capture the host: homenode capture",
             source=facts.source,
         )
+        # Pools can be made of what there is, and of no more.
+        yield from _ordinary(demands, known, facts, True)
         return
     if page not in sizes:
         yield Finding(

@@ -213,7 +213,7 @@ def _cpu_groups(
             "sockets",
             "sockets",
             sockets,
-            observed.packages,
+            observed.packages or None,
             observed.source,
             None,
             "licences and schedulers count sockets",
@@ -223,17 +223,17 @@ def _cpu_groups(
             "siblings",
             "cores, siblings",
             cores,
-            observed.cores,
+            observed.cores or None,
             observed.source,
             reason,
             "the guest's scheduler takes siblings for cores, or cores for siblings",
         )
-    if expected.llcs is not None:
+    if expected.l3 is not None:
         yield _groups(
             "llcs",
-            "LLCs",
-            expected.llcs,
-            observed.llcs,
+            "L3 caches",
+            expected.l3,
+            observed.l3,
             observed.source,
             reason,
             "threads that share data are not put where they share a cache",
@@ -244,13 +244,13 @@ def _groups(
     id: str,
     subject: str,
     wanted: tuple[CpuSet, ...],
-    found: tuple[CpuSet, ...],
+    found: tuple[CpuSet, ...] | None,
     source: str,
     reason: str | None,
     cost: str,
 ) -> Check:
-    expected, observed = _stated(wanted), _stated(found) if found else "not given"
-    if reason is not None or not found:
+    expected, observed = _stated(wanted), "not given" if found is None else _stated(found)
+    if reason is not None or found is None:
         why = observed if reason is None else f"{observed}; {reason}"
         doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)
         return Check(subject, expected, observed, doubt.finding)
@@ -267,6 +267,8 @@ def _groups(
 
 
 def _stated(groups: tuple[CpuSet, ...]) -> str:
+    if not groups:
+        return "none"
     shown = " ".join(str(group) for group in groups[:8])
     more = f" and {len(groups) - 8} more" if len(groups) > 8 else ""
     return f"{len(groups)}: vCPUs {shown}{more}"

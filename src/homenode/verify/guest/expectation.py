@@ -8,6 +8,7 @@ from homenode.cpuset import CpuSet
 from homenode.plan.guest import Guest, GuestPciController
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.shape.caches import shared_llcs
 from homenode.topology import Host
 from homenode.verify.document.devices import cell_of_hostdev
 from homenode.verify.domain_facts import DomainFacts
@@ -47,8 +48,9 @@ class Expectation:
     """What to look for. source: what says so ("plan of layout pin-numa-pci", "vm.xml").
 
     distances: [from][to] in cell order; None = the guest was shown none. topology: None = not
-    stated. llcs: vCPUs of each; None = not stated. absent: vCPUs that are not there, by the
-    document's numbers; vCPUs everywhere else here are then numbered without them, as Linux does it.
+    stated. l3: vCPUs of each L3 cache, () = there is none; None = not stated. absent: vCPUs that
+    are not there, by the document's numbers; vCPUs everywhere else here are then numbered without
+    them, as Linux does it.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Expectation:
     cells: tuple[ExpectedCell, ...]
     distances: tuple[tuple[int, ...], ...] | None
     topology: GuestTopology | None
-    llcs: tuple[CpuSet, ...] | None
+    l3: tuple[CpuSet, ...] | None
     devices: tuple[ExpectedDevice, ...]
     absent: CpuSet = CpuSet()
 
@@ -73,9 +75,9 @@ def without_vcpus(expected: Expectation, absent: CpuSet) -> Expectation:
         replace(cell, vcpus=next(iter(_renumbered((cell.vcpus,), absent)), CpuSet()))
         for cell in expected.cells
     )
-    llcs = None if expected.llcs is None else _renumbered(expected.llcs, absent)
+    l3 = None if expected.l3 is None else _renumbered(expected.l3, absent)
     left = expected.vcpus - len(absent)
-    return replace(expected, vcpus=left, cells=cells, llcs=llcs, absent=absent)
+    return replace(expected, vcpus=left, cells=cells, l3=l3, absent=absent)
 
 
 def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
@@ -121,7 +123,7 @@ def expectation_of_plan(
         ),
         distances=None if flat or not all(stated) else stated,
         topology=topology,
-        llcs=_llcs(plan, host),
+        l3=_l3(plan, host),
         devices=tuple(devices),
     )
 
@@ -147,7 +149,7 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
         cells=cells,
         distances=stated if stated and all(stated) else None,
         topology=None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology),
-        llcs=None,
+        l3=None,
         devices=tuple(
             ExpectedDevice(
                 hostdev.source,
@@ -189,21 +191,13 @@ def _ids(host: Host | None, bdf: Bdf) -> Iterator[int | None]:
     yield None if device is None else device.device_id
 
 
-def _llcs(plan: Plan, host: Host | None) -> tuple[CpuSet, ...] | None:
+def _l3(plan: Plan, host: Host | None) -> tuple[CpuSet, ...] | None:
+    """As a plan shows them only where they are true: the host's LLCs under the vCPUs."""
+    if plan.cache is GuestCache.DISABLED:
+        return None if plan.topology is not None and plan.topology.threads > 1 else ()
     if plan.cache is GuestCache.EMULATED and plan.topology is not None:
         return groups_of(plan.vcpus, plan.topology.cores * plan.topology.threads)
-    if plan.cache is GuestCache.PASSTHROUGH and host is not None:
-        llc_of = {pu.index: pu.llc for pu in host.pus}
-        return _grouped(
-            (vcpu, llc_of.get(pu)) for vcpu, pin in enumerate(plan.vcpu_pins) for pu in pin
-        )
+    if plan.cache in (GuestCache.EMULATED, GuestCache.PASSTHROUGH):
+        shared = shared_llcs(host, plan.vcpu_pins)
+        return None if shared is None else shared.groups
     return None
-
-
-def _grouped(pairs: Iterable[tuple[int, int | None]]) -> tuple[CpuSet, ...] | None:
-    groups: dict[int, list[int]] = {}
-    for vcpu, llc in pairs:
-        if llc is None:
-            return None
-        groups.setdefault(llc, []).append(vcpu)
-    return tuple(sorted(map(CpuSet, groups.values()), key=lambda group: group.first() or 0))

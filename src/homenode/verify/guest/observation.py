@@ -36,12 +36,16 @@ class ObservedDevice:
     port_links: tuple[PciLink, ...]
 
 
+_L3 = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What a guest reports. PU numbers of the guest are vCPU numbers: QEMU lists them in order.
 
-    distances: [from][to] in the order of `nodes`, None where not given. packages, cores, llcs: the
-    PUs of each, ascending by the lowest; () where the guest does not say.
+    distances: [from][to] in the order of `nodes`, None where not given. packages, cores: the PUs
+    of each, ascending by the lowest; () where the guest does not say. l3: those of each L3 cache;
+    () where it has none, None where it gives no caches.
     """
 
     source: str
@@ -50,7 +54,7 @@ class Observation:
     distances: tuple[tuple[int, ...], ...] | None
     packages: tuple[CpuSet, ...]
     cores: tuple[CpuSet, ...]
-    llcs: tuple[CpuSet, ...]
+    l3: tuple[CpuSet, ...] | None
     devices: tuple[ObservedDevice, ...]
 
     def device_at(self, path: GuestPath) -> ObservedDevice | None:
@@ -73,7 +77,7 @@ def observation_of(guest: Host) -> Observation:
             ObservedDevice(
                 bdf,
                 path,
-                device.node,
+                device.reported_node,
                 device.vendor_id,
                 device.device_id,
                 device.link,
@@ -90,6 +94,6 @@ def observation_of(guest: Host) -> Observation:
         distances=guest.distances,
         packages=tuple(package.pus for package in guest.packages),
         cores=tuple(core.pus for core in guest.cores),
-        llcs=tuple(llc.pus for llc in guest.llcs),
+        l3=tuple(llc.pus for llc in guest.llcs if llc.level == _L3) if guest.llcs else None,
         devices=tuple(devices),
     )

@@ -16,7 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HostError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.snapshot.folder import read_file
+from homenode.input_files import read_kernel_file
 from homenode.units import KIB
 from homenode.verify.live.procfs import (
     KERNEL_THREAD,
@@ -122,7 +122,7 @@ class ProcFiles:
 
     def text_now(self, path: str) -> str | None:
         """Read again."""
-        content = read_file(self._root + path)
+        content = read_kernel_file(self._root + path)
         return None if content is None else content.decode("utf-8", "replace")
 
     def numbers(self, path: str, prefix: str = "") -> tuple[int, ...]:

@@ -1,0 +1,245 @@
+"""Input files: plain files alone, whole, and no more of them than a limit. [I/O]
+
+The one way in which homenode reads files, as `durable` is the one in which it writes them. Whoever
+owns a folder that root reads may put anything there under any name. So what is under a name is
+looked at before it is opened: a pipe would be waited for, and to open some devices is to use them
+(a watchdog starts). What is read is counted while it comes, since a size that was asked for
+before may be another one by then. Standard input, the kernel's own files and the serial lines of
+guests are the exceptions, each with a function of its own.
+"""
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from homenode.errors import InputError, of_os
+
+MAX_BYTES = 64 << 20
+"""Of a file that a user names, where its reader does not say less; readers of it accept less."""
+
+MAX_KERNEL_BYTES = 16 << 20
+"""Of a file of the kernel's; nothing that homenode reads comes near it."""
+
+STANDARD_INPUT = "/dev/stdin"
+NO_PLAIN_FILE = (errno.ENXIO, errno.EISDIR)
+"""What the errors of this module have as errno for what is no plain file."""
+
+_PIECE, _LARGE_PIECE = 1 << 16, 1 << 20
+_LATE_PIECES = 64
+"""Reads after as much was read as the file had when it was opened: who writes as fast as we read
+holds us no longer."""
+
+_PLAIN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+_LOOK = os.O_PATH | os.O_CLOEXEC
+_FOLDER = _LOOK | os.O_DIRECTORY
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a link"),
+)
+
+
+def read_input(
+    path: str | Path, expected: str, *, most: int = MAX_BYTES, hint: str | None = None
+) -> bytes:
+    """The content of what the user named: a file, or standard input for -. As `read_file`."""
+    return read_file(STANDARD_INPUT if str(path) == "-" else path, expected, most=most, hint=hint)
+
+
+def read_file(
+    path: str | Path, expected: str, *, most: int = MAX_BYTES, hint: str | None = None
+) -> bytes:
+    """The content of a file; of standard input for /dev/stdin.
+
+    expected: what the file should be, for messages. Raises InputError where it is not there, is no
+    plain file or holds more than `most` bytes, HostError where it cannot be read.
+    """
+    try:
+        if str(path) == STANDARD_INPUT:
+            return _standard_input(most)
+        return read_plain(path, most)
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        if getattr(error, "errno", None) == errno.ENXIO:
+            hint = f"name a plain file, or pipe it in and name {STANDARD_INPUT}"
+        raise of_os(error, str(path), expected, hint) from None
+
+
+def input_lines(most: int = MAX_BYTES) -> Iterator[bytes]:
+    """The lines of standard input as they come. Raises InputError for one that is longer."""
+    while line := sys.stdin.buffer.readline(most + 1):
+        if len(line) > most:
+            raise InputError(f"standard input: expected lines of at most {most} bytes, found more")
+        yield line
+
+
+def read_plain(path: str | Path, most: int, *, folder: int | None = None) -> bytes:
+    """The content of a plain file. folder: descriptor of the folder that `path` begins at.
+
+    Raises OSError: also ENXIO for what is no plain file, EFBIG for more than `most` bytes.
+    """
+    with open_plain(path, folder=folder) as file:
+        return _whole(file.fileno(), most, str(path))
+
+
+def read_start(path: str | Path, most: int) -> bytes:
+    """The first bytes of a plain file, at most so many. Raises OSError."""
+    with open_plain(path) as file:
+        return _up_to(file.fileno(), most, str(path))
+
+
+def open_plain(path: str | Path, *, folder: int | None = None) -> BinaryIO:
+    """A plain file, open for reading; whoever reads it counts. Raises OSError, for what is no plain
+    file without having opened it. folder: as in `read_plain`."""
+    known = os.open(path, _LOOK, dir_fd=folder)
+    try:
+        return _opened(known, str(path))
+    finally:
+        os.close(known)
+
+
+def open_disk(path: str) -> int:
+    """A descriptor of a plain file or a block device of this host. Raises OSError, also for what is
+    neither, which is not opened."""
+    known = os.open(path, _LOOK)
+    try:
+        mode = os.fstat(known).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISBLK(mode):
+            raise OSError(errno.ENXIO, f"{_kind(mode)}, which is neither", path)
+        return os.open(f"/proc/self/fd/{known}", _PLAIN)
+    finally:
+        os.close(known)
+
+
+def read_below(folder: Path, inside: str, most: int, *, held: int | None = None) -> bytes:
+    """The content of a plain file in a folder or below; as `open_below`."""
+    with open_below(folder, inside, held=held) as file:
+        return _whole(file.fileno(), most, str(folder / inside))
+
+
+def open_below(folder: Path, inside: str, *, held: int | None = None) -> BinaryIO:
+    """A plain file in a folder or below, such as one that something stored names.
+
+    The folder may be a link, below it none is followed. held: its descriptor, where the folder must
+    not be looked up again. Raises OSError, EXDEV for a name that leads out of the folder.
+    """
+    path = str(folder / inside)
+    parts = Path(inside).parts
+    if not parts or Path(inside).is_absolute() or ".." in parts:
+        raise OSError(errno.EXDEV, f"a name that leads out of {folder}", inside)
+    here = os.open(folder, _FOLDER) if held is None else os.dup(held)
+    try:
+        for name in parts[:-1]:
+            below = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = below
+        known = os.open(parts[-1], _LOOK | os.O_NOFOLLOW, dir_fd=here)
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(here)
+    try:
+        return _opened(known, path)
+    finally:
+        os.close(known)
+
+
+def read_kernel_file(path: str, most: int = MAX_KERNEL_BYTES) -> bytes | None:
+    """The first `most` bytes of a file of /proc or /sys, or of a copy of them; None where it is
+    absent or unreadable.
+
+    A link is not followed and a FIFO is not waited for. Files of /sys may fail in read(2) with
+    any error that their driver likes (EINVAL, EIO, ENODEV): that is "unreadable" too.
+    """
+    try:
+        descriptor = os.open(path, _PLAIN | os.O_NOFOLLOW)
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        return _up_to(descriptor, most, path)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def open_registers(path: str, *, to_write: bool = False) -> int:
+    """A descriptor of a file of /sys whose registers are read or written one by one. Raises
+    OSError."""
+    return os.open(path, (os.O_WRONLY if to_write else os.O_RDONLY) | os.O_CLOEXEC)
+
+
+def open_terminal(path: str) -> int:
+    """A descriptor of a guest's serial line, which is a terminal, for reading and writing without
+    waiting. Raises OSError, ENOTTY for anything else."""
+    descriptor = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not os.isatty(descriptor):
+        os.close(descriptor)
+        raise OSError(errno.ENOTTY, "no terminal", path)
+    return descriptor
+
+
+def _opened(known: int, name: str) -> BinaryIO:
+    """The file of an O_PATH descriptor. What it is cannot change any more."""
+    mode = os.fstat(known).st_mode
+    if not stat.S_ISREG(mode):
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, "a folder, no plain file", name)
+        raise OSError(errno.ENXIO, f"{_kind(mode)}, no plain file", name)
+    try:
+        return os.fdopen(os.open(f"/proc/self/fd/{known}", _PLAIN), "rb")
+    except OSError as error:
+        error.filename = name
+        raise
+
+
+def _kind(mode: int) -> str:
+    return next((word for holds, word in _KINDS if holds(mode)), "something else")
+
+
+def _standard_input(most: int) -> bytes:
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "it is closed", "standard input")
+    content = sys.stdin.buffer.read(most + 1)
+    _check_size(content, most, "standard input")
+    return content
+
+
+def _whole(descriptor: int, most: int, name: str) -> bytes:
+    content = _up_to(descriptor, most + 1, name)
+    _check_size(content, most, name)
+    return content
+
+
+def _check_size(content: bytes, most: int, name: str) -> None:
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"more than {_size_text(most)}", name)
+
+
+def _up_to(descriptor: int, most: int, name: str) -> bytes:
+    known = os.fstat(descriptor).st_size  # 0 for those of the kernel
+    size = _PIECE if known < _LARGE_PIECE else _LARGE_PIECE
+    content = bytearray()
+    late = 0
+    while len(content) < most and (piece := os.read(descriptor, min(most - len(content), size))):
+        content += piece
+        late += 0 < known < len(content)
+        if late > _LATE_PIECES:
+            raise OSError(errno.EBUSY, "a file that grows while it is read", name)
+    return bytes(content)
+
+
+def _size_text(count: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit} {name}"
+    return f"{count} bytes"

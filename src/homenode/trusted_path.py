@@ -1,0 +1,193 @@
+"""Trusted path: whether another user can change what a path leads to; folders of our own. [I/O]
+
+What root runs, and what root and the programs that it starts find again by a name, must be out of
+other users' reach: the file, every folder above it, and the same of every link on the way.
+
+homenode.pyz asks this file before it can import homenode: at the top, it imports Python's own
+modules alone.
+"""
+
+import contextlib
+import errno
+import grp
+import os
+import pwd
+import stat
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_LINKS = 40
+_ACL = "system.posix_acl_access"
+_OWNER, _USER, _GROUP, _MASK, _OTHERS = 0x01, 0x02, 0x04, 0x10, 0x20
+READ, ENTER = 4, 1
+"""Rights of an entry of an access control list."""
+
+
+def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) -> str | None:
+    """Who else could change what one of these paths leads to, for a message; None = no one.
+
+    user: whose files and folders are trusted as root's are. sticky: folders like /tmp are trusted
+    too, in which everybody may make files, and nobody rename or remove another's: for a path whose
+    last part belongs to `user`, or is about to be made.
+
+    It goes from / downwards, so that nobody else can exchange what was looked at.
+    """
+    trusted = _trusted(user)
+    for path in paths:
+        try:
+            for part in _on_the_way(path):
+                why = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
+                if why is not None:
+                    return f"{part} {why}"
+        except OSError as error:
+            return f"{error.filename or path}: {error.strerror}"
+    return None
+
+
+def tree_size(folder: Path, *, user: int) -> tuple[int, int]:
+    """Files below a folder and the bytes in them. Raises OSError where one of them, or a folder, is
+    no plain file, a link, or something that another user could change."""
+    trusted = _trusted(user)
+    files = size = 0
+    left = [str(folder)]  # as text: thousands are looked at whenever homenode.pyz starts
+    _check_plain(left[0], os.lstat(folder), trusted, user)
+    while left:
+        with os.scandir(left.pop()) as entries:
+            for entry in entries:
+                known = entry.stat(follow_symlinks=False)
+                _check_plain(entry.path, known, trusted, user)
+                if stat.S_ISDIR(known.st_mode):
+                    left.append(entry.path)
+                else:
+                    files += 1
+                    size += known.st_size
+    return files, size
+
+
+def _trusted(user: int) -> frozenset[int]:
+    """Whoever owns / can replace everything. In a user namespace that is root, whose number is not
+    mapped there."""
+    return frozenset((0, user, os.lstat("/").st_uid))
+
+
+def _changeable(
+    path: str,
+    known: os.stat_result,
+    trusted: frozenset[int],
+    user: int,
+    *,
+    sticky: bool = False,
+) -> str | None:
+    if known.st_uid not in trusted:
+        return f"belongs to user {known.st_uid}"
+    if stat.S_ISLNK(known.st_mode):
+        return None  # its mode says nothing; its folder's does
+    if sticky and stat.S_ISDIR(known.st_mode) and known.st_mode & stat.S_ISVTX:
+        return None
+    if known.st_mode & stat.S_IWOTH:
+        return "can be written by everybody"
+    if known.st_mode & stat.S_IWGRP:
+        if not _is_group_of_one(known.st_gid, user):
+            return f"can be written by group {known.st_gid}"
+        with contextlib.suppress(OSError):  # it has none, or the file system knows none
+            os.getxattr(path, _ACL, follow_symlinks=False)
+            return "can be written by those in its access control list"
+    return None
+
+
+def _check_plain(path: str, known: os.stat_result, trusted: frozenset[int], user: int) -> None:
+    if not stat.S_ISREG(known.st_mode) and not stat.S_ISDIR(known.st_mode):
+        raise OSError(f"{path}: expected a plain file or a folder, found another kind of file")
+    if (why := _changeable(path, known, trusted, user)) is not None:
+        raise OSError(f"{path} {why}")
+
+
+def _is_group_of_one(group: int, user: int) -> bool:
+    """Whether only root and the user are in a group: root's, or the user's own of the same name."""
+    if group == 0:
+        return True
+    try:
+        known, own = grp.getgrgid(group), pwd.getpwuid(user)
+    except KeyError:
+        return False
+    members = set(known.gr_mem) - {own.pw_name}
+    return own.pw_gid == group and own.pw_name == known.gr_name and not members
+
+
+@contextlib.contextmanager
+def private_folder(prefix: str, above: Path | None = None) -> Iterator[Path]:
+    """A new folder under a name that cannot be guessed, which only we may enter; gone afterwards.
+
+    above: where it is made; None = the folder of temporary files. Raises HostError where another
+    user could put a folder of theirs in its place.
+    """
+    import tempfile
+
+    above = private_place() if above is None else above
+    check_private(above)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=above) as path:
+        yield Path(path)
+
+
+def private_place() -> Path:
+    """Where folders of our own are made: $TMPDIR, else /tmp."""
+    import tempfile
+
+    return Path(tempfile.gettempdir())
+
+
+def check_private(above: Path) -> None:
+    """Raises HostError where another user could rename what we make in a folder."""
+    why = changeable((above,), user=os.geteuid(), sticky=True)
+    if why is not None:
+        from homenode.errors import HostError
+
+        raise HostError(
+            f"{above}: expected a folder where other users cannot replace what is ours, found: "
+            f"{why}",
+            hint="TMPDIR=DIR names another one, such as /var/tmp",
+        )
+
+
+def let_in(descriptor: int, user: int, rights: int) -> None:
+    """Give one other user rights to a file or folder of ours, and everybody else none.
+
+    rights: READ for a file, ENTER for a folder, whose names that user cannot list then. Raises
+    OSError where the file system has no access control lists. Source: acl(5);
+    include/uapi/linux/posix_acl_xattr.h.
+    """
+    nobody = 0xFFFFFFFF
+    own = os.fstat(descriptor).st_mode >> 6 & 7
+    entries = (
+        (_OWNER, own, nobody),
+        (_USER, rights, user),
+        (_GROUP, 0, nobody),
+        (_MASK, rights, nobody),
+        (_OTHERS, 0, nobody),
+    )
+    packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed)
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    """The folders above a path, then the path; at a link, those that it leads through instead."""
+    where, links = Path("/"), 0
+    left = [*path.absolute().parts[:0:-1]]
+    yield where
+    while left:
+        name = left.pop()
+        if name == "..":  # of a folder that no link leads to: all of them were followed
+            where = where.parent
+            continue
+        part = where / name
+        yield part
+        if not part.is_symlink():
+            where = part
+            continue
+        links += 1
+        if links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = part.readlink()
+        where = Path("/") if target.is_absolute() else where
+        left += [name for name in target.parts[::-1] if name != target.anchor]

@@ -1,0 +1,254 @@
+"""Files are read by `input_files` and written by `durable`, and nothing else opens one.
+
+A new reader or writer fails here: it belongs into the doors, or into EXCEPTIONS with its reason.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+DOORS = {"input_files.py", "durable.py", "package_files.py"}
+OF_GUESTS = "measure/programs/"
+"""Run by a guest's own Python, on its own files; they import nothing of homenode."""
+
+NAMES = {
+    "open": "opens a file",
+    "fdopen": "opens a file",
+    "open_code": "opens a file",
+    "FileIO": "opens a file",
+    "GzipFile": "opens a file",
+    "BZ2File": "opens a file",
+    "LZMAFile": "opens a file",
+    "TarFile": "opens a file",
+    "read_text": "reads a file",
+    "read_bytes": "reads a file",
+    "fromfile": "reads a file",
+    "iterparse": "reads a file",
+    "XInclude": "reads a file",
+    "write_text": "writes a file",
+    "write_bytes": "writes a file",
+    "touch": "writes a file",
+    "mknod": "writes a file",
+    "mkfifo": "writes a file",
+    "symlink_to": "writes a link",
+    "hardlink_to": "writes a link",
+    "truncate": "writes a file",
+    "copyfile": "copies a file",
+    "copyfileobj": "copies a file",
+    "copy2": "copies a file",
+    "copytree": "copies files",
+    "sendfile": "copies a file",
+    "copy_file_range": "copies a file",
+    "make_archive": "copies files",
+    "unpack_archive": "copies files",
+    "unlink": "removes a file",
+    "rmtree": "removes files",
+    "removedirs": "removes files",
+    "renames": "renames a file",
+    "mkstemp": "makes a temporary file",
+    "mkdtemp": "makes a temporary folder",
+    "NamedTemporaryFile": "makes a temporary file",
+    "TemporaryFile": "makes a temporary file",
+    "SpooledTemporaryFile": "makes a temporary file",
+    "TemporaryDirectory": "makes a temporary folder",
+}
+"""What opens, copies or removes a file, as a method, a function or an imported name."""
+
+QUALIFIED = {
+    "shutil.copy": "copies a file",
+    "shutil.move": "renames a file",
+    "os.link": "writes a link",
+    "os.symlink": "writes a link",
+    "os.rename": "renames a file",
+    "os.replace": "renames a file",
+    "os.remove": "removes a file",
+    "etree.parse": "reads a file",
+    "sys.stdin": "reads standard input",
+}
+
+LAST = {*NAMES, *(name.rpartition(".")[2] for name in QUALIFIED)}
+
+MODULES = {
+    "configparser",
+    "ctypes",
+    "dbm",
+    "duckdb",
+    "fileinput",
+    "linecache",
+    "mailbox",
+    "mmap",
+    "netrc",
+    "numpy",
+    "pandas",
+    "pkgutil",
+    "runpy",
+    "shelve",
+    "sqlite3",
+    "urllib",
+    "xml",
+    "yaml",
+    "zipfile",
+    "zipimport",
+}
+"""Modules that open files by their names."""
+
+_OWN = "in homenode's own state folder, or of a file that it has just looked at"
+_HELD = "below a descriptor that is held"
+EXCEPTIONS: dict[str, dict[str, str]] = {
+    "apply/store.py": {"unlink": _OWN, "rmtree": _OWN},
+    "cli/kubevirt.py": {"sys.stdin": "a tar that its reader counts"},
+    "cli/main.py": {"open": "/dev/null", "os.O_WRONLY": "/dev/null"},
+    "cli/terminal.py": {"sys.stdin": "whether it is a terminal, and an answer typed there"},
+    "domain/document.py": {"xml.parsers": "expat, which is given a text"},
+    "domain/restore.py": {"unlink": _OWN},
+    "domain/schema.py": {"etree.parse": "libvirt's schema below /usr, whose parts libxml2 opens"},
+    "host_setup/installation.py": {"unlink": _OWN},
+    "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
+    "measure/setup/run.py": {"unlink": "a program whose way and sum were looked at"},
+    "plan/search/candidates.py": {"open": "a field of GPU sets"},
+    "plan/search/place.py": {"open": "a field of GPU sets"},
+    "pods/manifest.py": {"yaml": "it is given a text"},
+    "record_folder.py": {"unlink": _OWN},
+    "results/received.py": {"TemporaryFile": "without a name", "os.rename": _HELD, "rmtree": _HELD},
+    "snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
+    "snapshot/live.py": {"read_text": "of a snapshot"},
+    "snapshot/protocol.py": {"read_text": "of a snapshot"},
+    "trusted_path.py": {"TemporaryDirectory": "the one way to a folder that is nobody else's"},
+    "verify/boot/boot_folder.py": dict.fromkeys(
+        ("open", "fdopen", "rmtree", "os.O_RDONLY", "os.O_DIRECTORY", "os.O_NOFOLLOW"),
+        "its own folder, and a file that durable has made",
+    ),
+    "verify/boot/stand_in_xml.py": {"xml.sax.saxutils": "quotes"},
+}
+"""file -> what it uses -> why it may."""
+
+SNAPSHOTS = {"Snapshot", "LiveSnapshot", "FolderSnapshot", "MemorySnapshot"}
+"""Their read_text is a method of ours: it reads through the door, or of a mapping."""
+
+
+def _uses(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
+    """(name, line, what it does) of what opens, copies or removes a file."""
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.partition(".")[0] in MODULES or alias.name.startswith("importlib."):
+                    yield alias.name, node.lineno, "is imported"
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            module = node.module or ""
+            if module.partition(".")[0] in MODULES or module.startswith("importlib."):
+                yield module, node.lineno, "is imported"
+            for alias in node.names:
+                what = NAMES.get(alias.name) or QUALIFIED.get(f"{module}.{alias.name}")
+                if what is not None and module.partition(".")[0] != "homenode":
+                    yield f"{module}.{alias.name}", node.lineno, what
+        elif isinstance(node, ast.Attribute) and (node.attr in LAST or node.attr.startswith("O_")):
+            said = ast.unparse(node)
+            what = NAMES.get(node.attr) or QUALIFIED.get(said)
+            if what is not None and not _is_ours(node, parents):
+                yield node.attr if node.attr in NAMES else said, node.lineno, what
+            if node.attr.startswith("O_") and said.startswith("os.") and node.attr != "O_CLOEXEC":
+                yield said, node.lineno, "opens a file"
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            if node.id in ("open", "__import__", "exec", "eval"):
+                yield node.id, node.lineno, "opens a file"
+        elif isinstance(node, ast.Constant) and _is_looked_up(node, parents):
+            yield f"{node.value!r}", node.lineno, "is looked up by its name"
+
+
+def _is_looked_up(node: ast.Constant, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether it names what this test looks for, in getattr(x, "open") and its like."""
+    call = parents.get(node)
+    if node.value not in NAMES or not isinstance(call, ast.Call):
+        return False
+    named = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return named in ("getattr", "attrgetter", "methodcaller", "__getattribute__")
+
+
+def _is_ours(node: ast.Attribute, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Whether this is a field or method of ours, or of what is annotated as a snapshot."""
+    if not isinstance(node.value, ast.Name):
+        return False
+    if node.value.id == "self":
+        return True  # a class of ours, which is no path
+    if node.attr != "read_text":
+        return False
+    above: ast.AST | None = node
+    while above is not None:
+        above = parents.get(above)
+        if isinstance(above, ast.FunctionDef | ast.Lambda):
+            given = (*above.args.posonlyargs, *above.args.args, *above.args.kwonlyargs)
+            for one in given:
+                if one.arg == node.value.id:
+                    said = "" if one.annotation is None else ast.unparse(one.annotation)
+                    return said.strip("'\"") in SNAPSHOTS
+    return False
+
+
+@cache
+def _found() -> list[tuple[str, str, int, str]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        inside = str(path.relative_to(SOURCE))
+        if inside not in DOORS and not inside.startswith(OF_GUESTS):
+            uses = _uses(ast.parse(path.read_text()))
+            found += [(inside, name, line, what) for name, line, what in uses]
+    return found
+
+
+def test_nothing_but_the_doors_opens_a_file() -> None:
+    broken = [
+        f"{inside}:{line}: {name}: {what}"
+        for inside, name, line, what in _found()
+        if name not in EXCEPTIONS.get(inside, {})
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_each_exception_is_one() -> None:
+    used = {(inside, name) for inside, name, _, _ in _found()}
+    assert {(inside, name) for inside, names in EXCEPTIONS.items() for name in names} <= used
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open(path)",
+        "path.open('rb').read()",
+        "from io import open as o",
+        "import os; os.open(path, 0)",
+        "from os import open",
+        "path.read_text()",
+        "read = path.read_bytes",
+        "getattr(path, 'read_' 'text')()",
+        "def f(path: Path): return path.read_text()",
+        "def f(snapshot): return snapshot.read_text()",
+        "from tarfile import TarFile",
+        "import sqlite3",
+        "import importlib.resources",
+        "from importlib.resources import files",
+        "from gzip import GzipFile",
+        "import shutil; shutil.copy(a, b)",
+        "from shutil import copy",
+        "etree.parse(path)",
+        "import io; io.FileIO(path)",
+        "exec(text)",
+        "path.unlink()",
+        "os.replace(a, b)",
+        "path.symlink_to(x)",
+        "tempfile.mkstemp()",
+        "flags = os.O_WRONLY",
+        "sys.stdin.read()",
+    ],
+)
+def test_every_spelling_is_found(text: str) -> None:
+    assert list(_uses(ast.parse(text)))
+
+
+def test_a_snapshot_is_no_file() -> None:
+    text = "def f(snapshot: 'Snapshot'):\n    return lambda path: snapshot.read_text(path)"
+    assert not list(_uses(ast.parse(text)))

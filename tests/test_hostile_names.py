@@ -1,0 +1,432 @@
+"""Names that others chose, in everything that homenode writes for other programs: each is one name
+to the program that reads it, or is refused."""
+
+import io
+import json
+import shlex
+import shutil
+import subprocess
+import tomllib
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.doctor.expectation_file import parse_expectation, render_expectation
+from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
+from homenode.errors import InputError, UsageError
+from homenode.host_setup.files import HOOK, Isolation, setup_files
+from homenode.host_setup.needs import HostNeeds
+from homenode.kubevirt.manifest_options import ManifestOptions
+from homenode.kubevirt.manifests import manifests
+from homenode.kubevirt.yaml_text import yaml_text
+from homenode.measure.bindings.experiments import (
+    Experiment,
+    Mode,
+    Shape,
+    StudyOptions,
+    check_options,
+    choose_nodes,
+)
+from homenode.measure.bindings.scripts import script_of
+from homenode.pool.export import export, unnamed
+from homenode.pool.model import Pool
+from homenode.pool.moves import Move, MoveGroup, MovePlan
+from homenode.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
+from homenode.pool.scheduler import Scheduler
+from homenode.report.pool_places_text import defragment_text
+from homenode.slurm.config import config_word, parse_config, with_words
+from homenode.slurm.gres import gres_lines
+from homenode.slurm.hooks import hooks
+from homenode.targets.target import Rendering, target_named
+from homenode.targets.vm_file import vm_of_options
+from homenode.tools.sinfo import parse_nodes
+from homenode.wording import command_line, operands
+from tests.hostile_names import NAMES
+from tests.targets.written import host_named, options, written
+
+GPU = Bdf.parse("0000:81:00.0")
+ENCODED = [name for name in NAMES if "\udcff" not in name]
+SHELL_NAMES = [name for name in ENCODED if "\0" not in name]
+
+
+def run_shell(
+    script: Path, *words: str, shell: str = "bash", stubs: Path, **variables: str
+) -> list[list[str]]:
+    """The commands that a script runs, of programs of which there are only stand-ins."""
+    log = stubs / "log"
+    log.write_bytes(b"")
+    subprocess.run(
+        [shutil.which(shell) or shell, str(script), *words],
+        env={"PATH": str(stubs), **variables},
+        check=True,
+        capture_output=True,
+    )
+    calls = log.read_bytes().decode().split("\1")[:-1]
+    return [call.split("\0")[:-1] for call in calls]
+
+
+def stub(folder: Path, *names: str) -> Path:
+    """A folder of programs that only write down what they were called with."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        path = folder / name
+        path.write_text(
+            f"#!/bin/sh\nprintf '%s\\0' {name} \"$@\" >>{folder}/log\nprintf '\\1' >>{folder}/log\n"
+        )
+        path.chmod(0o755)
+    return folder
+
+
+def without_path(text: str) -> str:
+    """A hook that finds the stand-ins."""
+    line = "PATH=/usr/sbin:/usr/bin:/sbin:/bin\n"
+    assert text.count(line) == 1
+    return text.replace(line, "")
+
+
+def parses(shell: str, text: str) -> bool:
+    return subprocess.run([shell, "-n"], input=text.encode(), capture_output=True).returncode == 0
+
+
+# What targets' files say
+
+
+def rendered(target: str, name: str) -> Rendering:
+    wanted = options("pin-numa")
+    machine = host_named("small-2n8c-2gpu")
+    guest = vm_of_options(wanted, machine.architecture).guest
+    plan = _plan(target).plan
+    return target_named(target).render(plan, replace(guest, name=name), machine, None, "vm")
+
+
+@cache
+def _plan(target: str):  # type: ignore[no-untyped-def]
+    return written(target, "small-2n8c-2gpu", options("pin-numa"))
+
+
+def test_a_flavor_is_made_of_that_name_alone(tmp_path: Path) -> None:
+    stubs = stub(tmp_path / "bin", "openstack")
+    made = 0
+    for name in NAMES:
+        try:
+            ((_, document),) = rendered("openstack", name).companions
+        except InputError:
+            assert name.startswith("-") or not name.isprintable() or not name.strip(), name
+            continue
+        script = tmp_path / "script"
+        first, _, others = document.partition(b"openstack flavor set")
+        script.write_bytes(first + b"openstack flavor set" + others.partition(b"\n")[0])
+        calls = run_shell(script, "image", stubs=stubs)
+        assert {tuple(call[:4]) for call in calls if call[1] == "flavor"} == {
+            ("openstack", "flavor", "show", name),
+            ("openstack", "flavor", "set", name),
+        }
+        made += 1
+    assert made > 30
+
+
+@pytest.mark.parametrize("target", ["qemu", "cloud-hypervisor", "proxmox"])
+def test_bash_reads_every_script_of_a_target(target: str) -> None:
+    for name in NAMES:
+        try:
+            made = rendered(target, name)
+        except InputError:
+            assert not name.isprintable() or not name.strip(), name
+            continue
+        for text in (made.document, *(text for _, text in made.companions)):
+            if text.startswith(b"#!"):
+                assert parses("bash", text.decode()), name
+
+
+def test_an_instance_of_incus_has_that_name() -> None:
+    for name in NAMES:
+        try:
+            document = rendered("incus", name).document
+        except InputError:
+            assert not name.isprintable() or not name.strip(), name
+            continue
+        assert yaml.safe_load(document)["name"] == name
+
+
+# Hooks, units and scripts
+
+
+def test_the_hook_knows_every_vm_by_its_name_alone(tmp_path: Path) -> None:
+    names = tuple(name for name in SHELL_NAMES if "\n" not in name)
+    needs = HostNeeds(names, (), CpuSet.parse("2-7"), CpuSet.parse("0-1"))
+    text = next(one for one in setup_files(needs, Isolation.START) if one.path == HOOK).text
+    for shell in ("sh", "dash", "bash", "busybox sh"):
+        if shutil.which(shell.split()[0]):
+            words = [*shell.split(), "-n"]
+            assert not subprocess.run(words, input=text.encode(), capture_output=True).stderr
+    stubs = stub(tmp_path / "bin", "systemctl", "mkdir")
+    hook = tmp_path / "hook"
+    hook.write_text(without_path(text).replace('    : > "$running/$vm"\n', ""))
+    for name in names:
+        begun = run_shell(hook, name, "prepare", "begin", "-", shell="sh", stubs=stubs)
+        assert [call[:4] for call in begun][1:] == 3 * [
+            ["systemctl", "set-property", "--runtime", "--"]
+        ], name
+        assert not run_shell(hook, f"{name}x", "prepare", "begin", "-", shell="sh", stubs=stubs)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_starts_the_program_of_a_unit_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    units = {}
+    for number, name in enumerate(SHELL_NAMES):
+        if "/" in name or name in ("", ".", "..") or len(name) > 250:
+            continue
+        program = tmp_path / "programs" / name / "homenode"
+        program.parent.mkdir(parents=True)
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        try:
+            unit = systemd_unit([GPU], str(program))
+        except UsageError:
+            assert not name.isprintable() or set(name) & set("'\"\\"), name
+            continue
+        units[f"u{number}.service"] = name
+        (tmp_path / f"u{number}.service").write_text(unit)
+    assert len(units) > 30
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *(str(tmp_path / unit) for unit in units)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    about = [line for line in done.stderr.splitlines() if any(unit in line for unit in units)]
+    assert about == []
+
+
+def test_libvirts_hook_takes_no_vm_for_an_option(tmp_path: Path) -> None:
+    stubs = stub(tmp_path / "bin", "homenode", "timeout", "logger")
+    (stubs / "timeout").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    (stubs / "logger").write_text("#!/bin/sh\nwhile read -r line; do :; done\n")
+    hook = tmp_path / "hook"
+    hook.write_text(without_path(libvirt_hook("homenode", 4)))
+    for name in SHELL_NAMES:
+        calls = run_shell(hook, name, "start", "begin", "-", shell="sh", stubs=stubs)
+        asked = next(call for call in calls if call[0] == "homenode")
+        assert asked == ["homenode", "doctor", "hook", "--target", "4", "--", name, "start"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_the_hooks_of_slurm_take_a_plain_folder_alone(name: str) -> None:
+    try:
+        written_hooks = hooks(f"/{name}")
+    except UsageError:
+        return
+    assert f"spool=/{name}\n" in written_hooks["prolog.sh"]
+    assert shlex.quote(name) == name and shlex.split(f"/{name}") == [f"/{name}"]
+
+
+ALONE = Experiment("shared-1gpu-n1-alone-r1", Mode.ALONE, ("n1",), "parts", 1, cpus=4, block=0)
+
+
+def options_refused(**fields: object) -> bool:
+    try:
+        check_options(replace(StudyOptions(), **fields))  # type: ignore[arg-type]
+    except UsageError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_studys_options_hold_names_that_need_no_quotes(name: str) -> None:
+    fields: dict[str, object] = dict.fromkeys(("account", "qos", "reservation", "mpi"), name)
+    fields |= {"partition_exclusive": name, "partition_shared": name, "node_list": (name,)}
+    fields["shapes"] = (Shape(1, 1, gres=name),)
+    for field, value in fields.items():
+        is_plain = shlex.quote(name) == name and not name.startswith("-")
+        assert options_refused(**{field: value}) or is_plain
+
+
+def test_a_studys_script_passes_on_words_as_they_are(tmp_path: Path) -> None:
+    stubs = stub(tmp_path / "bin", "scontrol", "squeue", "homenode", "hostname")
+    for tool in ("mkdir", "date"):
+        (stubs / tool).symlink_to(str(shutil.which(tool)))
+    words = tuple(SHELL_NAMES)
+    app = StudyOptions(
+        tests=(), app=words, metric="".join(words), app_folder=str(tmp_path), homenode="homenode"
+    )
+    text = script_of(ALONE, app, "abc")
+    assert len([line for line in text.split("\n") if line.startswith("#SBATCH")]) == 12
+    script = tmp_path / "script"
+    script.write_text(text.replace("$PWD", str(tmp_path)))
+    calls = run_shell(script, stubs=stubs, SLURM_JOB_ID="5")
+    bench = next(call for call in calls if call[:2] == ["homenode", "bench"])
+    assert tuple(shlex.split(bench[bench.index("--app") + 1])) == words
+    assert bench[bench.index("--metric") + 1] == "".join(words)
+
+
+def test_a_partition_that_no_script_can_hold_is_refused() -> None:
+    nodes = parse_nodes("n1|a b*|idle|64|512000|gpu:8\n")
+    with pytest.raises(UsageError, match="expected a partition of letters"):
+        choose_nodes(nodes, StudyOptions())
+
+
+# Configuration files
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_a_word_of_slurms_files_is_read_as_it_was_written(value: str) -> None:
+    try:
+        line = f"Name=gpu {config_word('Type', value)} Count=2"
+    except InputError:
+        assert '"' in value or "\n" in value or "\r" in value
+        return
+    (read,) = parse_config(line, "x").lines
+    assert read.words == (("name", "gpu"), ("type", value), ("count", "2"))
+
+
+def test_names_of_slurms_files_stay_names() -> None:
+    for name in NAMES:
+        try:
+            word = config_word("NodeName", name)
+        except InputError:
+            assert set(name) & set('"\n\r'), name
+            continue
+        (line,) = parse_config(f"{word} Sockets=1\n", "slurm.conf").lines
+        assert line.words == (("nodename", name), ("sockets", "1"))
+
+
+ROWS = st.lists(
+    st.sampled_from(
+        [
+            "Sockets=1 ",
+            "Feature=Sockets=9 ",
+            'Reason="Sockets=8 x" ',
+            "CPUs=4 ",
+            "\\\n",
+            "  ",
+            "\t",
+            "Port=\\#1\\\\ ",
+            "Sockets=\\# ",
+        ]
+    ),
+    max_size=6,
+)
+
+
+@given(ROWS, st.sampled_from(["", "# Sockets=7 Gres=gpu:9", "# \\"]), st.booleans())
+def test_words_of_a_line_are_replaced_by_their_place(
+    pieces: list[str], comment: str, is_quoted: bool
+) -> None:
+    text = f"NodeName=a {''.join(pieces)}{comment}"
+    (line,) = parse_config(text, "slurm.conf").lines
+    wanted = {"Sockets": "4", "Gres": "gpu:8 x" if is_quoted else "gpu:8"}
+    edited = "\n".join(with_words(text.split("\n"), wanted))
+    (after,) = parse_config(edited, "slurm.conf").lines
+    lower = {key.lower(): value for key, value in wanted.items()}
+    kept = tuple((key, lower.get(key, value)) for key, value in line.words)
+    missing = tuple((k, v) for k, v in lower.items() if k not in dict(line.words))
+    assert after.words == kept + missing
+    assert edited.endswith(comment)
+
+
+def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
+    text = 'NodeName=gpu\\#1 Name=gpu Type=h100 File=/dev/nvidia[0-1] Flags="a \\# b"\n'
+    (line,) = gres_lines(parse_config(text, "gres.conf"))
+    assert line.nodes == ("gpu#1",)
+    assert config_word("NodeName", "gpu#1") == "NodeName=gpu\\#1"
+
+
+def test_an_expectation_is_read_as_it_was_written() -> None:
+    sound = parse_expectation('format = 1\nhost = "a"\n[counts]\n', "x")
+    for name in ENCODED:
+        text = render_expectation(replace(sound, host=name, accepted=(name,)))
+        assert tomllib.loads(text)["accepted"] == [name]
+
+
+# Kubernetes
+
+
+@pytest.mark.parametrize("name", ENCODED, ids=ascii)
+def test_yaml_is_read_as_it_was_written(name: str) -> None:
+    value = {"a": name, "b": [name, {name: name}], "c": f"{name}\n", "d": f"x\n{name}\n"}
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_any_text_is_the_same_in_yaml(text: str) -> None:
+    value = {"a": text, "b": [{"c": text}], "d": [text]}
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["vm", "namespace", "image", "bench_image", "gpu", "gpu_id", "kubevirt", "guest", "node"],
+)
+def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
+    plain = manifests(ManifestOptions(), "hook")
+    for name in NAMES:
+        try:
+            found = manifests(ManifestOptions(**{field: name}), "hook")  # type: ignore[arg-type]
+        except UsageError:
+            continue
+        assert shlex.quote(name) == name and not name.startswith("-")
+        for file, text in found.items():
+            if file.endswith("Containerfile"):
+                assert text.count("\n") == plain[file].count("\n")
+            elif file.endswith(".yaml"):
+                assert len(list(yaml.safe_load_all(text))) == plain[file].count("---\n") + 1
+
+
+# Pools
+
+
+def outlook_of(names: list[str]) -> PoolOutlook:
+    fits = (FlavourFit("gpu1", 2, 0),)
+    free = Free(
+        gpus=0, free_gpus=0, cores=0, free_cores=0, memory_bytes=0, free_memory_bytes=0, vms=0
+    )
+    hosts = tuple(HostOutlook(name, free, fits, ()) for name in names)
+    return PoolOutlook(hosts, free, fits, (), 1, 1, ())
+
+
+def test_schedulers_get_hosts_by_plain_names_alone() -> None:
+    found = outlook_of([*NAMES, "gpu01"])
+    lines = export(found, Scheduler.SLURM).splitlines()
+    left_out = set(unnamed(found, Scheduler.SLURM))
+    for name in ("--overwrite", "-n", "ALL", "DEFAULT", "localhost", "gpu[1-3]", "a,b", "", "a b"):
+        assert name in left_out
+    assert len(lines) == len(NAMES) + 1 - len(left_out)
+    assert all(line.count("=") == 4 and line.startswith("update NodeName=") for line in lines)
+    nodes = json.loads(export(found, Scheduler.KUBERNETES))["items"]
+    kept = {node["metadata"]["name"] for node in nodes}
+    assert kept == {*NAMES, "gpu01"} - set(unnamed(found, Scheduler.KUBERNETES))
+    assert kept <= {"gpu01", "esac", "done", "null", "true", "1e3", "0x10", "7", "localhost"}
+    assert json.loads(export(found, Scheduler.NOVA))["traits"].keys() == {*NAMES, "gpu01"}
+
+
+@pytest.mark.parametrize("word", SHELL_NAMES, ids=ascii)
+def test_a_name_at_the_end_of_a_command_is_no_option(word: str) -> None:
+    line = command_line("printf", "%s\\n", "x", *operands(word))
+    said = subprocess.run(["bash", "-c", line], capture_output=True, check=True).stdout
+    words = operands(word)
+    assert words[-1] == word and (words[0] == "--") == word.startswith("-")
+    assert said.split(b"\n", 2)[0] == b"x"
+
+
+def test_no_move_is_printed_for_a_vm_that_virsh_takes_for_another() -> None:
+    from rich.console import Console
+
+    from tests.pool.pools import pool_of, shipped
+
+    host = shipped("small-2n8c-2gpu")
+    pool: Pool = pool_of([("a", host), ("b", host)])
+    for name in ("-x", "--all", "7", "a.xml", "vm"):
+        moves = (Move(name, "a", "b", 1, True), Move(name, "a", "b", 0, False))
+        plan = MovePlan((MoveGroup(1, "gpu1", moves),), (), 0)
+        console = Console(width=200, record=True, file=io.StringIO())
+        console.print(defragment_text(plan, "gpu1", pool, ["pool"], 4))
+        text = console.export_text()
+        assert ("virsh -c" in text) == (name == "vm")
+        assert name == "vm" or "by its UUID" in text

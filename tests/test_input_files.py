@@ -1,0 +1,399 @@
+"""What is no plain file is refused at once, whatever reads it, and nothing is read without end."""
+
+import errno
+import io
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode import input_files
+from homenode.cli import main
+from homenode.errors import HomenodeError, InputError
+from homenode.evidence.sources import published_hosts
+from homenode.input_files import (
+    input_lines,
+    open_below,
+    read_below,
+    read_file,
+    read_input,
+    read_kernel_file,
+    read_plain,
+    read_start,
+)
+from homenode.measure.imported.files import find_folders
+from homenode.pool.sources import POOL_FILE, load_pool, load_whole_hosts
+from homenode.record_folder import LOCK, RecordFolder
+from homenode.results.store import load_runs
+
+ROOT = Path(__file__).parent.parent
+HOST = ROOT / "src/homenode/hosts/small-2n8c-2gpu.toml"
+VM = ROOT / "demo/gpu-vm.xml"
+
+
+@pytest.fixture(autouse=True)
+def at_once() -> Iterator[None]:
+    """A reader that waits fails, long before the suite would."""
+
+    def waited(number: int, frame: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def unix_socket(path: Path) -> Path:
+    here = Path.cwd()
+    os.chdir(path.parent)  # the name of a socket has 108 letters
+    try:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(path.name)
+    finally:
+        os.chdir(here)
+    return path
+
+
+def device(path: Path) -> Path:
+    path.symlink_to("/dev/zero")
+    return path
+
+
+def folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+KINDS = (pipe, unix_socket, device, folder)
+each_kind = pytest.mark.parametrize("make", KINDS, ids=lambda one: one.__name__)
+Make = Callable[[Path], Path]
+
+
+def was_opened(path: Path) -> bool:
+    """Whether somebody has a pipe open for reading."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        assert error.errno == errno.ENXIO
+        return False
+    return True
+
+
+@each_kind
+def test_only_plain_files_are_opened(tmp_path: Path, make: Make) -> None:
+    path = make(tmp_path / "x")
+    for read in (read_plain, read_start):
+        with pytest.raises(OSError, match="no plain file"):
+            read(path, 10)
+    with pytest.raises(OSError, match="no plain file"):
+        read_below(tmp_path, "x", 10)
+    with pytest.raises(InputError, match=r"expected a thing, found: a .*, no plain file"):
+        read_file(path, "a thing")
+    assert read_kernel_file(str(path)) is None
+
+
+def test_a_device_is_refused_without_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To open a watchdog starts it, to open a tape winds it."""
+    opened = []
+    open_ = os.open
+
+    def watched(path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if not flags & os.O_PATH:
+            opened.append(path)
+        return open_(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", watched)
+    for read in (read_plain, read_start):
+        with pytest.raises(OSError, match="a device, no plain file"):
+            read(device(tmp_path / read.__name__), 10)
+    assert not opened
+
+
+def test_what_is_read_is_counted_and_never_taken_from_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 100)
+    assert read_plain(path, 100) == b"a" * 100
+    with pytest.raises(OSError, match="more than 99 bytes") as caught:
+        read_plain(path, 99)
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))
+    with pytest.raises(InputError, match="more than 1 KiB"):
+        path.write_bytes(b"a" * 1025)
+        read_file(path, "a thing", most=1024)
+    assert read_start(path, 3) == b"aaa"
+    assert read_plain("/proc/self/status", 1 << 20).startswith(b"Name:")  # its size is 0
+    with pytest.raises(OSError, match="more than 3 bytes"):
+        read_plain("/proc/self/status", 3)
+
+
+def test_a_file_that_grows_as_fast_as_it_is_read_holds_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a")
+    read = os.read
+
+    def read_and_grow(descriptor: int, size: int) -> bytes:
+        piece = read(descriptor, size)
+        with path.open("ab") as file:
+            file.write(b"b")
+        return piece
+
+    monkeypatch.setattr(os, "read", read_and_grow)
+    with pytest.raises(OSError, match="grows while it is read"):
+        read_plain(path, 64 << 20)
+
+
+def test_a_few_lines_that_come_while_a_journal_is_read_are_no_growth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"a" * 200_000)
+    read = os.read
+    lines = iter([b"b"] * 3)
+
+    def read_and_grow(descriptor: int, size: int) -> bytes:
+        piece = read(descriptor, size)
+        with path.open("ab") as file:
+            file.write(next(lines, b""))
+        return piece
+
+    monkeypatch.setattr(os, "read", read_and_grow)
+    assert read_plain(path, 1 << 20) == b"a" * 200_000 + b"bbb"
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/../../x", "/etc/passwd", "a/b/../../../x"])
+def test_a_stored_name_that_leads_out_of_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x").write_text("x")
+    inner = folder(tmp_path / "inner")
+    with pytest.raises(OSError, match="leads out") as caught:
+        read_below(inner, name, 10)
+    assert caught.value.errno == errno.EXDEV
+
+
+def test_below_a_folder_no_link_is_followed_and_the_folder_may_be_one(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("secret")
+    inner = folder(tmp_path / "inner")
+    (inner / "out").symlink_to(tmp_path)
+    (inner / "x").symlink_to("../x")
+    (inner / "deep").mkdir()
+    (inner / "deep/y").write_text("y")
+    for name in ("out/x", "x"):
+        with pytest.raises(OSError, match=r"inner/"):
+            read_below(inner, name, 10)
+    (tmp_path / "way").symlink_to("inner")
+    assert read_below(tmp_path / "way", "deep/y", 10) == b"y"
+
+
+def test_a_folder_that_is_held_is_not_looked_up_again(tmp_path: Path) -> None:
+    inner = folder(tmp_path / "inner")
+    (inner / "x").write_text("ours")
+    held = os.open(inner, os.O_PATH)
+    inner.rename(tmp_path / "moved")
+    (folder(inner) / "x").write_text("theirs")
+    assert read_below(inner, "x", 10, held=held) == b"ours"
+    os.close(held)
+    with pytest.raises(FileNotFoundError):
+        open_below(inner, "y")
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input_is_read_up_to_a_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 100)))
+    assert read_input(name, "a thing", most=100) == b"a" * 100
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a" * 101)))
+    with pytest.raises(InputError, match="more than 100 bytes"):
+        read_input(name, "a thing", most=100)
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(HomenodeError, match="it is closed"):
+        read_input(name, "a thing")
+
+
+def test_a_file_named_dash_that_something_lists_is_no_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", None)
+    Path("-").write_text(HOST.read_text())
+    assert len(load_pool(["."]).hosts) == 1
+
+
+def test_lines_of_standard_input_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n" + b"c" * 100)))
+    lines = input_lines(most=10)
+    assert next(lines) == b"ab\n"
+    with pytest.raises(InputError, match="at most 10 bytes"):
+        next(lines)
+
+
+def run(*words: str | Path) -> int:
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["homenode", *map(str, words)])
+        main.main()
+    return int(ended.value.code or 0)
+
+
+COMMANDS = (
+    "show --host X",
+    "show --host small-2n8c-2gpu --lspci X",
+    "show --host small-2n8c-2gpu --plan X",
+    "doctor --host X",
+    "doctor --host small-2n8c-2gpu X",
+    "doctor --host small-2n8c-2gpu --expect X",
+    "plan X --host small-2n8c-2gpu --layout pin",
+    "plan VM --host X --layout pin",
+    "plan VM --host hgx-h100 --layout pin --after X",
+    "verify X",
+    "verify VM --plan X",
+    "restore X",
+    "apply X --yes",
+    "nccl-topo --domain X --host small-2n8c-2gpu",
+    "nccl-topo --check X",
+    "pool show X",
+    "pool show small-2n8c-2gpu*2 --flavours X",
+    "pool place X --pool small-2n8c-2gpu*2",
+    "pool pack X --pool small-2n8c-2gpu*2 -o OUT",
+    "pool capture --hosts X -o OUT",
+    "pool remove vm --pool POOL --packing X",
+    "slurm check X X --host small-2n8c-2gpu",
+    "slurm audit X",
+    "kubevirt check X",
+    "pod fit X --host small-2n8c-2gpu",
+    "watch --host small-2n8c-2gpu --expect X",
+    "import X -o OUT",
+    "compare X X",
+    "recommend X",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_waits_for_what_is_no_plain_file(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for make in (pipe, unix_socket, device):
+        path = make(tmp_path / make.__name__)
+        named = {"X": path, "VM": VM, "OUT": tmp_path / "out", "POOL": tmp_path}
+        assert run(*(named.get(word, word) for word in command.split())) in (1, 2, 3), make
+        said = "".join(capsys.readouterr())
+        assert "Traceback" not in said
+        if make is pipe:
+            assert not was_opened(path)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Path:
+    """A folder of others: three hosts, and whatever else can lie in a folder."""
+    path = folder(tmp_path / "p")
+    for number in range(3):
+        text = HOST.read_text().replace("\nname = ", f'\nname = "{number}"\n#', 1)
+        (path / f"host-{number}.toml").write_text(text)
+    pipe(path / "a.toml")
+    pipe(path / "c.tar.gz")
+    device(path / "b.toml")
+    unix_socket(path / "d.xml")
+    return path
+
+
+@pytest.mark.parametrize(
+    "command", ["pool show P", "doctor --pool P", "expect --pool P -o OUT", "pool vms P"]
+)
+def test_a_pool_of_others_answers_at_once_and_names_what_it_left_out(
+    pool: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = {"P": pool, "OUT": tmp_path / "site.toml"}
+    run(*(named.get(word, word) for word in command.split()))
+    said = "".join("".join(capsys.readouterr()).split())
+    for name, kind in (("a.toml", "pipe"), ("c.tar.gz", "pipe"), ("b.toml", "device")):
+        assert f"{name}:expectedafilethatcanberead,found:a{kind}" in said
+    assert not was_opened(pool / "a.toml")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file", "shadow"])
+def test_what_a_stored_pool_names_as_a_source_is_not_opened(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = folder(tmp_path / "sources")
+    for number in range(3):
+        (sources / f"gpu-{number}.toml").write_text(HOST.read_text())
+    run("pool", "capture", sources, "-o", tmp_path / "p")
+    stored = tmp_path / "p" / POOL_FILE
+    other = tmp_path / "other"
+    if kind == "pipe":
+        pipe(other)
+    elif kind == "file":
+        other.write_text((HOST.parent / "hgx-h100.toml").read_text())
+    else:
+        other = Path("/etc/shadow")
+    stored.write_text(stored.read_text().replace(str(sources / "gpu-1.toml"), str(other)))
+    capsys.readouterr()
+    assert run("doctor", "--pool", tmp_path / "p") == 0
+    assert "3 hosts" in capsys.readouterr().err
+    assert kind != "pipe" or not was_opened(other)
+
+
+def test_whole_hosts_are_those_that_were_read(pool: Path) -> None:
+    found, hosts = load_whole_hosts([str(pool)])
+    assert [name for name, _ in hosts] == [one.name for one in found.hosts]
+    assert all(any(device.link for device in host.pci_devices) for _, host in hosts)
+
+
+def test_folders_of_results_may_hold_anything(tmp_path: Path) -> None:
+    for make in KINDS:
+        inner = folder(tmp_path / f"run-{make.__name__}")
+        make(inner / "results.jsonl")
+        make(inner / "log.txt")
+    assert len(load_runs(tmp_path).skipped) >= 3
+    for make in KINDS[:3]:
+        (tmp_path / f"run-{make.__name__}" / "results.jsonl").unlink()
+        (gap,) = find_folders(tmp_path / f"run-{make.__name__}").skipped
+        assert "no plain file" in gap.reason
+    assert not was_opened(tmp_path / "run-pipe/log.txt")
+
+
+@each_kind
+def test_a_record_folder_of_others_is_refused_and_never_waited_for(
+    tmp_path: Path, make: Make
+) -> None:
+    for name in ("journal.jsonl", LOCK, "x"):
+        make(tmp_path / name)
+    record = RecordFolder(tmp_path)
+    assert not record.is_locked
+    for read in (record.journal, lambda: record.read("x"), lambda: record.has_journal):
+        with pytest.raises(HomenodeError, match="no plain file"):
+            read()
+
+
+def test_a_record_is_read_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret\n")
+    inner = folder(tmp_path / "inner")
+    (inner / "journal.jsonl").symlink_to("../secret")
+    with pytest.raises(HomenodeError, match="a link, no plain file"):
+        RecordFolder(inner).journal()
+
+
+def test_the_limit_has_a_unit_where_it_has_a_round_one() -> None:
+    assert input_files._size_text(64 << 20) == "64 MiB"
+    assert input_files._size_text(1000) == "1000 bytes"
+
+
+def test_a_published_machine_is_not_what_the_current_folder_has_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in published_hosts():
+        pipe(tmp_path / name)
+    assert all(host.nodes for host in published_hosts().values())

@@ -1,0 +1,113 @@
+"""What only root and one user can change, on real files."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from homenode.trusted_path import changeable, let_in, tree_size
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to other users"),
+]
+USER, OTHER = 23456, 12345
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Below /tmp, whose sticky bit keeps its name from others."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as text:
+        path = Path(text)
+        os.chown(path, USER, USER)
+        (path / "tree/a").mkdir(parents=True)
+        (path / "tree/a/b").write_text("four")
+        (path / "tree/c").write_text("")
+        yield path
+
+
+def _another_file(tree: Path) -> None:
+    (tree / "a/d").write_text("")
+    os.chown(tree / "a/d", OTHER, 0)
+
+
+def _link_to_itself(tree: Path) -> None:
+    (tree / "a/d").symlink_to("b")
+
+
+def _group_of_others(tree: Path) -> None:
+    os.chown(tree / "a", 0, 100)
+    (tree / "a").chmod(0o770)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tree: (tree / "a/b").chmod(0o646),
+        lambda tree: (tree / "a").chmod(0o1777),
+        lambda tree: os.chown(tree / "a", OTHER, 0),
+        lambda tree: os.chown(tree / "a/b", OTHER, 0),
+        lambda tree: os.chown(tree, OTHER, 0),
+        _group_of_others,
+        lambda tree: os.mkfifo(tree / "a/fifo"),
+        _another_file,
+        _link_to_itself,
+    ],
+)
+def test_a_tree_that_others_can_change_has_no_size(
+    folder: Path, change: Callable[[Path], object]
+) -> None:
+    tree = folder / "tree"
+    assert tree_size(tree, user=USER) == (2, 4)
+    change(tree)
+    with pytest.raises(OSError, match=str(tree)):
+        tree_size(tree, user=USER)
+
+
+def test_a_folder_as_tmp_is_safe_for_now_but_not_for_the_next_boot(folder: Path) -> None:
+    path = folder / "tree/a/b"
+    assert changeable((path,), user=USER, sticky=True) is None
+    assert changeable((path,), user=USER) == "/tmp can be written by everybody"
+    assert changeable((path,), sticky=True) == f"{folder} belongs to user {USER}"
+    assert "No such file" in (changeable((folder / "none",), user=USER, sticky=True) or "")
+
+
+def test_a_folder_that_an_access_control_list_opens_to_another_user_is_changeable(
+    folder: Path,
+) -> None:
+    """By its mode, only its group of root's could write there."""
+    shared = folder / "tree"
+    os.chown(shared, 0, 0)
+    shared.chmod(0o770)
+    assert changeable((shared,), user=USER, sticky=True) is None
+    descriptor = os.open(shared, os.O_RDONLY)
+    let_in(descriptor, OTHER, 7)
+    os.close(descriptor)
+    assert "access control list" in (changeable((shared,), user=USER, sticky=True) or "")
+
+
+def test_links_are_followed_as_the_kernel_does(folder: Path) -> None:
+    """A link of root's in the folder of another user is another user's choice."""
+    others = folder / "others"
+    others.mkdir()
+    os.chown(others, OTHER, OTHER)
+    for name, target in (
+        ("direct", others / "x"),
+        ("upwards", "tree/a/../../others/x"),
+        ("chained", "upwards"),
+        ("through", "tree/others/../tree"),
+    ):
+        (folder / name).symlink_to(target)
+    (folder / "tree/others").symlink_to(others)
+    (others / "x").write_text("")
+    (others / "tree").mkdir()
+    for name in ("direct", "upwards", "chained", "through"):
+        expected = f"{others} belongs to user {OTHER}"
+        assert changeable((folder / name,), user=USER, sticky=True) == expected
+    (folder / "ring").symlink_to("ring")
+    assert "Too many levels" in (changeable((folder / "ring",), user=USER, sticky=True) or "")
+    os.lchown(folder / "chained", OTHER, OTHER)
+    why = changeable((folder / "chained",), user=USER, sticky=True)
+    assert why == f"{folder / 'chained'} belongs to user {OTHER}"

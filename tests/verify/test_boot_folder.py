@@ -1,0 +1,387 @@
+"""What a test guest says is taken from files that no other user can write to or replace.
+
+The attacker is user 12345, on this machine, without any group.
+"""
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from homenode.domain.read import open_domain
+from homenode.errors import HomenodeError, HostError
+from homenode.trusted_path import changeable, let_in, private_folder
+from homenode.verify.boot import boot_folder as boot_folders
+from homenode.verify.boot.boot_folder import GuestSaid, boot_folder, let_qemu_in
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.libvirt import answering, user_of_capabilities
+from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
+from homenode.verify.domain_facts import domain_facts
+from tests.verify_documents import tuned
+
+ATTACKER, QEMU = 12345, 54321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+def as_user(user: int, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A shell script of another user."""
+    setpriv = ("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups")
+    argv = [*setpriv, "sh", "-c", script, "sh", *words]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files like /tmp: everybody may make files there."""
+    with private_folder("homenode-test-", Path("/tmp")) as above:
+        folder = above / "tmp"
+        folder.mkdir()
+        above.chmod(0o755)
+        folder.chmod(0o1777)
+        monkeypatch.setattr(boot_folders, "private_place", lambda: folder)
+        monkeypatch.setattr("homenode.trusted_path.private_place", lambda: folder)
+        yield folder
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[GuestSaid]:
+    folder = tmp_path / "boot"
+    folder.mkdir(mode=0o700)
+    made = GuestSaid(folder / "report", os.geteuid())
+    made.path.write_bytes(b"sound")
+    yield made
+    made.close()
+
+
+def test_what_the_guest_said_is_read_and_forgotten(said: GuestSaid) -> None:
+    assert said.content() == b"sound" and said.text() == "sound"
+    assert stat.S_IMODE(said.path.stat().st_mode) == 0o600
+    said.clear()
+    assert said.content() == b""
+
+
+def _replaced(said: GuestSaid) -> None:
+    other = said.path.with_name("other")
+    other.write_bytes(b"forged")
+    other.replace(said.path)
+
+
+def _linked(said: GuestSaid) -> None:
+    said.path.rename(said.path.with_name("moved"))
+    said.path.symlink_to("moved")
+
+
+def _another_folder(said: GuestSaid) -> None:
+    folder = said.path.parent
+    folder.rename(folder.with_name("moved"))
+    folder.mkdir()
+    said.path.write_bytes(b"forged")
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (_replaced, "another file in its place"),
+        (_linked, "a link in its place"),
+        (_another_folder, "another file in its place"),
+        (lambda said: said.path.unlink(), "No such file"),
+        (lambda said: os.link(said.path, said.path.with_name("more")), "2 names"),
+        (lambda said: said.path.chmod(0o666), "mode 666"),
+        (lambda said: said.path.chmod(0o620), "mode 620"),
+        (lambda said: said.path.parent.chmod(0o711), "its folder open to others"),
+        (lambda said: said.path.parent.chmod(0o770), "its folder open to others"),
+    ],
+)
+def test_a_report_that_another_user_could_have_written_is_none(
+    said: GuestSaid, change: Callable[[GuestSaid], None], found: str
+) -> None:
+    change(said)
+    with pytest.raises(HostError, match="is not known") as raised:
+        said.content()
+    assert found in raised.value.message and raised.value.exit_code == 3
+
+
+@pytest.mark.root
+@as_root
+def test_a_report_of_another_user_is_none(said: GuestSaid) -> None:
+    os.chown(said.path, ATTACKER, -1)
+    with pytest.raises(HostError, match=f"belongs to user {ATTACKER}"):
+        said.content()
+
+
+@pytest.mark.root
+@as_root
+def test_a_folder_that_qemu_may_enter_is_closed_to_everybody_else(place: Path) -> None:
+    with boot_folder() as folder:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        let_qemu_in(folder, QEMU)
+        said = GuestSaid(folder / "report", QEMU)
+        boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
+        try:
+            assert as_user(QEMU, 'echo x >>"$1/report"', str(folder)).returncode
+            os.chown(said.path, QEMU, -1)  # as libvirt does
+            written = as_user(QEMU, 'cat "$1/kernel" && echo booted >>"$1/report"', str(folder))
+            assert (written.stdout, written.returncode) == ("kernel", 0), written.stderr
+            for nothing in (
+                'ls "$1"',
+                'echo x >"$1/new"',
+                'mv "$1/report" "$1/r"',
+                'rm "$1/kernel"',
+            ):
+                assert as_user(QEMU, nothing, str(folder)).returncode, nothing
+            for attack in (
+                'cat "$1/report"',
+                'echo forged >"$1/report"',
+                'ln "$1/report" "$1/../report"',
+                'mv "$1" "$1.moved"',
+                'rm -rf "$1"',
+                'cat "$1/kernel"',
+            ):
+                assert as_user(ATTACKER, attack, str(folder)).returncode, attack
+            assert said.text() == "booted\n"
+        finally:
+            said.close()
+    assert not list(place.glob("homenode-boot-*"))
+
+
+@pytest.mark.root
+@as_root
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: folder.chmod(0o777),
+        lambda folder: os.chown(folder, ATTACKER, -1),
+        lambda folder: os.chown(folder.parent, ATTACKER, -1),
+        lambda folder: folder.parent.chmod(0o777),
+    ],
+)
+def test_no_guest_is_booted_where_others_could_put_a_folder_in_the_place_of_ours(
+    place: Path, change: Callable[[Path], None]
+) -> None:
+    change(place)
+    with pytest.raises(HostError, match="cannot replace what is ours") as raised, boot_folder():
+        pytest.fail("it was made")
+    assert "TMPDIR" in str(raised.value.hint)
+    with pytest.raises(HostError, match="cannot replace what is ours"), private_folder("x", place):
+        pytest.fail("it was made")
+
+
+@pytest.mark.root
+@as_root
+def test_another_users_link_on_the_way_is_named(tmp_path: Path) -> None:
+    way = tmp_path / "way"
+    way.symlink_to("/tmp")
+    assert changeable((way,), sticky=True) is None
+    os.lchown(way, ATTACKER, ATTACKER)
+    assert changeable((way,), sticky=True) == f"{way} belongs to user {ATTACKER}"
+
+
+@pytest.mark.root
+@as_root
+def test_others_rights_by_an_inherited_list_end_where_one_user_is_let_in(tmp_path: Path) -> None:
+    """A default access control list of the folder above is inherited by new files and folders."""
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    let_in(descriptor, ATTACKER, 7)
+    inherited = os.getxattr(descriptor, "system.posix_acl_access")
+    os.setxattr(descriptor, "system.posix_acl_default", inherited)
+    os.close(descriptor)
+    folder = tmp_path / "boot"
+    folder.mkdir(mode=0o700)
+    let_qemu_in(folder, QEMU)
+    assert as_user(ATTACKER, 'echo x >"$1/y"', str(folder)).returncode
+
+
+def test_the_user_of_libvirts_qemu_is_in_its_capabilities() -> None:
+    model = "<secmodel><model>{}</model><doi>0</doi>{}</secmodel>"
+    label = "<baselabel type='kvm'>{0}</baselabel><baselabel type='qemu'>{0}</baselabel>"
+    document = "<capabilities><host>{}</host></capabilities>"
+    selinux = model.format("selinux", label.format("system_u:system_r:svirt_t:s0"))
+    dac = model.format("dac", label.format("+64055:+107"))
+    assert user_of_capabilities(document.format(selinux + dac)) == 64055
+    assert user_of_capabilities(document.format(selinux)) is None
+    assert user_of_capabilities(document.format(model.format("dac", label.format("qemu")))) is None
+
+
+_VIRSH = """#!/bin/sh
+case "$*" in
+  *domcapabilities*) exit 1 ;;
+  *capabilities*) echo '<capabilities><host><secmodel><model>dac</model>'
+    echo "<baselabel type='kvm'>+54321:+1</baselabel></secmodel></host></capabilities>" ;;
+esac
+"""
+_REFUSES = """#!/bin/sh
+case "$*" in
+  *'-machine help'*) printf 'Supported machines are:\\nq35 PC\\n'; exit 0 ;;
+esac
+echo 'no guest today' >&2; exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("uri", "why"),
+    [
+        ("qemu:///system", "Operation not supported: its QEMU cannot be let in alone"),
+        ("qemu+ssh://gpu7/system", "on another machine than libvirt"),
+    ],
+)
+def test_where_libvirts_qemu_cannot_be_let_in_alone_qemu_is_started_directly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, why: str
+) -> None:
+    """As on a file system without access control lists."""
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    for name, text in (("qemu-system-x86_64", _REFUSES), ("virsh", _VIRSH)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("homenode.verify.boot.boot_folder.let_in", unsupported)
+    monkeypatch.setattr("homenode.verify.boot.stand_in_boot.kvm_works", lambda *_: False)
+    document = open_domain(tuned("default").document, "vm.xml")
+    booted = boot_stand_in(document, domain_facts(document), BootOptions(connect=uri))
+    found = {finding.id: finding.observed for finding in booted.findings}
+    assert why in found["libvirt-could-not-start"]
+    assert found["guest-refused"] == "no guest today" and booted.how.startswith("through QEMU")
+
+
+_LOOP = """
+import contextlib, os, sys, time
+above, stop = sys.argv[1], sys.argv[2]
+forged = open(sys.argv[3], "rb").read()
+os.chdir(above)
+won = set()
+while not os.path.exists(stop):
+    for name in os.listdir(above):
+        if not name.startswith("homenode-") or name.endswith("-mine"):
+            continue
+        for part in ("report", "console", "initramfs", "kernel", "domain.xml", "argv", "overlay"):
+            path = os.path.join(name, part)
+            with contextlib.suppress(OSError):
+                descriptor = os.open(path, os.O_WRONLY)
+                os.write(descriptor, forged)
+                won.add(f"wrote {part}")
+            with contextlib.suppress(OSError):
+                os.open(path, os.O_RDONLY)
+                won.add(f"read {part}")
+            with contextlib.suppress(OSError):
+                os.link(path, f"{part}-mine")
+                won.add(f"linked {part}")
+            with contextlib.suppress(OSError):
+                os.symlink("/etc/passwd", path)
+                won.add(f"made {part}")
+        with contextlib.suppress(OSError):
+            os.rename(name, f"{name}-mine")
+            won.add("renamed the folder")
+            os.mkdir(name)
+print(" ".join(sorted(won)) or "nothing")
+"""
+
+
+@contextmanager
+def attacked(place: Path) -> Iterator[list[str]]:
+    """An attacker who tries everything with every folder of homenode's as fast as it can. The list
+    says afterwards what came of it."""
+    loop, stop, forged = (place.parent / name for name in ("loop.py", "stop", "forged"))
+    loop.write_text(_LOOP)
+    forged.write_bytes(b"forged\n" * 100)
+    setpriv = ("setpriv", f"--reuid={ATTACKER}", f"--regid={ATTACKER}", "--clear-groups")
+    won: list[str] = []
+    with subprocess.Popen(
+        [*setpriv, "/usr/bin/python3", loop, str(place), stop, forged],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as attacker:
+        try:
+            yield won
+        finally:
+            stop.touch()
+            said, _ = attacker.communicate(timeout=60)
+    won += said.split("\n")[:1]
+
+
+@pytest.mark.root
+@as_root
+def test_an_attacker_at_every_moment_of_making_a_folder_gets_nothing(
+    place: Path,
+) -> None:
+    with attacked(place) as won:
+        for _ in range(200):
+            with boot_folder() as folder:
+                let_qemu_in(folder, QEMU)
+                boot_folders.copy_for_qemu(folder / "kernel", b"kernel", QEMU)
+                said = GuestSaid(folder / "report", QEMU)
+                try:
+                    time.sleep(0.001)
+                    assert said.content() == b""
+                    assert (folder / "kernel").read_bytes() == b"kernel"
+                finally:
+                    said.close()
+    assert won == ["nothing"]
+
+
+@pytest.mark.root
+@pytest.mark.qemu
+@pytest.mark.libvirt
+@as_root
+def test_other_users_change_no_verdict_of_a_boot(place: Path, tmp_path: Path) -> None:
+    """The document is sound, and stays so, whatever another user tries meanwhile: libvirt's QEMU,
+    which is another user too, is let in."""
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    uri = answering(os.environ.get("HOMENODE_LIBVIRT_URI"))
+    if uri is None:
+        pytest.skip("no libvirtd answers at qemu:///system")
+    document = tmp_path / "vm.xml"
+    document.write_bytes(tuned("pin-numa-pci").document)
+    command = "from homenode.cli.main import main; main()"
+    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", uri)
+    with attacked(place) as won:
+        done = subprocess.run(
+            [sys.executable, "-c", command, *words],
+            env={**os.environ, "TMPDIR": str(place)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+    assert won == ["nothing"]
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.root
+@as_root
+def test_a_boot_in_a_folder_of_another_user_is_not_known(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    document = tmp_path / "vm.xml"
+    document.write_bytes(tuned("pin-numa-pci").document)
+    command = "from homenode.cli.main import main; main()"
+    words = ("verify", str(document), "--host", "small-2n8c-2gpu", "--boot", "--connect", "none")
+    done = subprocess.run(
+        [sys.executable, "-c", command, *words],
+        env={**os.environ, "TMPDIR": str(shared)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "cannot replace what is ours" in done.stderr and "TMPDIR=" in done.stderr

@@ -1,0 +1,207 @@
+"""A booted Linux is told the L3 that its pins have, or none, and has a CPU in every cell.
+
+QEMU emulates a CPU of either vendor. TCG knows no topoext, so the feature is forced on the AMD one:
+the leaves are then those of a guest under KVM.
+"""
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError
+from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.planner import plan
+from homenode.plan.request import GuestRequest
+from homenode.plan.shape.caches import guest_cpu, told_l3
+from homenode.targets.qemu_command import cpu_text, smp_text
+from homenode.topology import Host
+from homenode.units import GIB
+from homenode.verify.boot.guest_files import find_guest_files
+from homenode.verify.boot.initramfs import initramfs
+from homenode.verify.boot.stand_in_boot import kernel_command
+from tests.small_hosts import even_host, small_request
+
+pytestmark = pytest.mark.qemu
+
+MODELS = {
+    "GenuineIntel": "Skylake-Server",
+    "AuthenticAMD": "max,vendor=AuthenticAMD,family=25,model=1,stepping=1,x-force-features=on,"
+    "xlevel=0x8000001e,svm=off",
+}
+INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+cd /sys/devices/system
+for cpu in cpu/cpu[0-9]*; do
+  [ -d $cpu/topology ] || continue
+  echo "cpu ${cpu##*cpu}"
+  for cache in $cpu/cache/index*; do
+    [ "$(cat $cache/level)" = 3 ] && echo "l3 $(cat $cache/shared_cpu_list)"
+  done
+done
+for node in node/node[0-9]*; do echo "node $(cat $node/cpulist)"; done
+dmesg -r | grep '^<[0-4]>'
+echo end
+poweroff -f
+"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """cpus: numbers. nodes: CPUs of each. l3: CPUs of each L3. warnings: of the topology."""
+
+    cpus: CpuSet
+    nodes: tuple[CpuSet, ...]
+    l3: frozenset[CpuSet]
+    warnings: tuple[str, ...]
+
+
+def booted(made: Plan, model: str, online: int, folder: Path) -> Seen:
+    if shutil.which("qemu-system-x86_64") is None:
+        pytest.skip("no qemu-system-x86_64 here")
+    try:
+        files = find_guest_files()
+    except HomenodeError as error:
+        pytest.skip(str(error))
+    (folder / "initramfs").write_bytes(initramfs(files.busybox, INIT))
+    smp = smp_text(made).removeprefix(f"{made.vcpus},")
+    cells = (
+        (
+            "-object",
+            f"memory-backend-ram,id=m{cell.id},size=128M",
+            "-numa",
+            _node(cell.id, cell.vcpus),
+        )
+        for cell in made.cells
+    )
+    done = subprocess.run(
+        [
+            "qemu-system-x86_64",
+            *("-machine", "q35", "-accel", "tcg,thread=single"),
+            *("-cpu", cpu_text(replace(made, aperture=None), model)),
+            *("-smp", f"{online},maxcpus={made.vcpus},{smp}"),
+            *("-m", f"{128 * len(made.cells)}M"),
+            *chain.from_iterable(cells),
+            *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
+            *("-kernel", str(files.kernel), "-initrd", str(folder / "initramfs")),
+            *("-append", kernel_command(made.vcpus, kvm=False)),
+        ],
+        capture_output=True,
+        check=False,
+        timeout=500,
+    )
+    said = done.stdout.decode(errors="replace").replace("\r", "")
+    assert "\nend\n" in said, (done.stderr[-1000:], said[-2000:])
+
+    def sets(word: str) -> list[CpuSet]:
+        return [CpuSet.parse(m) for m in re.findall(rf"^{word} ([0-9,-]*)$", said, re.MULTILINE)]
+
+    return Seen(
+        CpuSet.union(sets("cpu")),
+        tuple(sets("node")),
+        frozenset(sets("l3")),
+        tuple(re.findall(r"<[0-4]>.*(?:same node|smpboot|sched: |topolog|sibling).*", said)),
+    )
+
+
+def _node(cell: int, vcpus: CpuSet) -> str:
+    runs = "".join(f",cpus={run}" for run in str(vcpus).split(","))
+    return f"node,nodeid={cell}{runs},memdev=m{cell}"
+
+
+def under_the_pins(host: Host, made: Plan, online: CpuSet) -> frozenset[CpuSet]:
+    """The online vCPUs on each LLC of the host."""
+    groups: dict[object, set[int]] = {}
+    for vcpu, pins in enumerate(made.vcpu_pins):
+        (pu,) = pins
+        groups.setdefault(host.pu_at[pu].llc, set()).add(vcpu)
+    return frozenset(CpuSet(group) & online for group in groups.values() if CpuSet(group) & online)
+
+
+def wish(vcpus: int, layout: str = "pin-numa", online: int | None = None) -> GuestRequest:
+    request = small_request(vcpus, 8 * GIB, layout=layout)
+    offline = CpuSet(range(vcpus if online is None else online, vcpus))
+    guest = replace(request.guest, vcpus_online=online or vcpus, offline_vcpus=offline)
+    return replace(request, guest=guest)
+
+
+AMD, INTEL = "AuthenticAMD", "GenuineIntel"
+
+
+def sub_numa(vendor: str) -> Host:
+    """A package of two nodes with one LLC."""
+    host = even_host(1, 2, 1, 4, 1, vendor=vendor)
+    both = replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
+    pus = tuple(replace(pu, llc=both.index) for pu in host.pus)
+    return replace(host, llcs=(both,), pus=pus)
+
+
+CASES = {
+    "two-llcs-a-cell-amd": (even_host(2, 1, 2, 3, 1, vendor=AMD), wish(8), GuestCache.EMULATED),
+    "two-llcs-a-cell-intel": (even_host(2, 1, 2, 3, 1, vendor=INTEL), wish(8), GuestCache.EMULATED),
+    "3-and-2-amd": (even_host(1, 1, 2, 3, 1, vendor=AMD), wish(5), GuestCache.DISABLED),
+    "3-and-2-intel": (even_host(1, 1, 2, 3, 1, vendor=INTEL), wish(5), GuestCache.DISABLED),
+    "siblings-amd": (
+        even_host(1, 1, 2, 3, 2, vendor=AMD),
+        wish(4, "pin-numa-smt"),
+        GuestCache.EMULATED,
+    ),
+    "one-llc-of-two-cells-intel": (sub_numa(INTEL), wish(6), GuestCache.EMULATED),
+    "one-llc-of-two-cells-amd": (sub_numa(AMD), wish(6), GuestCache.DISABLED),
+    # Of vCPUs that are offline at the start: the cells take turns.
+    "an-llc-at-a-time-amd": (
+        even_host(2, 1, 2, 3, 1, vendor=AMD),
+        wish(8, online=4),
+        GuestCache.EMULATED,
+    ),
+    "half-an-llc-at-a-time-amd": (
+        even_host(2, 1, 1, 5, 1, vendor=AMD),
+        wish(8, online=4),
+        GuestCache.DISABLED,
+    ),
+    "cells-in-one-socket-intel": (
+        even_host(2, 1, 1, 9, 1, vendor=INTEL),
+        wish(16, online=6),
+        GuestCache.DISABLED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
+    name: str, tmp_path: Path
+) -> None:
+    host, request, cache = CASES[name]
+    made = plan(host, request)
+    assert made.cache is cache
+    offline = request.guest.offline_vcpus
+    seen = booted(made, MODELS[str(host.cpu.vendor)], made.vcpus - len(offline), tmp_path)
+    assert seen.cpus == CpuSet(range(made.vcpus)) - offline
+    assert seen.nodes == tuple(cell.vcpus - offline for cell in made.cells)
+    assert all(seen.nodes) and len(seen.nodes) == len(made.cells)
+    shown = under_the_pins(host, made, seen.cpus) if cache is GuestCache.EMULATED else frozenset()
+    assert seen.l3 == shown
+    assert seen.warnings == ()
+
+
+def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
+    host, request, _ = CASES["3-and-2-amd"]
+    made = plan(host, request)
+    assert made.topoext is False and made.topology is not None
+    seen = booted(replace(made, topoext=True), MODELS[AMD], 5, tmp_path)
+    told = told_l3(made.cache, made.topology, guest_cpu(host, request.guest, topoext=True))
+    assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}
+
+
+def test_a_cell_that_cuts_a_socket_of_amd_is_among_the_warnings_looked_for(tmp_path: Path) -> None:
+    host, request, _ = CASES["two-llcs-a-cell-amd"]
+    made = replace(plan(host, request), topology=GuestTopology(1, 1, 8, 1))
+    assert booted(made, MODELS[AMD], 8, tmp_path).warnings

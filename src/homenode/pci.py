@@ -142,7 +142,9 @@ class PciDevice:
 
     class_code: 24 bits, base class first (0x030200 = 3D controller).
     root_complex: name of its RootComplex. parent: the bridge function directly above, None at the
-    root complex. node: None where the firmware gives none (sysfs says -1) or the source is silent.
+    root complex. node: the node of the CPUs that are near to it; None where the firmware gives none
+    (sysfs says -1) or the source is silent. firmware_node: the node without CPUs that the firmware
+    names in place of that one, as for GPUs with memory of their own; None where it names none.
     local_pus: the PUs that the kernel calls local; None where unknown.
     physical_function: for an SR-IOV virtual function, the function that it belongs to.
     sriov_total_vfs, sriov_num_vfs: None where the function has no SR-IOV capability.
@@ -190,6 +192,12 @@ class PciDevice:
     parts: tuple[GpuPart, ...] = ()
     partition_mode: str | None = None
     memory_partition_mode: str | None = None
+    firmware_node: NodeIndex | None = None
+
+    @property
+    def reported_node(self) -> NodeIndex | None:
+        """The node as numa_node in sysfs has it, which is what other programs see."""
+        return self.node if self.firmware_node is None else self.firmware_node
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.errors import InputError, of_os
+from homenode.input_files import read_file, read_start
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.description.model import HostDescription
-
-MAX_TEXT_BYTES = 64 << 20
-"""Of an XML, a listing or a description. Archives have limits of their own."""
 
 _HEAD_BYTES = 4096
 _HEAD_CHARACTERS = 4096
@@ -95,12 +93,14 @@ def _named(source: str) -> Host:
         return _discovered(open_snapshot(path))
     if exists:
         return _from_text(_text(path), path.name)
-    return _shipped(source)
+    return shipped_host(source)
 
 
 def _is_archive(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+    try:
+        head = read_start(path, _HEAD_BYTES)
+    except OSError as error:
+        raise of_os(error, str(path), "a file that can be read") from None
     return head.startswith(_ARCHIVE_MAGIC) or head[_TAR_MAGIC_AT:].startswith(b"ustar")
 
 
@@ -119,9 +119,10 @@ def _from_text(text: str, name: str) -> Host:
 
         return host_from_hwloc(text, name)
     if start.startswith("{"):
+        from homenode.discover.pci_nodes import on_cpu_nodes
         from homenode.formats import decode
 
-        return decode(text, "host", Host, name)
+        return on_cpu_nodes(decode(text, "host", Host, name))
     if looks_like_lspci(text):
         from homenode.discover.lspci import host_from_lspci
 
@@ -151,7 +152,9 @@ def _described(description: "HostDescription") -> Host:
     )
 
 
-def _shipped(name: str) -> Host:
+def shipped_host(name: str) -> Host:
+    """A host that comes with homenode, whatever lies under its name in the current folder. Raises
+    InputError for a name that none has."""
     from homenode.description.shipped import load_shipped, shipped_hosts
 
     known = shipped_hosts()
@@ -164,13 +167,7 @@ def _shipped(name: str) -> Host:
 
 
 def _text(path: Path) -> str:
-    try:
-        size = path.stat().st_size
-        if size > MAX_TEXT_BYTES:
-            raise InputError(f"{path}: expected at most {MAX_TEXT_BYTES} bytes, found {size}")
-        data = path.read_bytes()
-    except OSError as error:
-        raise of_os(error, str(path), "a file that can be read") from None
+    data = read_file(path, "a file that can be read")
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise InputError(
             f"{path}: expected {_KINDS}; found an empty file",

@@ -7,6 +7,7 @@ Source: the object types of hwloc (hwloc.h), Documentation/ABI/stable/sysfs-devi
 Documentation/admin-guide/cputopology.rst of the Linux kernel.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -221,6 +222,30 @@ class HostSettings:
     dma_entry_limit: int | None = None
 
 
+def nearest_cpu_nodes(
+    nodes: Sequence[NumaNode], distances: Sequence[Sequence[int]] | None
+) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+    """Of each node without PUs the nodes with PUs that are nearest to it, ascending.
+
+    distances: as in Host; a pair counts with the worse of its two directions. Without distances all
+    nodes are as near. Empty where no node has PUs.
+    """
+    homes = [(position, node.index) for position, node in enumerate(nodes) if node.pus]
+    found: dict[NodeIndex, tuple[NodeIndex, ...]] = {}
+    for position, node in enumerate(nodes):
+        if node.pus or not homes:
+            continue
+        far = {
+            index: 0
+            if distances is None
+            else max(distances[position][home], distances[home][position])
+            for home, index in homes
+        }
+        least = min(far.values())
+        found[node.index] = tuple(index for index, distance in far.items() if distance == least)
+    return found
+
+
 @dataclass(frozen=True)
 class Host:
     """One machine.
@@ -258,6 +283,11 @@ class Host:
     def node(self, index: int) -> NumaNode | None:
         """The node of that number, or None."""
         return next((node for node in self.nodes if node.index == index), None)
+
+    @cached_property
+    def nearest_cpu_nodes(self) -> dict[NodeIndex, tuple[NodeIndex, ...]]:
+        """Of each node without PUs the nodes with PUs that are nearest to it, ascending."""
+        return nearest_cpu_nodes(self.nodes, self.distances)
 
     @cached_property
     def device_at(self) -> dict[Bdf, PciDevice]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,14 @@ TREES = {
 pytestmark = [
     pytest.mark.hwloc,
     pytest.mark.skipif(LSTOPO is None, reason="lstopo-no-graphics is not installed"),
-    pytest.mark.skipif(not (SHARED / "machines" / "sysfs").is_dir(), reason="no shared trees"),
 ]
 
 
 @pytest.fixture(scope="module")
 def unpacked() -> Iterator[Path]:
     """Every tree, but not the 100,000 files that neither hwloc nor discovery reads."""
+    if not (SHARED / "machines" / "sysfs").is_dir():
+        pytest.skip("no shared trees")
     with memory_folder() as top:
         for archive in sorted({name.partition("#")[0] for name in TREES.values()}):
             with tarfile.open(SHARED / "machines" / "sysfs" / f"{archive}.tar.bz2") as tar:
@@ -174,4 +176,36 @@ def test_cores_of_two_speeds_are_two_kinds(unpacked: Path) -> None:
     assert [c.index for c in gb10.cores if c.kind == "performance"] == [
         *range(5, 10),
         *range(15, 20),
+    ]
+
+
+MACHINES = [
+    path
+    for path in sorted((SHARED / "machines" / "hwloc").glob("*.xml"))
+    if b'<topology version="2' in path.read_bytes()  # an lstopo of hwloc 2 cannot read version 3
+]
+SYNTHETIC = (
+    "pack:2 [numa] l3:2 l2:4 l1d:1 core:1 pu:2",
+    "pack:2 die:2 [numa] l3:1 core:4 pu:1",
+    "group:2 [numa] pack:1 [numa] core:2 pu:2",
+    "pack:1 core:4 pu:1",
+)
+
+
+def _lstopo(*arguments: str) -> bytes:
+    assert LSTOPO is not None
+    command = [LSTOPO, *arguments, "--disallowed", "--filter", "io:all", "--of", "xml"]
+    return subprocess.run(command, capture_output=True, check=True, timeout=300).stdout
+
+
+@pytest.mark.parametrize("source", [*SYNTHETIC, *MACHINES], ids=str)
+def test_version_1_is_read_as_hwloc_itself_imports_it(source: str | Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.xml"
+    old.write_bytes(_lstopo("-i", str(source), "--export-xml-flags", "1"))
+    assert b"<topology>" in old.read_bytes()
+    ours = host_from_hwloc(old.read_bytes(), "a host")
+    theirs = host_from_hwloc(_lstopo("-i", str(old)), "a host")
+    assert replace(ours, gaps=(), nodes=()) == replace(theirs, gaps=(), nodes=())
+    assert [(n.index, n.pus, n.memory_bytes) for n in ours.nodes] == [
+        (n.index, n.pus, n.memory_bytes) for n in theirs.nodes
     ]

@@ -121,11 +121,35 @@ def test_a_node_without_a_list_of_pus_is_an_incomplete_tree() -> None:
         discover(snapshot(cpu_files(), without=("/node1/cpulist",)))
 
 
-def test_a_pu_in_two_nodes_is_refused() -> None:
+def test_a_node_with_pus_of_a_lower_one_is_left_out_and_named() -> None:
+    files = cpu_files(packages=3)
+    files[f"{NODE}/node1/cpulist"] = "1-3,8-9\n"
+    files[f"{NODE}/node2/distance"] = "31 21 10"
+    host = discover(snapshot(files))
+    assert [node.index for node in host.nodes] == [0, 2]
+    assert host.distances == ((10, 21), (31, 10))
+    assert any(gap.subject == "node 1" and "PUs 1 " in gap.reason for gap in host.gaps)
+    assert {pu.index for pu in host.pus if pu.node is None} == {2, 3, 8, 9}
+
+
+def test_a_cache_whose_list_of_pus_is_empty_is_its_cores_own() -> None:
     files = cpu_files()
-    files[f"{NODE}/node1/cpulist"] = "1-3,6-7\n"
-    with pytest.raises(InputError, match="found PUs 1 in node 1 and in an earlier one"):
-        discover(snapshot(files))
+    for pu in range(8):
+        files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_list"] = "\n"
+        files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_map"] = "00000000,00000000\n"
+    host = discover(snapshot(files))
+    assert {llc.pus for llc in host.llcs} == {core.pus for core in host.cores}
+    assert any("is empty" in gap.reason for gap in host.gaps)
+
+
+def test_where_a_caches_list_does_not_hold_the_pu_its_map_counts() -> None:
+    files = cpu_files()
+    expected = {llc.pus for llc in discover(snapshot(files)).llcs}
+    for pu in range(8):
+        cache = f"{CPU}/cpu{pu}/cache/index3"
+        files[f"{cache}/shared_cpu_map"] = "33" if pu in (0, 1, 4, 5) else "cc"
+        files[f"{cache}/shared_cpu_list"] = f"{(pu + 1) % 8}\n"
+    assert {llc.pus for llc in discover(snapshot(files)).llcs} == expected
 
 
 def test_a_tree_without_cpus_says_what_was_expected() -> None:

@@ -129,7 +129,8 @@ def _texts(device: PciDevice, width: int) -> dict[str, str]:
         for name, (number, digits) in numbers.items()
         if number is not None
     }
-    texts["numa_node"] = f"{-1 if device.node is None else device.node}\n"
+    node = device.reported_node
+    texts["numa_node"] = f"{-1 if node is None else node}\n"
     local = device.local_pus
     if local is not None:
         texts["local_cpulist"], texts["local_cpus"] = f"{local}\n", f"{mask(local, width)}\n"

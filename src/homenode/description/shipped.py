@@ -1,18 +1,17 @@
 """Hosts that come with homenode: the files of src/homenode/hosts, by name. [I/O]"""
 
-from importlib.resources import files
-
 from homenode.description.model import HostDescription
 from homenode.description.parse import parse_description
 from homenode.errors import UsageError
+from homenode.package_files import package_names, package_text
 from homenode.wording import did_you_mean
 
-_SUFFIX = ".toml"
+_FOLDER, _SUFFIX = "hosts", ".toml"
 
 
 def shipped_hosts() -> tuple[str, ...]:
     """Names of the hosts that come with homenode, sorted."""
-    names = (entry.name for entry in (files("homenode") / "hosts").iterdir())
+    names = package_names(_FOLDER)
     return tuple(sorted(n.removesuffix(_SUFFIX) for n in names if n.endswith(_SUFFIX)))
 
 
@@ -24,5 +23,4 @@ def load_shipped(name: str) -> HostDescription:
             f"host {name!r}: expected the name of a shipped host, found none such",
             hint=f"{did_you_mean(name, known)}homenode hosts lists them",
         )
-    text = (files("homenode") / "hosts" / f"{name}{_SUFFIX}").read_text(encoding="utf-8")
-    return parse_description(text, f"{name}{_SUFFIX}")
+    return parse_description(package_text(_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

@@ -52,9 +52,14 @@ def cores_differ(
     siblings, which count only in a package, as SMT may be off in another, and where none is
     offline.
     """
-    for package in packages:
-        if not offline and len({len(pus) for pus in cores if pus <= package}) > 1:
-            return "cores have different numbers of SMT siblings"
+    package_of_pu = {pu: number for number, pus in enumerate(packages) for pu in pus}
+    sizes_of_package: dict[int | None, set[int]] = {}
+    for pus in () if offline else cores:
+        (package, *others) = {package_of_pu.get(pu) for pu in pus} or {None}
+        if package is not None and not others:
+            sizes_of_package.setdefault(package, set()).add(len(pus))
+    if any(len(sizes) > 1 for sizes in sizes_of_package.values()):
+        return "cores have different numbers of SMT siblings"
     for index in ("index0", "index2"):  # level 1 data and level 2 on x86 and most of arm64
         sizes = {read_word(snapshot, f"{CPU}/cpu{pus.first()}/cache/{index}/size") for pus in cores}
         if len(sizes - {None}) > 1:

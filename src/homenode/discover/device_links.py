@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import AMD, NVIDIA
+from homenode.discover.pci_nodes import Locality, StatedNode
 from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -34,21 +35,30 @@ _C2C_GPUS = {
 """GPUs on one board with a Grace CPU, which NVLink-C2C joins. Source: pci.ids."""
 
 
+_TOPO = " ".join(nvidia_smi_topo.COMMAND)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceLinks:
-    """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. queried: what
-    NVIDIA's driver says of its GPUs, in the order of the tool's numbers."""
+    """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. node_of_gpu: the
+    node of each GPU that the firmware gives none, where a tool says it. queried: what NVIDIA's
+    driver says of its GPUs, in the order of the tool's numbers."""
 
     links: tuple[DeviceLink, ...]
     gpu_of_node: dict[NodeIndex, Bdf]
+    node_of_gpu: dict[Bdf, StatedNode]
     queried: dict[Bdf, NvidiaGpu]
     gaps: tuple[Gap, ...]
 
 
 def read_device_links(
-    snapshot: Snapshot, devices: tuple[PciDevice, ...], driver_gpus: tuple[Bdf, ...]
+    snapshot: Snapshot,
+    devices: tuple[PciDevice, ...],
+    driver_gpus: tuple[Bdf, ...],
+    locality: Locality,
 ) -> DeviceLinks:
     """The links of a snapshot's GPUs. driver_gpus: those that the NVIDIA driver has, () = unknown.
+    locality: the host's.
 
     A tool is asked only where there is a GPU of its vendor.
     """
@@ -57,12 +67,9 @@ def read_device_links(
     amd = [gpu for gpu in gpus if gpu.vendor_id == AMD]
     gaps: list[Gap] = []
     queried = _query(snapshot, gaps) if nvidia else {}
-    links = [
-        DeviceLink(LinkKind.C2C, gpu.bdf, None, gpu.node)
-        for gpu in nvidia
-        if gpu.node is not None and _has_c2c(gpu, queried.get(gpu.bdf))
-    ]
+    links: list[DeviceLink] = []
     gpu_of_node: dict[NodeIndex, Bdf] = {}
+    node_of_gpu: dict[Bdf, StatedNode] = {}
     topo = snapshot.command_output("nvidia-smi-topo") if nvidia else None
     if topo is not None:
         try:
@@ -72,12 +79,19 @@ def read_device_links(
         else:
             numbered = _numbered(matrix, nvidia, tuple(queried) or driver_gpus)
             links += _nvlinks(matrix, numbered, gpu_of_node, gaps)
+            if len(numbered) == sum(row.name.startswith("GPU") for row in matrix.devices):
+                node_of_gpu = _nodes_of_rows(matrix, numbered, locality, gaps)
     elif len(nvidia) > 1:
         gaps.append(Gap("NVLinks", "nvidia-smi topo -m was not there or failed"))
     if amd:
-        links += _amd_links(snapshot, amd, gaps)
+        links += _amd_links(snapshot, amd, node_of_gpu, locality, gaps)
+    for gpu in nvidia:
+        stated = node_of_gpu.get(gpu.bdf)
+        node = gpu.node if stated is None else stated.node
+        if node is not None and _has_c2c(gpu, queried.get(gpu.bdf)):
+            links.append(DeviceLink(LinkKind.C2C, gpu.bdf, None, node))
     ordered = sorted(links, key=lambda link: (link.a, link.kind, link.b or link.a))
-    return DeviceLinks(tuple(ordered), gpu_of_node, queried, tuple(gaps))
+    return DeviceLinks(tuple(ordered), gpu_of_node, node_of_gpu, queried, tuple(gaps))
 
 
 def _query(snapshot: Snapshot, gaps: list[Gap]) -> dict[Bdf, NvidiaGpu]:
@@ -137,15 +151,34 @@ def _nvlinks(
         device = matrix.devices[row]
         if device.memory_node is not None:
             gpu_of_node[device.memory_node] = gpu.bdf
-        # On GH200 the affinity lists the CPU's node and those kept for MIG.
-        if device.nodes and gpu.node is not None and gpu.node not in device.nodes:
-            reason = f"nvidia-smi says {device.nodes[0]}, sysfs says {gpu.node}; used sysfs"
-            gaps.append(Gap(f"node of {gpu.bdf}", reason))
         for other in range(position + 1, len(rows)):
             count = matrix.nvlinks(row, rows[other])
             if count:
                 links.append(DeviceLink(LinkKind.NVLINK, gpu.bdf, gpus[other].bdf, None, count))
     return links
+
+
+def _nodes_of_rows(
+    matrix: nvidia_smi_topo.TopoMatrix, gpus: list[PciDevice], locality: Locality, gaps: list[Gap]
+) -> dict[Bdf, StatedNode]:
+    """The nodes of GPUs that the firmware gives none, by their rows; a gap where a row and sysfs,
+    or the two affinities of a row, name different nodes."""
+    rows = (device for device in matrix.devices if device.name.startswith("GPU"))
+    found: dict[Bdf, StatedNode] = {}
+    for row, gpu in zip(rows, gpus, strict=True):
+        # On GH200 the affinity lists the CPU's node and those kept for MIG.
+        by_nodes = locality.node_listed(row.nodes or (), None)
+        by_cpus = locality.node_listed((), row.cpus)
+        node = by_cpus if by_nodes is None else by_nodes
+        if None not in (by_nodes, by_cpus) and by_nodes != by_cpus:
+            reason = f"{_TOPO} says node {by_nodes} and the CPUs of node {by_cpus}"
+            gaps.append(Gap(f"node of {gpu.bdf}", f"{reason}; used neither"))
+        elif gpu.node is None and node is not None:
+            found[gpu.bdf] = StatedNode(node, _TOPO)
+        elif node is not None and node != gpu.node:
+            reason = f"{_TOPO} says {node}, sysfs says {gpu.node}; used sysfs"
+            gaps.append(Gap(f"node of {gpu.bdf}", reason))
+    return found
 
 
 _AMD_TOOLS = (
@@ -156,7 +189,13 @@ _AMD_TOOLS = (
 """In the order of trust: those that print addresses first."""
 
 
-def _amd_links(snapshot: Snapshot, gpus: list[PciDevice], gaps: list[Gap]) -> list[DeviceLink]:
+def _amd_links(
+    snapshot: Snapshot,
+    gpus: list[PciDevice],
+    node_of_gpu: dict[Bdf, StatedNode],
+    locality: Locality,
+    gaps: list[Gap],
+) -> list[DeviceLink]:
     """The xGMI links by the first tool that gives any; what the others lack is no gap then."""
     failures: list[Gap] = []
     for command, parse in _AMD_TOOLS:
@@ -170,8 +209,14 @@ def _amd_links(snapshot: Snapshot, gpus: list[PciDevice], gaps: list[Gap]) -> li
             continue
         if len(topology.gpus) > 1 and not any(cell for row in topology.links for cell in row):
             continue
-        links = _xgmi(topology, gpus, COMMAND_OF_NAME[command].spellings[0][0], failures)
+        tool = COMMAND_OF_NAME[command].spellings[0][0]
+        links = _xgmi(topology, gpus, tool, failures)
         if links is not None:
+            gpu_of_number = _amd_numbers(topology, gpus) or {}
+            for number, listed in topology.node_of_gpu:
+                gpu, node = gpu_of_number.get(number), locality.node_listed((listed,), None)
+                if gpu is not None and gpu.node is None and node is not None:
+                    node_of_gpu[gpu.bdf] = StatedNode(node, tool)
             gaps += failures
             return links
     if not failures and len(gpus) > 1:

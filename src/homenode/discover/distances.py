@@ -34,9 +34,12 @@ def parse_distances(text: str, source: str = "distance") -> tuple[int, ...]:
 
 
 def read_distances(
-    snapshot: Snapshot, nodes: tuple[NumaNode, ...]
+    snapshot: Snapshot, nodes: tuple[NumaNode, ...], online: tuple[int, ...]
 ) -> tuple[Distances | None, tuple[Gap, ...]]:
-    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where they do not fit."""
+    """SLIT distances, shape (nodes, nodes), [from][to]; None with a gap where they do not fit.
+
+    online: the numbers of all online nodes, which are the columns of the kernel's table.
+    """
     if len(nodes) == 1:
         return ((LOCAL_DISTANCE,),), ()
     rows: list[tuple[int, ...]] = []
@@ -46,10 +49,11 @@ def read_distances(
         if text is None:
             return None, (Gap("distances", f"{path} is absent or empty"),)
         row = parse_distances(text, f"{snapshot.name}: {path}")
-        if len(row) != len(nodes):
-            reason = f"{path} has {len(row)} columns, {len(nodes)} nodes are online"
+        if len(row) != len(online):
+            reason = f"{path} has {len(row)} columns, {len(online)} nodes are online"
             return None, (Gap("distances", reason),)
-        rows.append(row)
+        distance_to = dict(zip(online, row, strict=True))
+        rows.append(tuple(distance_to[other.index] for other in nodes))
     odd = [
         Gap(f"distance of node {node.index} to itself", f"firmware says {rows[i][i]}, not 10")
         for i, node in enumerate(nodes)

@@ -14,8 +14,13 @@ from homenode.discover.gpu_memory import name_memory, read_driver_gpus
 from homenode.discover.gpu_parts import with_parts
 from homenode.discover.lspci import add_lspci
 from homenode.discover.nodes import Nodes, read_nodes
-from homenode.discover.pci_nodes import Locality
-from homenode.discover.pci_tree import read_pci_tree
+from homenode.discover.pci_nodes import (
+    Locality,
+    StatedNode,
+    nodes_of_root_complexes,
+    with_stated_nodes,
+)
+from homenode.discover.pci_tree import PciTree, read_pci_tree
 from homenode.discover.processors import Processors, read_processors
 from homenode.discover.settings import (
     cpu_model,
@@ -28,7 +33,7 @@ from homenode.discover.states import PuStates, read_states
 from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
-from homenode.snapshot.protocol import Snapshot
+from homenode.snapshot.protocol import BoundedSnapshot, Snapshot
 from homenode.tools.nvidia_smi_query import NvidiaGpu
 from homenode.tools.xml_text import parse_xml
 from homenode.topology import Host, Pu, RunningDomain
@@ -45,14 +50,17 @@ def discover(snapshot: Snapshot, read_domain: ReadDomain | None = None) -> Host:
     Raises InputError where the snapshot holds no CPUs or is incomplete, ParseError where a file is
     malformed. What cannot be learnt otherwise is None, with its reason in `gaps`.
     """
+    snapshot = BoundedSnapshot(snapshot)
     states = read_states(snapshot)
     processors = read_processors(snapshot, states)
     nodes = read_nodes(snapshot, states.online, processors.packages)
-    distances, distance_gaps = read_distances(snapshot, nodes.nodes)
+    distances, distance_gaps = read_distances(snapshot, nodes.nodes, nodes.online)
     gpu_of_node, driver_gpus = read_driver_gpus(snapshot)
-    tree = read_pci_tree(snapshot, Locality.of(nodes.nodes, states.online), driver_gpus)
+    locality = Locality.of(nodes.nodes, states.online, distances, gpu_of_node)
+    tree = read_pci_tree(snapshot, locality, driver_gpus)
     devices, lspci_gaps = _named(snapshot, tree.devices)
-    links = read_device_links(snapshot, devices, driver_gpus)
+    links = read_device_links(snapshot, devices, driver_gpus, locality)
+    devices, tree = _placed_by_tools(snapshot, devices, tree, links.node_of_gpu, locality)
     devices = _as_driver_says(devices, links.queried)
     devices, part_gaps = with_parts(snapshot, devices, links.queried)
     named_nodes, memory_gaps = name_memory(snapshot, nodes.nodes, gpu_of_node, links.gpu_of_node)
@@ -103,6 +111,26 @@ def _named(
     if text is None:
         return devices, ()
     return add_lspci(devices, text, f"{snapshot.name}: lspci")
+
+
+def _placed_by_tools(
+    snapshot: Snapshot,
+    devices: tuple[PciDevice, ...],
+    tree: PciTree,
+    stated: Mapping[Bdf, StatedNode],
+    locality: Locality,
+) -> tuple[tuple[PciDevice, ...], PciTree]:
+    """The functions with what tools say of the nodes that the firmware does not give; the tree with
+    the gaps that this closes or opens, and the nodes of its root complexes."""
+    if not stated:
+        return devices, tree
+    before = {*locality.gaps(snapshot, devices), *nodes_of_root_complexes(devices)[1]}
+    devices, gaps = with_stated_nodes(devices, stated)
+    node_of_root, root_gaps = nodes_of_root_complexes(devices)
+    roots = tuple(replace(root, node=node_of_root[root.name]) for root in tree.root_complexes)
+    left = (gap for gap in tree.gaps if gap not in before)
+    all_gaps = (*left, *root_gaps, *locality.gaps(snapshot, devices), *gaps)
+    return devices, replace(tree, root_complexes=roots, gaps=all_gaps)
 
 
 def _as_driver_says(

@@ -46,7 +46,7 @@ class _Found:
 
 
 def host_from_hwloc(text: str | bytes, name: str) -> Host:
-    """The host of a document of hwloc 2 or 3; `name` is what to call it.
+    """The host of a document of hwloc 1, 2 or 3; `name` is what to call it.
 
     Raises InputError and ParseError, see tools/hwloc_xml.py.
     """
@@ -215,8 +215,7 @@ def _assemble(
 
 
 def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
-    package = next((child for child in machine.children if child.type == "Package"), machine)
-    values = {**infos, **package.infos}
+    values = {**infos, **_first_package(machine).infos}
     return CpuModel(
         vendor=values.get("CPUVendor"),
         name=(values.get("CPUModel") or "").strip() or None,
@@ -227,5 +226,15 @@ def _cpu_model(machine: HwlocObject, infos: dict[str, str]) -> CpuModel:
 
 def _architecture(machine: HwlocObject) -> str | None:
     """x86_64 where the packages carry CPUID numbers: only hwloc's x86 code writes these."""
-    packages = [child for child in machine.children if child.type == "Package"]
-    return "x86_64" if packages and "CPUFamilyNumber" in packages[0].infos else None
+    return "x86_64" if "CPUFamilyNumber" in _first_package(machine).infos else None
+
+
+def _first_package(machine: HwlocObject) -> HwlocObject:
+    """The first package, also one within a group or (in version 1) a node; else the machine."""
+    level = machine.children
+    while level:
+        for child in level:
+            if child.type == "Package":
+                return child
+        level = tuple(below for child in level for below in child.children)
+    return machine

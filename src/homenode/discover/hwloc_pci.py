@@ -4,7 +4,7 @@ Locality is where the host bridge hangs: the PUs of the object that it is attach
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -62,7 +62,8 @@ def read_hwloc_pci(
     """Root complexes, functions, links and gaps of a document."""
     functions: dict[Bdf, _Function] = {}
     bdf_of_object: dict[str, Bdf] = {}
-    _walk(machine, machine, None, None, functions, bdf_of_object, source)
+    repeated: set[Bdf] = set()
+    _walk(machine, machine, None, None, functions, bdf_of_object, repeated, source)
     if not functions:
         return (), (), (), (Gap("PCI functions", "the XML holds none"),)
     classes = {bdf: _type_of(f.obj, source) for bdf, f in functions.items()}
@@ -91,6 +92,10 @@ def read_hwloc_pci(
         Gap("PCI link speeds and widths", "hwloc XML holds only the bandwidth of each link"),
         Gap("drivers, IOMMU groups, SR-IOV and BARs", "hwloc XML holds none"),
     ]
+    gaps += [
+        Gap(f"PCI function {bdf}", "twice in the XML: the first counts, on no node if they differ")
+        for bdf in sorted(repeated)
+    ]
     if bridges:
         gaps.append(Gap(f"port types of {len(bridges)} PCI bridges", "taken from the tree"))
     unplaced = [device.bdf for device in devices if device.node is None]
@@ -107,13 +112,14 @@ def _walk(
     parent: Bdf | None,
     functions: dict[Bdf, _Function],
     bdf_of_object: dict[str, Bdf],
+    repeated: set[Bdf],
     source: str,
 ) -> None:
-    """Collects functions below `obj`. place: the object with PUs around it. parent: the function
-    directly above, to which OS devices belong."""
+    """Collects functions below `obj`, and those that stand there twice. place: the object with PUs
+    around it. parent: the function directly above, to which OS devices belong."""
     for child in obj.children:
         if child.type not in ("Bridge", "PCIDev", "OSDev"):
-            _walk(child, child, None, None, functions, bdf_of_object, source)
+            _walk(child, child, None, None, functions, bdf_of_object, repeated, source)
             continue
         gp_index = child.attributes.get("gp_index")
         busid = child.attributes.get("pci_busid")
@@ -124,17 +130,19 @@ def _walk(
         if busid is None:  # a host bridge is no function of its own
             buses = _buses(child, source)
             name = None if buses is None else f"pci{buses[0]}:{buses[1]:02x}"
-            _walk(child, place, name, None, functions, bdf_of_object, source)
+            _walk(child, place, name, None, functions, bdf_of_object, repeated, source)
             continue
         bdf = Bdf.parse(busid, source)
-        if bdf in functions:
-            raise ParseError(source, "each PCI function once", busid)
         root = root_complex or f"pci{bdf.domain:04x}:{bdf.bus:02x}"
         near = pus_of(place, "cpuset", source)
-        functions[bdf] = _Function(child, root, parent, near)
+        known = functions.setdefault(bdf, _Function(child, root, parent, near))
+        if known.obj is not child:
+            # An edited document may have one twice. Its first place counts, but not for its node.
+            repeated.add(bdf)
+            functions[bdf] = replace(known, near=known.near if known.near == near else CpuSet())
         if gp_index is not None:
             bdf_of_object[f"PCIDev:{gp_index}"] = bdf
-        _walk(child, place, root, bdf, functions, bdf_of_object, source)
+        _walk(child, place, root, bdf, functions, bdf_of_object, repeated, source)
 
 
 def _buses(obj: HwlocObject, source: str) -> tuple[str, int, int] | None:

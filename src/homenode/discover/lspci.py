@@ -10,7 +10,7 @@ from dataclasses import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.device_kinds import PCI_BRIDGE_CLASS, device_kind, port_types_by_structure
-from homenode.discover.pci_nodes import nodes_of_root_complexes
+from homenode.discover.pci_nodes import Locality, nodes_of_root_complexes
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -63,11 +63,12 @@ def overlay_lspci(host: Host, text: str, source: str = "lspci") -> Host:
             hint="lay the listing over the host that it was taken on, or a description of it",
         )
     pus_of_node = {index: node.pus for index, node in nodes.items()}
+    locality = Locality.of(host.nodes, CpuSet(), host.distances)
     own = {device.bdf: device for device in host.pci_devices}
     gaps = [*_signs_of_a_cut(functions, text, source), *_silent(functions)]
     devices = tuple(
         _merged(device, own.get(device.bdf), gaps)
-        for device in _devices(functions, pus_of_node, gaps)
+        for device in _devices(functions, locality, pus_of_node, gaps)
     )
     lost = sorted(set(own) - {device.bdf for device in devices})
     if lost:
@@ -159,8 +160,9 @@ def add_lspci(
         if function is None:
             named.append(device)
             continue
-        if function.numa_node is not None and function.numa_node != device.node:
-            reason = f"lspci says {function.numa_node}, sysfs says {device.node}; used sysfs"
+        if function.numa_node is not None and function.numa_node != device.reported_node:
+            reason = f"lspci says {function.numa_node}, sysfs says "
+            reason += f"{device.reported_node}; used sysfs"
             gaps.append(Gap(f"node of {device.bdf}", reason))
         bridge = device.bridge
         if bridge is not None and function.port_type is not None:
@@ -179,7 +181,10 @@ def add_lspci(
 
 
 def _devices(
-    functions: tuple[LspciFunction, ...], pus_of_node: dict[NodeIndex, CpuSet], gaps: list[Gap]
+    functions: tuple[LspciFunction, ...],
+    locality: Locality,
+    pus_of_node: dict[NodeIndex, CpuSet],
+    gaps: list[Gap],
 ) -> Iterable[PciDevice]:
     by_bdf = {function.bdf: function for function in functions}
     bridge_of_bus = _bridges_by_bus(functions)
@@ -203,6 +208,9 @@ def _devices(
     for bdf, function in by_bdf.items():
         code = function.class_code if function.class_code is not None else _UNASSIGNED_CLASS
         node = None if function.numa_node is None else NodeIndex(function.numa_node)
+        firmware_node = locality.firmware_node(node)
+        if firmware_node is not None:
+            node = locality.node_of(node, None)
         yield PciDevice(
             bdf=bdf,
             kind=device_kind(code, function.vendor_id, function.device_id),
@@ -212,6 +220,7 @@ def _devices(
             root_complex=_root_of(bdf, parent_of),
             parent=parent_of[bdf],
             node=node,
+            firmware_node=firmware_node,
             local_pus=None if node is None else pus_of_node.get(node),
             subsystem_vendor_id=function.subsystem_vendor_id,
             subsystem_device_id=function.subsystem_device_id,
@@ -291,6 +300,7 @@ def _merged(device: PciDevice, own: PciDevice | None, gaps: list[Gap]) -> PciDev
         vendor_id=device.vendor_id or own.vendor_id,
         device_id=own.device_id if device.device_id is None else device.device_id,
         node=node,
+        firmware_node=own.firmware_node if device.node is None else device.firmware_node,
         local_pus=device.local_pus if device.local_pus is not None else own.local_pus,
         subsystem_vendor_id=device.subsystem_vendor_id or own.subsystem_vendor_id,
         subsystem_device_id=device.subsystem_device_id or own.subsystem_device_id,

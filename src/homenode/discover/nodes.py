@@ -23,6 +23,7 @@ from homenode.topology import NumaNode, Package, PagePool
 from homenode.units import KIB
 
 NODE = "/sys/devices/system/node"
+_MOST_NODES = 1024
 
 _MEMORY_LINE = re.compile(
     r"(?:Node +\d+ +)?(MemTotal|MemFree|Active\(file\)|Inactive\(file\)|SReclaimable): +"
@@ -34,27 +35,32 @@ _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The online nodes, ascending, and the node of each PU that has one. assumed: none is shown."""
+    """The online nodes, ascending, and the node of each PU that has one. assumed: none is shown.
+    online: their numbers, with those of nodes that were left out."""
 
     nodes: tuple[NumaNode, ...]
     node_of_pu: dict[PuIndex, NodeIndex]
     gaps: tuple[Gap, ...]
+    online: tuple[int, ...]
     assumed: bool = False
 
 
 def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]) -> Nodes:
     """The nodes of a snapshot; gpu_memory.py says what the memory of each is.
 
-    A kernel without NUMA has no node folder: the host then is one node, with a gap.
+    A kernel without NUMA has no node folder: the host then is one node, with a gap. A node with PUs
+    of a lower one is left out, as hwloc does, with a gap: some firmware lists every PU in each.
     Raises InputError where a node that is said to be online has no folder, HostError where the
     folder cannot be read.
     """
     folders = numbered(list_readable(snapshot, NODE), "node")
     if not folders:
         return _single_node(snapshot, online, packages)
-    if folders[-1] > MAX_PU_INDEX:
-        expected = f"folders node0 to node{MAX_PU_INDEX} (Linux has at most 1024 nodes)"
-        raise ParseError(f"{snapshot.name}: {NODE}", expected, f"node{folders[-1]}")
+    if folders[-1] > MAX_PU_INDEX or len(folders) > _MOST_NODES:
+        expected = f"folders node0 to node{MAX_PU_INDEX}, and as Linux at most {_MOST_NODES}"
+        raise ParseError(
+            f"{snapshot.name}: {NODE}", expected, f"{len(folders)} up to node{folders[-1]}"
+        )
     gaps: list[Gap] = []
     numbers = _online_nodes(snapshot, folders, gaps)
     pus_of_node: dict[int, CpuSet] = {}
@@ -63,10 +69,9 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         pus = _pus_of_node(snapshot, number, online, gaps)
         shared = CpuSet(pu for pu in pus if pu in node_of_pu)
         if shared:
-            raise InputError(
-                f"{snapshot.name}: {NODE}: expected each PU in one node, found PUs {shared} in "
-                f"node {number} and in an earlier one"
-            )
+            reason = f"PUs {shared} are in a lower node too; left out, with its memory"
+            gaps.append(Gap(f"node {number}", reason))
+            continue
         pus_of_node[number] = pus
         node_of_pu |= dict.fromkeys(pus, NodeIndex(number))
     homeless = online - CpuSet(node_of_pu)
@@ -75,8 +80,8 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
         gaps.append(Gap(f"node of PUs {homeless}", reason))
     initiators = read_pus(snapshot, f"{NODE}/has_generic_initiator") or CpuSet()
     nodes: list[NumaNode] = []
-    for number in numbers:
-        index, pus = NodeIndex(number), pus_of_node[number]
+    for number, pus in pus_of_node.items():
+        index = NodeIndex(number)
         total, free = _memory(snapshot, f"{NODE}/node{number}/meminfo")
         for what, value in (("memory", total), ("free memory", free)):
             if value is None:
@@ -93,7 +98,7 @@ def read_nodes(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ...]
                 package=package_of(pus, packages),
             )
         )
-    return Nodes(tuple(nodes), node_of_pu, tuple(gaps))
+    return Nodes(tuple(nodes), node_of_pu, tuple(gaps), numbers)
 
 
 def package_of(pus: CpuSet, packages: tuple[Package, ...]) -> PackageIndex | None:
@@ -153,7 +158,7 @@ def _single_node(snapshot: Snapshot, online: CpuSet, packages: tuple[Package, ..
     gaps = [Gap("NUMA nodes", f"{NODE} is absent: the host counts as one node")]
     if total is None:
         gaps.append(Gap("node 0 memory", "/proc/meminfo does not say"))
-    return Nodes((node,), dict.fromkeys(online, NodeIndex(0)), tuple(gaps), assumed=True)
+    return Nodes((node,), dict.fromkeys(online, NodeIndex(0)), tuple(gaps), (0,), assumed=True)
 
 
 def _memory(snapshot: Snapshot, path: str) -> tuple[int | None, int | None]:

@@ -325,6 +325,7 @@ def _device(
     local_pus = attempt(
         "local_cpulist", lambda path: read_pus(snapshot, path, f"{folder}/local_cpus")
     )
+    numa_node = decimal("numa_node")
     group = _link_name(snapshot, f"{folder}/iommu_group")
     physical_function = _link_name(snapshot, f"{folder}/physfn")
     return PciDevice(
@@ -335,7 +336,8 @@ def _device(
         device_id=device,
         root_complex=place.root_complex,
         parent=place.parent,
-        node=locality.node_of(decimal("numa_node"), local_pus),
+        node=locality.node_of(numa_node, local_pus),
+        firmware_node=locality.firmware_node(numa_node),
         local_pus=None if local_pus is None else locality.online(local_pus),
         subsystem_vendor_id=hexadecimal("subsystem_vendor"),
         subsystem_device_id=hexadecimal("subsystem_device"),

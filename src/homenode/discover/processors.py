@@ -15,6 +15,7 @@ from homenode.discover.core_kinds import cores_differ, read_core_kinds
 from homenode.discover.readings import (
     list_readable,
     numbered,
+    read_mask,
     read_number,
     read_pus,
     read_word,
@@ -72,15 +73,15 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     groups = _without_modules(groups, core_ids, cpu_model(fields), gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
+    core_of_pu = {pu: pus for pus in groups for pu in pus}
     cores = tuple(
         Core(CoreIndex(i), _core_id(pus, core_ids, package_of_pu), pus, kind)
         for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
     )
-    numbers = sorted(set(package_of_pu.values()))
-    packages = tuple(
-        Package(n, CpuSet(pu for pu, package in package_of_pu.items() if package == n))
-        for n in numbers
-    )
+    pus_of_number: dict[PackageIndex, list[PuIndex]] = {}
+    for pu, number in package_of_pu.items():
+        pus_of_number.setdefault(number, []).append(pu)
+    packages = tuple(Package(n, CpuSet(pus)) for n, pus in sorted(pus_of_number.items()))
     pus_of_package = tuple(package.pus for package in packages)
     if not any(kinds) and (
         difference := cores_differ(snapshot, tuple(groups), pus_of_package, states.offline)
@@ -90,7 +91,7 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     return Processors(
         packages,
         cores,
-        _read_llcs(snapshot, online, gaps),
+        _read_llcs(snapshot, online, core_of_pu, gaps),
         _read_die_of_pu(snapshot, with_topology, gaps),
         tuple(gaps),
     )
@@ -227,7 +228,9 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
     return dies
 
 
-def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc, ...]:
+def _read_llcs(
+    snapshot: Snapshot, online: CpuSet, core_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
+) -> tuple[Llc, ...]:
     """The last-level cache of each PU: the highest level that holds data.
 
     LLCs may differ in level: the low-power E cores of a Meteor Lake lie outside the L3.
@@ -235,11 +238,15 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
     found: list[tuple[CpuSet, int, int | None]] = []
     in_use = CpuSet()
     unknown = CpuSet()
+    unlisted = CpuSet()
     for pu in online:
         if pu in in_use:
             continue
         cache = _highest_cache(snapshot, pu)
         pus = CpuSet() if cache is None else cache[0] & online
+        if cache is not None and not cache[0]:
+            pus = core_of_pu.get(pu, CpuSet((pu,)))
+            unlisted = unlisted | pus
         if cache is None or pu not in pus:
             unknown = unknown | CpuSet((pu,))
             continue
@@ -249,6 +256,9 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
             pus = pus - in_use
         in_use = in_use | pus
         found.append((pus, cache[1], cache[2]))
+    if unlisted:
+        reason = "its list of PUs is empty: counted as the core's own, as hwloc does"
+        gaps.append(Gap(f"last-level cache of PUs {unlisted}", reason))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"
         gaps.append(Gap(f"last-level cache of PUs {unknown}", reason))
@@ -260,7 +270,8 @@ def _read_llcs(snapshot: Snapshot, online: CpuSet, gaps: list[Gap]) -> tuple[Llc
 
 
 def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None] | None:
-    """PUs that share it, level and bytes of the highest data or unified cache of a PU."""
+    """PUs that share it (none where its list is empty), level and bytes of the highest data or
+    unified cache of a PU."""
     folder = f"{CPU}/cpu{pu}/cache"
     best: tuple[CpuSet, int, int | None] | None = None
     for index in reversed(numbered(snapshot.list(folder), "index")):
@@ -271,6 +282,8 @@ def _highest_cache(snapshot: Snapshot, pu: int) -> tuple[CpuSet, int, int | None
         if read_word(snapshot, f"{cache}/type") not in ("Unified", "Data"):
             continue
         pus = read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map")
+        if pus is not None and pu not in pus:  # a list that does not hold the PU itself is wrong
+            pus = read_mask(snapshot, f"{cache}/shared_cpu_map")
         if pus is not None:
             best = pus, level, _cache_bytes(snapshot, f"{cache}/size")
     return best

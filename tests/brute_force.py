@@ -9,22 +9,26 @@ Where the record leaves a choice, this is how it is read here:
   that the memory next to its vCPUs gives way first and the host's memory last.
 * Memory next to its vCPUs gives way in two steps where it is not bound to cells: the chosen nodes
   hold it together; other nodes help. A node that is to hold some has at least a page.
-* Whole cores give way in two steps as well: all PUs of whole cores, where the vCPUs divide by them
-  and the layout pins one PU of each (or would double the vCPUs); then any free PUs.
+* Where whole cores give way, the fallbacks of one answer about the host's memory are compared by
+  the vCPUs beyond the whole cores of the chosen nodes first, then as above; memory of other nodes
+  only where that leaves fewer such vCPUs. Each node gives its whole cores, as far as its memory
+  allows, before any node gives more, and of more as much as the others.
 * What QEMU needs is a part of what is reserved: a VM that fits without it is on the last fallback.
 * Memory of other nodes is a node set, too, which `max_nodes` limits.
 * The host's cores are any cores without a PU that a vCPU is pinned to: reserved and disallowed
-  ones count. Where vCPUs may lie on siblings, those that save cores for the host are drawn, and
-  only the best candidate is asked whether it leaves one.
+  ones count. Where vCPUs may lie on siblings, only the best candidate is asked whether it leaves
+  one, and every core gives a group before any gives its second.
+* A VM over mixed kinds has two cells on some nodes, and one whose vCPUs leave a sibling idle has
+  one cell less there, so that equal parts are no aim.
 * Free bytes for the balance are those that the node can give this VM on its fallback.
 * A GPU of unknown node is near to nothing: it is chosen only where others do not suffice.
-* A NIC is paired with any GPU that the VM has or may get, so that no choice of GPUs unpairs it.
+* A NIC is paired with the GPUs on its switch or root complex; those that the VM gets count.
 * With `device_locality=ignore` no device is near or far; what GPU sets lose still counts.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from functools import cached_property, wraps
 from itertools import combinations, groupby, product
@@ -32,20 +36,29 @@ from typing import ParamSpec, TypeVar, cast
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
-from homenode.plan.request import Balance, DeviceLocality, GuestRequest, Policy
+from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.plan.request import (
+    Balance,
+    DeviceLocality,
+    DocumentSiblings,
+    GuestRequest,
+    Policy,
+)
 from homenode.plan.search.memory import overhead_bytes
 from homenode.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.units import GIB, MIB
 
+_EVENNESS = ("lopsided_split", "guest_sockets", "unevenness")
 _LAST = (
     "gpu_link_groups",
     "gpu_sets_lost",
     "unisolated_cores",
     "llcs_spanned",
+    "unequal_llcs",
     "pages_to_reserve",
     "balance_cores",
     "balance_memory",
+    "gpus_without_nic",
     "unevenness",
     "nodes",
     "split",
@@ -111,6 +124,15 @@ The record has those of cores-first; the others put first what their name says, 
 out what is near or far.
 """
 
+
+def _evenly(order: tuple[str, ...]) -> tuple[str, ...]:
+    """The order where vCPUs are shared out evenly: that comes after what the set of nodes decides,
+    and before what the devices are next to."""
+    order = tuple(name for name in order if name not in _EVENNESS)
+    place = next(i for i, name in enumerate(order) if name in ("device_distance", *_LAST))
+    return (*order[:place], *_EVENNESS, *order[place:])
+
+
 _PAIRS = {"H": ((1, 3), (2, 4), (5, 7), (6, 8)), "B": ((1, 2), (3, 4), (5, 6), (7, 8))}
 
 
@@ -118,8 +140,7 @@ class Cores(Enum):
     """What a sibling group is made of."""
 
     AS_ASKED = "as the layout asks"
-    ALL_SIBLINGS = "all PUs of whole cores"
-    ANY_PUS = "any free PUs"
+    SHARED = "several vCPUs on some"
 
 
 class Memory(Enum):
@@ -138,6 +159,9 @@ class Fallback:
     threads: int
     keeps_core: bool
     memory: Memory
+
+
+_LAST_RESORT = Fallback(False, Cores.SHARED, True, 1, False, Memory.ELSEWHERE)
 
 
 @dataclass(frozen=True)
@@ -159,21 +183,48 @@ class _Group:
     core: int
     llc: object
     isolated: bool
-    kind: CoreKind | None
+    order: tuple[int, bool, bool, bool]
 
 
 def best_by_force(host: Host, request: GuestRequest) -> Best | None:
+    """The best placement, or None. Of a document that shows siblings: whole cores if they leave the
+    host more cores than it keeps, of one kind, else sibling groups as it shows them."""
+    if request.document_siblings is not DocumentSiblings.WHEN_SHORT:
+        return _best(host, request)
+    plain = replace(request, document_siblings=DocumentSiblings.IGNORED)
+    whole = _best(host, plain)
+    if whole is not None:
+        spare = len(_Step(host, plain, whole.fallback).cores_without_vcpus) - request.vcpus
+        is_one_kind = request.mixed_kinds or not whole.fallback.mixed
+        is_spare = whole.fallback.keeps_core and spare > request.host_reserve.cores
+        if whole.fallback.cores is Cores.AS_ASKED and is_one_kind and is_spare:
+            return whole
+    pairs = replace(
+        plain,
+        layout=replace(request.layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED),
+        keep_vcpus=True,
+        most_threads=request.guest.threads_per_core,
+    )
+    best = _best(host, pairs)
+    if best is None or best.fallback.cores is Cores.SHARED or best.fallback.threads == 1:
+        return whole
+    return best if request.vcpus % best.fallback.threads == 0 else whole
+
+
+def _best(host: Host, request: GuestRequest) -> Best | None:
     """The best placement of the first fallback that has one, or None.
 
     Rungs that differ in the host's last core and the memory only are one group: of these the first
     that costs no class of device distance, no package, no GPU its home and no further GPU set.
+    Where whole cores give way the kinds of core are no difference, and the fewest vCPUs without one
+    come first.
     """
-    for _, fallbacks in groupby(
-        _fallbacks(host, request), key=lambda fallback: astuple(fallback)[:4]
-    ):
+    for _, fallbacks in groupby(_fallbacks(host, request), key=_group):
         bests = [best for fallback in fallbacks if (best := _Step(host, request, fallback).best())]
         if not bests:
             continue
+        least = min(best.terms["vcpus_beyond_cores"] for best in bests)  # type: ignore[type-var]
+        bests = [best for best in bests if best.terms["vcpus_beyond_cores"] == least]
         if bests[0].fallback.memory is Memory.ELSEWHERE:
             return bests[0]
         own = [best for best in bests if best.fallback.memory is not Memory.ELSEWHERE]
@@ -193,16 +244,23 @@ def standing(
     counts = tuple(split[node] for node in nodes)
     chosen = tuple(sorted(gpus))
     nearness = _nearness(request)
-    groups = groupby(_fallbacks(host, request), key=lambda fallback: astuple(fallback)[:4])
+    groups = groupby(_fallbacks(host, request), key=_group)
     for group, (_, fallbacks) in enumerate(groups):
         for number, fallback in enumerate(fallbacks):
             step = _Step(host, request, fallback)
-            if not step.whole_threads or sum(counts) != step.groups or chosen not in step.gpu_sets:
+            if sum(counts) != step.groups or chosen not in step.gpu_sets:
                 continue
             if step.allows(nodes, counts) and step.allows_gpus(nodes, chosen):
                 key = step.key(step.terms(nodes, counts, chosen))
-                return group, key[:nearness], number, key
+                shares = fallback.cores is Cores.SHARED
+                return group, key[: nearness + shares], number, key
     return None
+
+
+def _group(fallback: Fallback) -> tuple[object, ...]:
+    """What fallbacks have in common of which the best is taken, not the first."""
+    shares = fallback.cores is Cores.SHARED
+    return astuple(fallback)[: 2 if shares else 4]
 
 
 def _before_the_rung(
@@ -210,8 +268,10 @@ def _before_the_rung(
 ) -> tuple[object, ...]:
     """By what the bests of rungs that differ in the host's last core and the memory next to its
     vCPUs are compared: devices, packages, homes; with GPUs the sets that are broken."""
-    count = _nearness(request)
-    return (*key[:count], terms["sets_broken"]) if count else ()
+    if not _nearness(request):
+        return ()
+    names = (*_NEAR, _HOME)[: _nearness(request)]
+    return (*(terms[name] for name in names), terms["sets_broken"])
 
 
 def _nearness(request: GuestRequest) -> int:
@@ -224,21 +284,18 @@ def _nearness(request: GuestRequest) -> int:
 def _fallbacks(host: Host, request: GuestRequest) -> Iterator[Fallback]:
     layout = request.layout
     pins_all = layout.pinning is Pinning.ALL_PUS
-    hybrid = any(core.kind is not None for core in host.cores)
+    hybrid = _Step(host, request, _LAST_RESORT).is_hybrid
     widest = max((len(core.pus) for core in host.cores), default=1)
     memory = [Memory.FOLLOWS, Memory.UNEVEN, Memory.ELSEWHERE]
     if layout.memory is MemoryBinding.BOUND_PER_CELL:
         memory.pop()
+    counted = pins_all and request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     for keeps_memory, cores, mixed in product((True, False), Cores, (False, True)):
-        if mixed and not hybrid:
+        if (mixed and not hybrid) or (counted and cores is Cores.SHARED):
             continue
-        if cores is Cores.ALL_SIBLINGS:
-            shown = pins_all and request.keep_vcpus
-            threads: tuple[int, ...] = () if mixed or shown or request.vcpus % widest else (widest,)
-        elif cores is Cores.AS_ASKED and pins_all and not mixed:
-            threads = tuple(range(widest, 0, -1))
-        else:
-            threads = (1,)
+        widest = min(widest, request.most_threads or widest)
+        every = cores is Cores.AS_ASKED and pins_all and not mixed
+        threads = tuple(range(widest, 0, -1)) if every else (1,)
         for number, keeps_core, rule in product(threads, (True, False), memory):
             yield Fallback(keeps_memory, cores, mixed, number, keeps_core, rule)
 
@@ -292,17 +349,19 @@ class _Step:
         self.host, self.request, self.fallback = host, request, fallback
         layout = request.layout
         pins_all = layout.pinning is Pinning.ALL_PUS
-        doubles = pins_all and not request.keep_vcpus and fallback.cores is Cores.AS_ASKED
-        per_group = 1 if doubles else fallback.threads
-        self.whole_threads = request.vcpus % per_group == 0
-        self.groups = request.vcpus // per_group
-        self.counts_pus = fallback.cores is Cores.ANY_PUS or (
+        per_group = fallback.threads if request.keep_vcpus else 1
+        self.groups = -(-request.vcpus // per_group)
+        self.shares = fallback.cores is Cores.SHARED
+        self.counts_pus = self.shares or (
             pins_all
             and fallback.cores is Cores.AS_ASKED
             and request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
         )
         self.mirrored = layout.cells is GuestCells.MIRRORED
-        self.order = ORDER[request.policy, layout.pcie is GuestPcie.MIRRORED]
+        first = ("vcpus_beyond_cores",) if self.shares else ()
+        self.order = (*first, *ORDER[request.policy, layout.pcie is GuestPcie.MIRRORED])
+        if not request.unequal_cells and not self.shares:
+            self.order = _evenly(self.order)
         self.others = _others(host, request)
         self.known: dict[tuple[object, ...], object] = {}
         self.fixed = [device for device in host.pci_devices if device.bdf in set(request.devices)]
@@ -313,19 +372,22 @@ class _Step:
 
     def best(self) -> Best | None:
         """The best candidate. Where vCPUs lie on any PUs, it alone is asked for the host's core."""
-        if not self.whole_threads:
-            return None
         best = self._preferred()
         if best is not None and self.counts_pus and not self._keeps_core(best.nodes, best.split):
             return None
         return best
 
     def _preferred(self) -> Best | None:
+        idle = self.request.keep_vcpus and self.request.vcpus % self.fallback.threads
+        if self.shares or self.fallback.mixed or idle:
+            return self._least(lambda split: True)
         equal = self._least(lambda split: len(set(split)) == 1)
         if equal is not None and self.mirrored and not self.request.unequal_cells:
             free = self._least(lambda split: True)
             assert free is not None
-            names = ("device_class", "packages_spanned", "gpus_away_from_home")
+            # Nodes count where the policy wants few, nearness where it compares it.
+            names = {"device_class", "packages_spanned", "gpus_away_from_home", "nodes_spanned"}
+            names &= set(self.order)
             if all(equal.terms[name] <= free.terms[name] for name in names):  # type: ignore[operator]
                 return equal
             return free
@@ -369,6 +431,8 @@ class _Step:
             return False
         if not self.counts_pus and not self._keeps_core(nodes, split):
             return False
+        if self.shares and not self._is_shared_evenly(nodes, split):
+            return False
         pages, space = self.pages, [self.space[node] for node in nodes]
         others = [limit for node, limit in self.space.items() if node not in nodes]
         if self.fallback.memory is Memory.FOLLOWS:
@@ -385,11 +449,44 @@ class _Step:
 
     # PUs and cores
 
+    def _is_shared_evenly(self, nodes: tuple[int, ...], split: tuple[int, ...]) -> bool:
+        """Whether all whole cores are used before any node gives more, and of more no node could
+        give one to another that has two fewer."""
+        cores = [max(1, self.whole_cores[node]) for node in nodes]
+        if sum(cores) >= self.groups:
+            return all(n <= own for n, own in zip(split, cores, strict=True))
+        more = [n - own for n, own in zip(split, cores, strict=True)]
+        open_nodes = [n < self.most[node] for node, n in zip(nodes, split, strict=True)]
+        return min(more) >= 0 and not any(
+            a - b >= 2 and is_open
+            for a in more
+            for b, is_open in zip(more, open_nodes, strict=True)
+        )
+
+    @cached_property
+    def most(self) -> dict[int, int]:
+        """Groups that each node can hold, as its memory allows where that follows the vCPUs."""
+        follows = self.fallback.memory is Memory.FOLLOWS
+        return {
+            node: max(
+                n
+                for n in range(len(groups) + 1)
+                if not follows
+                or (limit := self.space[node]) is None
+                or -(-self.pages * n // self.groups) <= limit
+            )
+            for node, groups in self.have.items()
+        }
+
+    @cached_property
+    def whole_cores(self) -> dict[int, int]:
+        return {node: min(cores, self.most[node]) for node, cores in self.whole.items()}
+
     def _keeps_core(self, nodes: tuple[int, ...], split: tuple[int, ...]) -> bool:
         """Whether the host keeps its cores, where it is to."""
         if not self.fallback.keeps_core or self.request.layout.pinning is Pinning.NONE:
             return True
-        used = sum(self.draw(node, n)[2] for node, n in zip(nodes, split, strict=True))
+        used = sum(self.draw(node, n)[3] for node, n in zip(nodes, split, strict=True))
         return len(self.cores_without_vcpus) - used >= self.request.host_reserve.cores
 
     @cached_property
@@ -412,13 +509,23 @@ class _Step:
         return [c for c in self.host.cores if not set(c.pus) & self.pins_of_others[0]]
 
     @cached_property
+    def is_hybrid(self) -> bool:
+        """Whether cores of both kinds are free, were it for the host's core."""
+        free = self._free(keeps_core=False)
+        kinds = {core.kind for core in self.host.cores if set(core.pus) & free}
+        return {CoreKind.PERFORMANCE, CoreKind.EFFICIENCY} <= kinds
+
+    @cached_property
     def free(self) -> set[int]:
+        return self._free(keeps_core=self.fallback.keeps_core)
+
+    def _free(self, *, keeps_core: bool) -> set[int]:
         """Online, allowed, not reserved, and on no core that others hold."""
         pus = {int(pu.index) for pu in self.host.pus if pu.online and pu.allowed}
         pus -= set(self.request.reserved_pus) | set(self.request.housekeeping_pus)
         pus -= set(self.request.emulator_pus or ())
         vcpus, rest = self.pins_of_others
-        owned = vcpus | rest if self.fallback.keeps_core else vcpus
+        owned = vcpus | rest if keeps_core else vcpus
         for core in self.host.cores:
             if set(core.pus) & owned:
                 pus -= set(core.pus)
@@ -444,13 +551,19 @@ class _Step:
                 else:
                     count = int(len(usable) == len(core.pus) >= self.fallback.threads)
                 llc = llc_of[int(core.pus.first() or 0)]
-                group = _Group(number, llc, bool(usable) and usable <= self.isolated, core.kind)
-                have[position] += [group] * count
+                isolated = bool(usable) and usable <= self.isolated
+                weak = core.kind is CoreKind.EFFICIENCY
+                partly = len(usable) < len(core.pus)
+                have[position] += [
+                    _Group(number, llc, isolated, (turn, partly, weak, not isolated))
+                    for turn in range(count)
+                ]
         return have
 
     def _cores(self, node: NumaNode) -> Iterator[tuple[int, Core]]:
         for number, core in enumerate(self.host.cores):
-            kind_fits = self.fallback.mixed or core.kind is not CoreKind.EFFICIENCY
+            mixed = self.fallback.mixed or not self.is_hybrid
+            kind_fits = mixed or core.kind is not CoreKind.EFFICIENCY
             if core.pus <= node.pus and kind_fits:
                 yield number, core
 
@@ -465,31 +578,24 @@ class _Step:
         }
 
     @_remembered
-    def draw(self, node: int, number: int) -> tuple[int, int, int]:
-        """(groups that are not isolated, LLCs, cores) of so many groups: performance cores first,
-        of these isolated ones, then as few LLCs and cores as can be."""
+    def draw(self, node: int, number: int) -> tuple[int, int, bool, int]:
+        """(groups that are not isolated, LLCs, whether these have unequal numbers, cores) of so
+        many groups: one of each core first, whole cores before others; of those performance cores,
+        of these isolated ones, then as few LLCs as can be, with as many groups on each where that
+        can be, then as few cores."""
         groups = self.have[node]
-
-        def first(chosen: Iterable[_Group]) -> tuple[int, int, int]:
-            chosen = list(chosen)
-            strong = [g for g in chosen if g.kind is not CoreKind.EFFICIENCY]
-            weak = [g for g in chosen if g.kind is CoreKind.EFFICIENCY]
-            return (
-                -len(strong),
-                -sum(g.isolated for g in strong),
-                -sum(g.isolated for g in weak),
-            )
-
-        ways = list(combinations(groups, number))
-        least = min(first(way) for way in ways)
+        least = sorted(group.order for group in groups)[:number]
+        sure = [group for group in groups if group.order < least[-1]]
+        last = [group for group in groups if group.order == least[-1]]
         return min(
             (
                 sum(not g.isolated for g in way) if self.isolated else 0,
                 len({g.llc for g in way}),
+                len(set(Counter(g.llc for g in way).values())) > 1,
                 len({g.core for g in way}),
             )
-            for way in ways
-            if first(way) == least
+            for some in combinations(last, number - len(sure))
+            for way in [(*sure, *some)]
         )
 
     # Memory
@@ -752,7 +858,7 @@ class _Step:
 
         in_use = {gpu.bdf for gpu in of_vm}
         return _Homes(
-            of(device for device in devices if self._pulls(device)),
+            of(device for device in devices if self._pulls(device, of_vm)),
             of(of_vm),
             of(devices),
             len({frozenset(self.joined[bdf]) for bdf in in_use}) if self.links else 0,
@@ -760,6 +866,19 @@ class _Step:
             if in_use
             else None,
         )
+
+    @_remembered
+    def without_nic(self, gpus: tuple[Bdf, ...]) -> int:
+        """GPUs of the VM that no NIC of it is paired with; 0 where that is so of all free ones."""
+        nics = [device for device in self.fixed if device.kind is DeviceKind.NIC]
+
+        def is_without(bdf: Bdf) -> bool:
+            return not any(self._pulls(nic, [self.device_of[bdf]]) for nic in nics)
+
+        of_vm = {*gpus, *(gpu.bdf for gpu in self.gpus_of_host if gpu in self.fixed)}
+        if all(is_without(bdf) for bdf in self.free_gpus | of_vm):
+            return 0
+        return sum(is_without(bdf) for bdf in of_vm)
 
     def allows_gpus(self, nodes: tuple[int, ...], gpus: tuple[Bdf, ...]) -> bool:
         requires = self.request.device_locality is DeviceLocality.REQUIRE
@@ -795,6 +914,9 @@ class _Step:
             if near
             else 0,
             "packages_spanned": len({self._package(node) for node in nodes}),
+            "vcpus_beyond_cores": max(0, self.groups - sum(self.whole_cores[n] for n in nodes))
+            if self.shares
+            else 0,
             "gpus_away_from_home": sum(home not in nodes for home in homes.gpus) if near else 0,
             "nodes_spanned": len(nodes),
             "minus_nodes_spanned": -len(nodes),
@@ -802,6 +924,7 @@ class _Step:
             "gpu_link_groups": homes.link_groups,
             "gpu_sets_lost": lost,
             "sets_broken": homes.sets_lost or 0,
+            "gpus_without_nic": self.without_nic(gpus),
         }
 
     @_remembered
@@ -819,9 +942,19 @@ class _Step:
                 max(0, -(-self.pages * n // self.groups) - self.pools[node])
                 for node, n in zip(nodes, split, strict=True)
             )
+        # A cell is whole sockets; Intel guests of KVM may have cells that share one.
+        shares = self.host.cpu.vendor == "GenuineIntel" and self.request.guest.domain_type == "kvm"
+        counts = self.mirrored and not self.fallback.mixed and not shares
+        largest = max(n for n in range(1, self.groups + 1) if all(part % n == 0 for part in split))
         return {
+            "lopsided_split": int(max(split) > 2 * min(split)),
+            "guest_sockets": sum(part // largest for part in split) if counts else 0,
             "unisolated_cores": sum(one[0] for one in drawn),
             "llcs_spanned": sum(one[1] for one in drawn),
+            "unequal_llcs": int(
+                any(one[2] for one in drawn)
+                or len({n / one[1] for n, one in zip(split, drawn, strict=True)}) > 1
+            ),
             "pages_to_reserve": short,
             "balance_cores": sign * sum(self.whole[node] for node in nodes),
             "balance_memory": sign * sum((self.space[node] or 0) * self.granule for node in nodes),
@@ -845,17 +978,15 @@ class _Step:
             "gpus": gpus,
         }
 
-    def _pulls(self, device: PciDevice) -> bool:
-        """GPUs, and NICs on the switch or root complex of one that the VM has or may get."""
+    def _pulls(self, device: PciDevice, gpus: list[PciDevice]) -> bool:
+        """GPUs, and NICs on the switch or root complex of one of these."""
         if device.kind is not DeviceKind.NIC:
             return device.kind is DeviceKind.GPU
-        may_get = self.free_gpus if self.request.gpu_count else set()
         switch = self.host.switch_above(device.bdf)
         return any(
             gpu.root_complex == device.root_complex
             or (switch is not None and switch == self.host.switch_above(gpu.bdf))
-            for gpu in self.gpus_of_host
-            if gpu.bdf in may_get or gpu in self.fixed
+            for gpu in gpus
         )
 
     # Distances

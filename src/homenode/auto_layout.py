@@ -11,8 +11,9 @@ from homenode.evidence.model import Evidence
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS
+from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.plan.options import AUTO, PlanOptions
+from homenode.plan.request import DocumentSiblings
 from homenode.topology import Host
 
 
@@ -58,13 +59,36 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
             f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",
             hint=f"name one yourself: --layout {'|'.join(PRESETS)}",
         )
-    changed = replace(
+    return Settled(_with_verdict(options, verdict, verdict.layout), verdict)
+
+
+def _with_verdict(options: PlanOptions, verdict: Verdict, layout: str) -> PlanOptions:
+    """The options with the verdict's layout.
+
+    A switch that the user gives stays as given. The others follow: there are cells where PCIe is
+    mirrored, no expander bus where the guest is flat, and memory is bound, per cell where there are
+    cells.
+    """
+    preset = PRESETS[layout]
+    mirrors = GuestCells.MIRRORED if options.pcie is GuestPcie.MIRRORED else preset.cells
+    cells = options.cells or mirrors
+    is_flat = cells is GuestCells.FLAT
+    pcie = options.pcie or (GuestPcie.AS_IT_WAS if is_flat else preset.pcie)
+    memory = MemoryBinding.BOUND if is_flat else MemoryBinding.BOUND_PER_CELL
+    by_switch = options.pinning or options.siblings or options.thread_policy
+    as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
+    floats = verdict.floating and options.thread_policy is None
+    return replace(
         options,
-        layout=verdict.layout,
-        objective=None,
+        layout=layout,
+        cells=cells,
+        pcie=pcie,
+        pinning=options.pinning or (Pinning.NODE if floats else None),
+        memory_binding=options.memory_binding or memory,
+        objective=verdict.objective if (cells, pcie) == (preset.cells, preset.pcie) else None,
+        document_siblings=options.document_siblings if as_asked else DocumentSiblings.WHEN_SHORT,
         keep_vcpus=options.keep_vcpus or verdict.keep_vcpus,
     )
-    return Settled(changed, verdict)
 
 
 def refuse_auto(options: PlanOptions) -> None:

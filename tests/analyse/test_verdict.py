@@ -54,7 +54,7 @@ def measured(runs: Sequence[Run], objective: Objective) -> Verdict:
 
 def test_h200_collectives_want_a_flat_guest_and_show_that_default_is_no_worse() -> None:
     made = published("H200", Objective.COLLECTIVE)
-    assert (made.layout, made.also) == ("pin", ("default",))
+    assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ("default",))
     assert set(made.avoid) == {"pin-numa", "pin-numa-smt"}
     assert made.why(ReasonId.CONSERVATIVE)
     assert made.results[0].alternative == "default"
@@ -85,13 +85,13 @@ def test_a_multiple_is_written_as_the_multiple() -> None:
 
 def test_rtx_pro_6000_collectives_want_pinning() -> None:
     made = published("RTX PRO 6000", Objective.COLLECTIVE)
-    assert (made.layout, made.also) == ("pin", ())
+    assert (made.choice, made.layout, made.also) == ("pin", "pin-bound", ())
     assert set(made.avoid) == {"default", "pin-numa", "pin-numa-smt"}
 
 
 def test_mi350x_collectives_do_not_differ_and_get_the_layout_that_risks_least() -> None:
     made = published("MI350X", Objective.COLLECTIVE)
-    assert (made.layout, made.avoid) == ("pin", ())
+    assert (made.choice, made.layout, made.avoid) == ("pin", "pin-bound", ())
     assert made.why(ReasonId.CONSERVATIVE)
 
 
@@ -100,8 +100,7 @@ def test_siblings_are_worth_two_to_three_percent_of_throughput_and_no_more(
     system: str, gain: float
 ) -> None:
     made = published(system, Objective.THROUGHPUT)
-    assert made.layout == "pin"
-    assert made.avoid == ()
+    assert (made.choice, made.layout, made.avoid) == ("pin", "pin-bound", ())
     siblings = made.why(ReasonId.SIBLINGS)
     assert siblings is not None and siblings.ratio == pytest.approx(gain, abs=1e-3)
     dense = published(system, Objective.DENSITY)
@@ -110,7 +109,7 @@ def test_siblings_are_worth_two_to_three_percent_of_throughput_and_no_more(
 
 def test_rtx_4080_pins_are_to_be_reviewed_with_candidates() -> None:
     made = published("RTX 4080", Objective.THROUGHPUT)
-    assert (made.layout, made.avoid) == ("default", ("pin",))
+    assert (made.choice, made.layout, made.avoid) == ("default", "default", ("pin",))
     (doubt,) = [one for one in made.doubts if one.id == "pin-regression"]
     assert "homenode doctor" in doubt.remedy
     assert any("E cores mixed" in note for note in made.notes)
@@ -177,7 +176,7 @@ def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
 def test_xapi_wants_cores_first() -> None:
     made = published("Xen, 2 nodes of 16 cores", Objective.THROUGHPUT)
     assert (made.choice, made.avoid) == ("cores-first", ("memory-first",))
-    assert made.layout == "pin"
+    assert made.layout == "pin-bound"
 
 
 def test_every_verdict_of_published_figures_says_so_and_names_its_source() -> None:
@@ -205,7 +204,7 @@ def test_our_answer_is_the_articles_where_its_figures_are_behind_it(
     system: str, objective: Objective
 ) -> None:
     made = published(system, objective)
-    assert made.layout == ARTICLE[system, objective]
+    assert made.choice == ARTICLE[system, objective]
     assert made.published[0].agrees
 
 
@@ -317,7 +316,7 @@ def test_one_run_of_each_configuration_comes_to_the_articles_recommendation(
     ]
     machine = facts_of_runs(system, runs, publications())
     made = decide(Evidence((), tuple(runs)), machine, objective)
-    assert made.layout == ARTICLE[system, objective]
+    assert made.choice == ARTICLE[system, objective]
     if made.layout is None:
         assert {one.id for one in made.findings} == {"h2d-low"}
     else:
@@ -365,13 +364,13 @@ def test_a_host_that_no_one_has_measured_is_reasoned_about_and_says_so() -> None
     made = decide(PUBLISHED, facts("hgx-h100"), Objective.COLLECTIVE)
     assert (made.level, made.measure_next) == (EvidenceLevel.REASONED, "pin-numa-pci")
     flat = decide(PUBLISHED, facts("x86-1p1n4c4t"), Objective.HOST_BANDWIDTH)
-    assert (flat.level, flat.layout) == (EvidenceLevel.REASONED, "pin")
+    assert (flat.level, flat.choice, flat.layout) == (EvidenceLevel.REASONED, "pin", "pin-bound")
     assert flat.why(ReasonId.ONE_NODE)
 
 
 def test_a_machine_type_without_expander_buses_is_not_given_one() -> None:
     made = decide(PUBLISHED, facts("hgx-h100"), Objective.DEVICE_TRANSFER, expander_buses=False)
-    assert made.layout == "pin"
+    assert made.layout == "pin-bound"
     assert made.why(ReasonId.NO_EXPANDER_BUS)
 
 

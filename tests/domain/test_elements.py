@@ -62,6 +62,7 @@ FULL = b"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu
     <topology sockets='1' dies='1' cores='8' threads='1'/>
     <cache mode='emulate' level='3'/>
     <maxphysaddr mode='emulate' bits='40'/>
+    <feature policy='disable' name='topoext'/>
     <numa>
       <cell id='0' cpus='0-3' memory='4' unit='GiB'/>
       <cell id='1' cpus='4-7' memory='4' unit='GiB'/>

@@ -343,6 +343,35 @@ def test_topoext_is_required_even_where_it_was_disabled() -> None:
         tuned("no-cpu-no-arch", "pin-numa", topoext=True)
 
 
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        (b"<cpu mode='host-passthrough'/>", None),
+        (b"<cpu mode='host-passthrough'><feature name='topoext'/></cpu>", "disable"),
+        (b"<cpu mode='maximum'><feature policy='forbid' name='topoext'/></cpu>", "forbid"),
+        (b"<cpu mode='host-model'/>", "disable"),
+        (b"<cpu mode='custom'><model>EPYC-Milan</model></cpu>", "disable"),
+        (b"<cpu/>", None),
+    ],
+)
+def test_topoext_is_off_where_a_guest_is_shown_no_l3_and_its_cpu_might_have_it(
+    cpu: bytes, expected: str | None
+) -> None:
+    xml, plan = planned("no-cpu-no-arch", "pin-numa")
+    xml = xml.replace(b"</domain>", cpu + b"</domain>")
+    off = dataclasses.replace(plan, cache=GuestCache.DISABLED, topoext=False)
+    after = parse_document(rewrite(xml, off), "after").root
+    shown = after.child("cpu")
+    assert shown is not None
+    features = [feature.get("policy") for feature in shown.all("feature")]
+    assert features == ([] if expected is None else [expected])
+    cache = after.at("cpu", "cache")
+    assert cache is not None and (cache.get("mode"), cache.get("level")) == ("disable", None)
+    assert rewrite(rewrite(xml, off), off) == rewrite(xml, off)
+    earlier = dataclasses.replace(off, cache=GuestCache.EMULATED)
+    assert b"policy='disable'" not in rewrite(xml, earlier)
+
+
 def test_caches_are_shown_as_the_plan_says() -> None:
     xml, plan = planned("study", "pin-numa")
     emulated = rewrite(xml, dataclasses.replace(plan, cache=GuestCache.EMULATED))
@@ -359,8 +388,8 @@ def test_the_record_in_metadata_names_the_layout_and_leaves_others_alone() -> No
 
 
 def test_a_document_says_that_its_vcpus_are_sibling_pairs_already() -> None:
-    assert read_guest(tuned("study", "pin-numa-smt").to_bytes(), "x").siblings_exposed
-    assert not read_guest(tuned("study", "pin-numa").to_bytes(), "x").siblings_exposed
+    assert read_guest(tuned("study", "pin-numa-smt").to_bytes(), "x").threads_per_core == 2
+    assert read_guest(tuned("study", "pin-numa").to_bytes(), "x").threads_per_core == 1
 
 
 def test_a_broken_result_is_refused_whole() -> None:

@@ -58,7 +58,7 @@ def measured(layout: str, value: float) -> Run:
 
 def test_a_machine_without_figures_gets_what_is_computed_as_reasoned() -> None:
     made = decided(publications())
-    assert (made.layout, made.level) == ("pin", EvidenceLevel.REASONED)
+    assert (made.choice, made.level) == ("pin", EvidenceLevel.REASONED)
     computed = {one.alternative for one in made.reasons if one.id is ReasonId.COMPUTED}
     assert computed == {"pin", "pin-numa-pci"} and made.measure_next == "pin-numa-pci"
 
@@ -77,7 +77,7 @@ def test_derivations_that_contradict_each_other_end() -> None:
 def test_no_derivation_overrules_a_figure() -> None:
     runs = [measured("pin", 20e9), measured("pin-numa", 8e9)]
     made = decided(with_derivations([order("pin-numa", "pin")]), runs)
-    assert (made.layout, made.level) == ("pin", EvidenceLevel.MEASURED)
+    assert (made.choice, made.level) == ("pin", EvidenceLevel.MEASURED)
     # Both have figures: nothing that is computed of them is worth a word.
     assert made.why(ReasonId.COMPUTED) is None
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.options import PlanOptions
+from homenode.plan.layout import PRESETS, Layout, MemoryBinding, Pinning
+from homenode.plan.options import PlanOptions, layout_for
 from homenode.plan.stored import read_plan
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
@@ -53,11 +55,11 @@ app.command("recommend")(recommend)
 app.command("plan")(plan)
 app.command("place")(place)
 
-Answer = tuple[str | None, str | None, str | None, bool]
+Answer = tuple[str | None, str | None, str | None, tuple[str, ...]]
 
 
 def answer(made: Verdict) -> Answer:
-    return made.choice, made.layout, made.level, made.keep_vcpus
+    return made.choice, made.layout, made.level, made.words
 
 
 @cache
@@ -82,7 +84,7 @@ def planned(host: Host, evidence: Evidence) -> Iterator[tuple[Objective, tuple[o
         except NotRecommended:
             yield objective, (None, False)
         else:
-            yield objective, (made.options.layout, made.options.keep_vcpus)
+            yield objective, (layout_for(made.options), made.options.keep_vcpus)
 
 
 def reported(*arguments: str, host: str | None = None) -> dict[Objective, Answer]:
@@ -106,8 +108,11 @@ def test_every_command_gives_one_answer_from_published_figures(system: str) -> N
     assert recommended("--host", MACHINES[system] or "") == expected
     assert recommended(f"published:{system}") == expected
     assert reported(f"published:{system}") == expected
-    layouts = {one: (layout, keep) for one, (_, layout, _, keep) in expected.items()}
-    assert dict(planned(host, evidence)) == layouts
+    assert dict(planned(host, evidence)) == {
+        one: (layout_of(made), made.keep_vcpus)
+        for one in Objective
+        for made in (decide(evidence, machine, one),)
+    }
 
 
 @pytest.mark.parametrize("system", ["H200", "RTX 4080", "RTX 5090", "hgx-h100"])
@@ -137,8 +142,11 @@ def test_every_command_gives_one_answer_from_measured_figures(system: str, tmp_p
     assert recommended(str(tmp_path), "--host", source) == expected
     assert reported(str(tmp_path), host=source) == expected
     assert concluded(runs, host) == expected
-    layouts = {one: (layout, keep) for one, (_, layout, _, keep) in expected.items()}
-    assert dict(planned(host, evidence)) == layouts
+    assert dict(planned(host, evidence)) == {
+        one: (layout_of(made), made.keep_vcpus)
+        for one in Objective
+        for made in (decide(evidence, machine, one),)
+    }
 
 
 SMALL = (
@@ -153,16 +161,26 @@ SMALL = (
 )
 
 
-def placed_with(command: str, document: Path, host: str, objective: Objective) -> str | None:
+def layout_of(made: Verdict) -> Layout | None:
+    """The switches that a verdict comes to."""
+    if made.layout is None:
+        return None
+    layout = PRESETS[made.layout]
+    if made.floating:
+        return replace(layout, name="custom", pinning=Pinning.NODE, memory=MemoryBinding.BOUND)
+    return layout
+
+
+def placed_with(command: str, document: Path, host: str, objective: Objective) -> Layout | None:
     """The layout of the plan that a command makes; None where it makes none, as none is
     recommended."""
     if command in ("apply", "Python"):
         wanted = PlanOptions("auto", objective=objective)
         try:
             if command == "Python":
-                return api.plan(document, host, wanted).layout.name
+                return api.plan(document, host, wanted).layout
             content = document.read_bytes()
-            return tuned_on("gpu-vm", content, wanted, host, (), [], quiet=True).plan.layout.name
+            return tuned_on("gpu-vm", content, wanted, host, (), [], quiet=True).plan.layout
         except NotRecommended:
             return None
     words = {
@@ -175,7 +193,7 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
     done = CliRunner().invoke(app, [*words, *options])
     if done.exit_code:
         return None
-    return read_plan(done.stdout.encode(), "output").layout.name
+    return read_plan(done.stdout.encode(), "output").layout
 
 
 COMMANDS = ("plan", "plan --target", "pool place", "apply", "Python")
@@ -190,7 +208,7 @@ def check_commands(system: str, objectives: tuple[Objective, ...], folder: Path)
     machine = facts_of_host(host_of(system), publications())
     for command, objective in zip(COMMANDS, objectives, strict=True):
         made = decide(Evidence(publications()), machine, objective)
-        assert placed_with(command, document, source, objective) == made.layout, command
+        assert placed_with(command, document, source, objective) == layout_of(made), command
         assert answer(api.decide(host_of(system), objective)) == answer(made)
 
 

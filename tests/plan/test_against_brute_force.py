@@ -5,6 +5,7 @@ Hypothesis can shrink what fails.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,13 @@ from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
-from homenode.plan.request import Balance, DeviceLocality, GuestRequest, Policy
+from homenode.plan.request import (
+    Balance,
+    DeviceLocality,
+    DocumentSiblings,
+    GuestRequest,
+    Policy,
+)
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, PagePool, RunningDomain
@@ -60,7 +67,8 @@ RESERVES = (
 )
 CONCEDED: dict[Concession, Callable[[Fallback], bool]] = {
     Concession.HOST_MEMORY: lambda fallback: not fallback.keeps_memory,
-    Concession.ANY_PUS: lambda fallback: fallback.cores is Cores.ANY_PUS,
+    Concession.SHARED_CORES: lambda fallback: fallback.cores is Cores.SHARED,
+    Concession.MIXED_KINDS: lambda fallback: fallback.mixed,
     Concession.HOST_CORE: lambda fallback: not fallback.keeps_core,
     Concession.UNEVEN_MEMORY: lambda fallback: fallback.memory is Memory.UNEVEN,
     Concession.MEMORY_ELSEWHERE: lambda fallback: fallback.memory is Memory.ELSEWHERE,
@@ -75,10 +83,12 @@ def some_pus(draw: random.Random, total: int, most: int) -> CpuSet:
 def node_specs(draw: random.Random) -> list[NodeSpec]:
     packages = draw.randint(1, 3)
     specs = []
+    threads = draw.choice(((1, 2, 2), (1, 2, 2), (2,), (2,), (2, 4)))
+    hybrid = draw.random() < 0.15
     for number in range(draw.randint(2, 5)):
         count = draw.choice((0, 1, 1, 1, 2)) if number else draw.randint(1, 2)
         llcs = [
-            tuple(draw.choice((1, 2, 2)) for _ in range(draw.randint(1, 3))) for _ in range(count)
+            tuple(draw.choice(threads) for _ in range(draw.randint(1, 3))) for _ in range(count)
         ]
         specs.append(
             NodeSpec(
@@ -88,6 +98,7 @@ def node_specs(draw: random.Random) -> list[NodeSpec]:
                 memory_bytes=draw.choice((0, 4, 6, 8, 8, 8, 200)) * GIB,
                 free_bytes=draw.choice((None, None, None, 3 * GIB, 5 * GIB)),
                 pools=draw.choice(POOLS),
+                efficiency_cores=draw.randint(0, 2) if hybrid else None,
             )
         )
     return specs
@@ -182,13 +193,17 @@ def small_wish(draw: random.Random, host: Host) -> GuestRequest:
         policies.append(Policy.MEMORY_FIRST)
     # Small numbers fit one node, so many are drawn from what it takes several for.
     few = draw.random() < 0.5
-    vcpus = draw.randint(1, 4) if few else draw.randint(3, max(3, len(host.cores)))
+    most = draw.choice((len(host.cores), len(host.cores), len(host.pus)))
+    vcpus = draw.randint(1, 4) if few else draw.randint(3, max(3, most))
     request = small_request(vcpus, draw.choice((1, 1, 2, 4, 9)) * GIB, layout=layout)
     bdfs = [d.bdf for d in host.pci_devices if d.kind is not DeviceKind.BRIDGE]
     gpus = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU)]
     policy = draw.choice(policies)
-    # With "any" nothing is near or far, but GPUs near the nodes are chosen anyway.
-    chooses = bool(gpus) and policy is not Policy.ANY and draw.random() < 0.6
+    threads = draw.choice((2, 2, 4))
+    if not layout.endswith("-smt") and vcpus % threads == 0 and draw.random() < 0.5:
+        shown = replace(request.guest, cpu_topology=(1, 1, vcpus // threads, threads))
+        request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
+    chooses = bool(gpus) and draw.random() < 0.6
     # What a running VM has may be named, with a warning, but is not compared here.
     barred = {bdf for domain in host.domains for bdf in domain.devices} | set(gpus * chooses)
     return replace(
@@ -297,6 +312,130 @@ def crowded_wish(draw: random.Random, host: Host) -> GuestRequest:
     return replace(request, gpu_count=draw.randint(1, min(2, gpus)))
 
 
+def chiplet_host(draw: random.Random) -> Host:
+    """One to three nodes of several LLCs, some cores taken, in isolcpus or of another kind."""
+    specs = [
+        NodeSpec(
+            tuple((1,) * draw.randint(1, 4) for _ in range(draw.randint(1, 4))),
+            package=draw.randrange(2),
+            memory_bytes=64 * GIB,
+        )
+        for _ in range(draw.randint(1, 3))
+    ]
+    total = sum(len(llc) for spec in specs for llc in spec.llcs)
+    in_use = some_pus(draw, total, 3)
+    return host_of(
+        specs,
+        domains=[pinned_domain(str(in_use))] if in_use else [],
+        isolated=str(some_pus(draw, total, 4)) if draw.random() < 0.3 else "",
+    )
+
+
+def chiplet_wish(draw: random.Random, host: Host) -> GuestRequest:
+    layout = draw.choice(("pin", "pin-numa", "pin-numa", "pin-numa-smt"))
+    request = small_request(draw.randint(2, max(2, len(host.cores) - 1)), GIB, layout=layout)
+    return replace(request, unequal_cells=draw.random() < 0.5)
+
+
+def pinned_to_llcs(host: Host, placement: Placement) -> list[int]:
+    """vCPUs on each LLC of each node."""
+    nodes, pins = placement.vcpu_nodes, placement.vcpu_pins
+    return list(
+        Counter(
+            (node, host.pu_at[pu].llc) for node, pin in zip(nodes, pins, strict=True) for pu in pin
+        ).values()
+    )
+
+
+def paired_host(draw: random.Random) -> Host:
+    """Two packages or three with NICs next to GPUs, some on another node than these."""
+    packages = draw.randint(2, 3)
+    specs = [
+        NodeSpec(((2,) * draw.randint(1, 4),), package=package, memory_bytes=8 * GIB)
+        for package in range(packages)
+        for _ in range(draw.randint(1, 2))
+    ]
+    count = len(specs)
+    devices = []
+    for number in range(draw.randint(2, 7)):
+        root = draw.randint(0, count)
+        devices.append(
+            DeviceSpec(
+                f"0000:{16 + number:02x}:00.0",
+                node=draw.choice((None, root % count, root % count, draw.randrange(count))),
+                kind=draw.choice((DeviceKind.GPU, DeviceKind.GPU, DeviceKind.NIC)),
+                root=root,
+                switch=draw.choice((None, 0)),
+            )
+        )
+    total = sum(len(spec.llcs[0]) for spec in specs)
+    gpus = [device.bdf for device in devices if device.kind is DeviceKind.GPU]
+    in_use = tuple(bdf for bdf in gpus if draw.random() < 0.25)
+    return host_of(
+        specs,
+        devices=devices,
+        domains=[pinned_domain(str(some_pus(draw, total, 3)), devices=in_use)],
+        distances=distances(draw, count) if draw.random() < 0.2 else None,
+    )
+
+
+def paired_wish(draw: random.Random, host: Host) -> GuestRequest:
+    """Some NICs by name, and GPUs by number, by name, or both."""
+    layout = draw.choice(("pin", "pin-numa", "pin-numa-pci", "pin-numa-pci"))
+    owned = {bdf for domain in host.domains for bdf in domain.devices}
+    gpus = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU) if d.bdf not in owned]
+    named = gpus[: draw.choice((0, 0, 0, 1))]
+    nics = [d.bdf for d in host.devices_of_kind(DeviceKind.NIC) if draw.random() < 0.7]
+    more = len(gpus) - len(named)
+    return replace(
+        small_request(draw.randint(1, 8), draw.choice((1, 2, 6)) * GIB, layout=layout),
+        devices=(*named, *nics),
+        gpu_count=draw.randint(1, min(3, more)) if more else None,
+        device_locality=draw.choice(LOCALITIES),
+        max_nodes=draw.choice((None, None, 1)),
+    )
+
+
+def celled_host(draw: random.Random) -> Host:
+    """Two to four nodes of several cores, some taken, with GPUs on some; of any vendor."""
+    count, packages = draw.randint(2, 4), draw.randint(1, 2)
+    specs = [
+        NodeSpec(
+            tuple((1,) * draw.randint(1, 4) for _ in range(draw.randint(1, 2))),
+            package=node * packages // count,
+            memory_bytes=draw.choice((3, 8, 8)) * GIB,
+        )
+        for node in range(count)
+    ]
+    total = sum(len(llc) for spec in specs for llc in spec.llcs)
+    in_use = some_pus(draw, total, 4)
+    devices = [
+        DeviceSpec(f"0000:{16 + number:02x}:00.0", node=draw.randrange(count), root=number)
+        for number in range(draw.randint(0, 4))
+    ]
+    return host_of(
+        specs,
+        devices=devices,
+        domains=[pinned_domain(str(in_use))] if in_use else [],
+        vendor=draw.choice(("GenuineIntel", "AuthenticAMD", "IBM")),
+    )
+
+
+def celled_wish(draw: random.Random, host: Host) -> GuestRequest:
+    layout = draw.choice(("pin-numa", "pin-numa", "pin-numa-pci", "pin-numa-pci", "pin"))
+    request = small_request(
+        draw.randint(2, len(host.cores)), draw.choice((1, 3, 6)) * GIB, layout=layout
+    )
+    gpus = len(host.devices_of_kind(DeviceKind.GPU))
+    return replace(
+        request,
+        gpu_count=draw.randint(1, gpus) if gpus and draw.random() < 0.8 else None,
+        unequal_cells=draw.random() < 0.2,
+        policy=draw.choice((*(Policy.CORES_FIRST,) * 6, Policy.SPREAD)),
+        page_bytes=draw.choice((None, None, 2 * MIB)),
+    )
+
+
 def attempt(host: Host, request: GuestRequest) -> Placement | None:
     try:
         return place(host, request)
@@ -313,8 +452,6 @@ def compare(host: Host, request: GuestRequest) -> None:
         return
     given = CONCEDED.keys() & placement.concessions
     expected = {name for name, is_given in CONCEDED.items() if is_given(best.fallback)}
-    if given != expected and best.fallback.cores is Cores.ANY_PUS and best.fallback.keeps_core:
-        return  # of any PUs on equally many LLCs, those that leave a core are not looked for
     assert given == expected
     assert placement.optimal is True
     found = {term.name: term.value for term in placement.cost if term.name != "gpus"}
@@ -344,6 +481,36 @@ def test_nor_where_the_core_of_an_emulator_keeps_a_gpu_set_whole() -> None:
         draw = random.Random(seed)
         host = crowded_host(draw)
         compare(host, crowded_wish(draw, host))
+
+
+@pytest.mark.parametrize("first", range(0, 600, 200))
+def test_nor_where_nodes_have_many_llcs_and_the_pins_are_as_its_terms_say(first: int) -> None:
+    for seed in range(first, first + 200):
+        draw = random.Random(seed)
+        host = chiplet_host(draw)
+        request = chiplet_wish(draw, host)
+        compare(host, request)
+        placement = attempt(host, request)
+        if placement is not None:
+            cost = {term.name: term.value for term in placement.cost}
+            pinned = pinned_to_llcs(host, placement)
+            assert len(pinned) == cost["llcs_spanned"]
+            assert (len(set(pinned)) > 1) is bool(cost["unequal_llcs"])
+
+
+def test_nor_where_nics_belong_to_some_of_the_gpus() -> None:
+    for seed in range(400):
+        draw = random.Random(seed)
+        host = paired_host(draw)
+        compare(host, paired_wish(draw, host))
+
+
+@pytest.mark.parametrize("first", range(0, 200, 100))
+def test_nor_where_cells_cannot_be_equal(first: int) -> None:
+    for seed in range(first, first + 100):
+        draw = random.Random(seed)
+        host = celled_host(draw)
+        compare(host, celled_wish(draw, host))
 
 
 @given(st.randoms(use_true_random=False))

@@ -16,7 +16,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import DeviceLocality, GuestRequest
 from homenode.plan.search.place import place
 from homenode.sources import load_host
-from homenode.topology import Host, PagePool
+from homenode.topology import CpuModel, Host, PagePool
 from homenode.units import GIB
 from tests.brute_force import best_by_force
 from tests.shared_data import needs_shared, shared
@@ -179,8 +179,9 @@ def nps4_distances() -> tuple[tuple[int, ...], ...]:
         ((1, 1, 3, 3, 5, 5, 7, 7), 2, 4, (1,), (4,)),
         # Three GPUs of nodes with two and one: both at home on two nodes of one socket.
         ((0, 0, 1, 6), 3, 6, (0, 1), (3, 3)),
-        # Fourteen vCPUs on nodes of six cores: three unequal cells rather than seven equal ones.
-        ((), 0, 14, (0, 1, 2), (5, 5, 4)),
+        # Fourteen vCPUs on nodes of six cores: three unequal cells rather than seven equal ones, in
+        # seven sockets of two cores rather than fourteen of one.
+        ((), 0, 14, (0, 1, 2), (6, 4, 4)),
     ],
 )
 def test_cells_lie_next_to_gpus(
@@ -194,6 +195,55 @@ def test_cells_lie_next_to_gpus(
     placement = agreed(host, request) if count < 8 else place(host, request)
     assert placement.nodes == nodes
     assert groups(placement) == split
+
+
+@pytest.mark.parametrize(
+    ("homes", "cores", "vendor", "count", "vcpus", "nodes", "split"),
+    [
+        # A pair of GPUs on each node: no third node for the sake of three equal cells, and a
+        # socket of seven for each GPU rather than 21 sockets of one core.
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 21, (0, 1), (14, 7)),
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "GenuineIntel", 3, 21, (0, 1), (11, 10)),
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 27, (0, 1), (15, 12)),
+        # Nothing divides 23 vCPUs.
+        ((0, 0, 1, 1, 2, 2, 3, 3), 16, "AuthenticAMD", 3, 23, (0, 1), (12, 11)),
+        # Where each GPU is on a node of its own, equal cells cost no node without one.
+        ((0, 1, 2), 16, "AuthenticAMD", 3, 21, (0, 1, 2), (7, 7, 7)),
+        # SNC4: six nodes of fourteen cores, of which none gets five.
+        ((1, 3, 5, 7), 14, "GenuineIntel", 3, 75, (0, 1, 2, 3, 4, 5), (13, 13, 12, 13, 12, 12)),
+        # Two sockets as in Lassen's nodes.
+        ((0, 0, 4, 4), 6, "IBM", 3, 9, (0, 4), (6, 3)),
+    ],
+)
+def test_cells_that_cannot_be_equal_are_as_even_as_few_sockets_and_nodes_allow(
+    homes: tuple[int, ...],
+    cores: int,
+    vendor: str,
+    count: int,
+    vcpus: int,
+    nodes: tuple[int, ...],
+    split: tuple[int, ...],
+) -> None:
+    host = replace(sub_nodes(homes, cores), cpu=CpuModel(vendor, "test CPU"))
+    request = small_request(vcpus, 32 * GIB, layout="pin-numa-pci")
+    placement = place(host, replace(request, gpu_count=count))
+    assert (placement.nodes, groups(placement)) == (nodes, split)
+    assert set(gpu_nodes(host, placement)) <= set(placement.nodes)
+
+
+def test_equal_cells_that_would_take_a_further_node_are_a_runner_up() -> None:
+    host = sub_nodes((0, 0, 1, 1), 16)
+    request = replace(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
+    runner, *_ = (
+        one for one in place(host, request).runners_up if one.decided_by == "nodes_spanned"
+    )
+    assert len(runner.nodes) == 3
+
+
+def test_vcpus_go_next_to_the_devices_where_that_is_asked_for() -> None:
+    host = sub_nodes((0, 0, 1, 1), 16)
+    request = replace(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
+    assert groups(place(host, replace(request, unequal_cells=True))) == (16, 5)
 
 
 @pytest.mark.parametrize("layout", ("pin", "pin-numa"))
@@ -236,7 +286,8 @@ def test_14_vcpus_on_nodes_with_6_free_cores_take_3_nodes_of_one_socket(layout: 
     host = replace(host, domains=(pinned_domain(str(busy)),))
     placement = place(host, small_request(14, 64 * GIB, layout=layout))
     assert placement.nodes in ((0, 1, 2), (4, 5, 6))
-    assert sorted(groups(placement)) == [4, 5, 5]
+    # Cells of an AMD guest are whole sockets: seven of two cores rather than fourteen of one.
+    assert sorted(groups(placement)) == ([4, 5, 5] if layout == "pin" else [4, 4, 6])
 
 
 # VMs without GPUs leave the GPUs' nodes to others.
@@ -254,6 +305,60 @@ def test_a_vm_without_gpus_takes_a_node_whose_gpus_are_gone_already(layout: str)
     devices = [gpu(0x10, 0), gpu(0x20, 1)]
     host = even_host(2, 1, 1, 4, 1, devices=devices, domains=[gone])
     assert agreed(host, small_request(2, layout=layout)).nodes == (0,)
+
+
+# NICs count with the GPUs that the VM gets.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str) -> None:
+    host = load_host("hgx-h100")
+    taken = pinned_domain("56-63", devices=("0000:9b:00.0",), memory_bytes=64 * GIB)
+    host = replace(host, domains=(taken,))
+    request = replace(
+        small_request(40, 256 * GIB, layout=layout, devices=["0000:cc:00.0"]), gpu_count=4
+    )
+    placement = place(host, request)
+    assert placement.nodes == (0,)
+    assert set(gpu_nodes(host, placement)) == {0}
+    [finding] = [one for one in placement.findings if one.id == "nic-without-gpu"]
+    assert finding.subject == "0000:cc:00.0"
+    assert "0000:1a:00.0" in (finding.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("nics", "gpus"),
+    [
+        (("0000:bc:00.0",), ("0000:bb:00.0",)),
+        (("0000:3c:00.0", "0000:5e:00.0"), ("0000:3b:00.0", "0000:5d:00.0")),
+    ],
+)
+def test_of_equal_gpus_those_next_to_the_nics_of_the_vm_are_chosen(
+    nics: tuple[str, ...], gpus: tuple[str, ...]
+) -> None:
+    request = small_request(8, 16 * GIB, layout="pin-numa-pci", devices=nics)
+    request = replace(request, gpu_count=len(gpus), without_nvlink=True)
+    placement = place(load_host("hgx-h100"), request)
+    assert placement.devices == tuple(sorted(map(Bdf.parse, (*nics, *gpus))))
+    assert not {"nic-without-gpu", "nic-away-from-vm"} & {one.id for one in placement.findings}
+
+
+@pytest.mark.parametrize("gpu_node", [0, 1])
+def test_a_nic_paired_with_the_gpu_that_the_vm_gets_pulls_as_the_gpu_does(gpu_node: int) -> None:
+    devices = [
+        DeviceSpec("0000:10:00.0", node=gpu_node, root=0),
+        DeviceSpec("0000:11:00.0", node=1, kind=DeviceKind.NIC, root=0),
+    ]
+    host = host_of([NodeSpec(((2,) * 8,), package=package) for package in (0, 1)], devices=devices)
+    named = [device.bdf for device in devices]
+    placement = agreed(host, small_request(6, layout="pin-numa-pci", devices=named))
+    # No node alone is next to both where the firmware gives the pair two.
+    assert placement.nodes == ((1,) if gpu_node else (0, 1))
+    alone = replace(
+        small_request(6, layout="pin-numa-pci", devices=named), max_nodes=1, gpu_count=None
+    )
+    found = {one.id for one in agreed(host, alone).findings}
+    assert ("nic-away-from-vm" in found) is (gpu_node == 0)
 
 
 # One GPU is a choice of partition, too.

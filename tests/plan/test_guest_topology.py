@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.layout import PRESETS, GuestCells
+from homenode.plan.layout import PRESETS, GuestCells, Pinning
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
@@ -209,11 +209,12 @@ def test_hidden_siblings_or_half_an_llc_get_an_emulated_l3_for_each_die() -> Non
     assert plan.topology == GuestTopology(2, 2, 3, 2) and plan.cache is GuestCache.EMULATED
 
 
-def test_dies_on_amd_are_a_gap_until_a_guest_has_confirmed_them() -> None:
+def test_amd_is_shown_a_die_for_each_llc_with_topoext() -> None:
     host, placement = whole_llcs("AuthenticAMD", siblings=False)
     plan = assemble(host, small_request(16), placement)
-    assert plan.cache is GuestCache.EMULATED
-    assert [gap.subject for gap in plan.gaps] == ["guest L3"]
+    assert plan.topology == GuestTopology(2, 2, 4, 1)
+    assert plan.cache is GuestCache.EMULATED and plan.topoext
+    assert not plan.gaps
 
 
 def test_other_cpu_modes_never_pass_caches_through() -> None:
@@ -223,38 +224,131 @@ def test_other_cpu_modes_never_pass_caches_through() -> None:
         ("custom", GuestCache.EMULATED),
         ("host-model", GuestCache.EMULATED),
         ("maximum", GuestCache.PASSTHROUGH),
-        (None, GuestCache.AS_IT_WAS),
+        (None, GuestCache.EMULATED),
     ):
         guest = replace(request.guest, cpu_mode=mode)
         assert assemble(host, replace(request, guest=guest), placement).cache is cache
 
 
-def test_llcs_that_are_not_filled_equally_leave_the_cache_as_it_was() -> None:
-    host = even_host(2, 1, 2, 4, 1)
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel", "HygonGenuine"])
+def test_llcs_that_are_not_filled_equally_are_not_shown_and_amd_loses_topoext(vendor: str) -> None:
+    host = even_host(2, 1, 2, 4, 1, vendor=vendor)
     pins = pins_of(host, (0, 4), (1, 2), (2, 4), (3, 2))
     plan = assemble(host, small_request(12), placed((6, 6), pins=pins))
     assert plan.topology == GuestTopology(2, 1, 6, 1)
-    assert plan.cache is GuestCache.AS_IT_WAS
-    assert "guest-l3-not-mirrored" in [f.id for f in plan.findings]
+    assert plan.cache is GuestCache.DISABLED
+    assert plan.topoext is (None if vendor == "GenuineIntel" else False)
+    assert [(f.id, f.severity) for f in plan.findings] == [("guest-l3-not-mirrored", "info")]
 
 
-def test_an_llc_that_serves_two_cells_is_reported_to_be_shown_twice() -> None:
-    host = even_host(1, 2, 1, 4, 1)
-    both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
-    host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))
-    pins = [CpuSet([pu]) for pu in range(8)]
-    plan = assemble(host, small_request(8), placed((4, 4), pins=pins))
-    assert plan.cache is GuestCache.EMULATED
-    assert any("LLC 0" in gap.reason for gap in plan.gaps)
+def test_siblings_of_amd_keep_an_l3_that_is_false_with_a_warning() -> None:
+    host = even_host(2, 1, 2, 4, 2)
+    pins = pins_of(host, (0, 3), (1, 2), (2, 3), (3, 2), siblings=True)
+    placement = placed((10, 10), pins=pins, threads=2)
+    plan = assemble(host, small_request(20, layout="pin-numa-smt"), placement)
+    assert plan.cache is GuestCache.DISABLED and plan.topoext
+    found = [f for f in plan.findings if f.id == "guest-l3-not-mirrored"]
+    assert [f.severity for f in found] == ["warning"] and "each guest socket" in found[0].detail
 
 
-def test_unknown_llcs_are_a_gap() -> None:
+@pytest.mark.parametrize(
+    ("mode", "cores_per_llc", "cache"),
+    [
+        ("host-passthrough", 8, GuestCache.PASSTHROUGH),
+        ("host-model", 8, GuestCache.DISABLED),
+        # A complex of Zen 3 with six of its eight cores: its leaf may count all of them.
+        ("host-passthrough", 6, GuestCache.DISABLED),
+    ],
+)
+def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
+    mode: str, cores_per_llc: int, cache: GuestCache
+) -> None:
+    host = even_host(2, 1, 2, cores_per_llc, 2)
+    pins = pins_of(host, (0, cores_per_llc), (1, 3), (2, cores_per_llc), (3, 3), siblings=True)
+    each = 2 * (cores_per_llc + 3)
+    request = small_request(2 * each, layout="pin-numa-smt")
+    request = replace(request, guest=replace(request.guest, cpu_mode=mode))
+    assert assemble(host, request, placed((each, each), pins=pins, threads=2)).cache is cache
+
+
+def one_llc(host: Host) -> Host:
+    """The host with all PUs on one LLC, as sub-NUMA clusters have it."""
+    whole = replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
+    return replace(host, llcs=(whole,), pus=tuple(replace(pu, llc=whole.index) for pu in host.pus))
+
+
+def test_cells_of_one_llc_share_a_socket_on_intel_and_are_shown_no_l3_elsewhere() -> None:
+    pins = [CpuSet([pu]) for pu in (0, 1, 2, 4, 5, 6)]
+    for vendor, topology, cache in (
+        ("GenuineIntel", GuestTopology(1, 1, 6, 1), GuestCache.EMULATED),
+        ("AuthenticAMD", GuestTopology(2, 1, 3, 1), GuestCache.DISABLED),
+    ):
+        host = one_llc(even_host(1, 2, 1, 4, 1, vendor=vendor))
+        plan = assemble(host, small_request(6), placed((3, 3), pins=pins))
+        assert (plan.topology, plan.cache) == (topology, cache)
+        says_so = any("is a socket" in text for text in plan.consequences)
+        assert says_so is (topology.sockets == 2)
+
+
+def test_llcs_that_are_not_known_are_not_shown() -> None:
     host = even_host(2, tells_llcs=False)
     plan = assemble(
         host, small_request(4), placed((2, 2), pins=[CpuSet([i]) for i in (0, 1, 4, 5)])
     )
-    assert plan.cache is GuestCache.AS_IT_WAS and plan.llcs == ()
-    assert any(gap.subject == "guest L3" for gap in plan.gaps)
+    assert plan.cache is GuestCache.DISABLED and plan.llcs == ()
+    assert any("not known" in f.detail for f in plan.findings if f.id == "guest-l3-not-mirrored")
+
+
+def test_vcpus_that_float_over_several_llcs_are_shown_none_and_over_one_its_own() -> None:
+    layout = replace(PRESETS["pin-numa"], pinning=Pinning.NODE, name="custom")
+    for llcs, cache in ((2, GuestCache.DISABLED), (1, GuestCache.EMULATED)):
+        host = even_host(2, 1, llcs, 4, 1)
+        pins = [host.nodes[0].pus] * 2 + [host.nodes[1].pus] * 2
+        plan = assemble(host, small_request(4, layout=layout), placed((2, 2), pins=pins))
+        assert plan.cache is cache
+
+
+@pytest.mark.parametrize("stated", [None, "emulate", "passthrough", "disable"])
+@pytest.mark.parametrize(
+    ("topology", "parts", "is_true"),
+    [
+        ((1, 1, 4, 1), ((0, 4),), True),
+        ((1, 1, 4, 1), ((0, 2), (1, 2)), False),
+        ((2, 1, 2, 1), ((0, 2), (1, 2)), True),
+        # Without a topology libvirt makes each vCPU a socket with an L3 of its own.
+        (None, ((0, 4),), False),
+    ],
+)
+def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
+    stated: str | None,
+    topology: tuple[int, int, int, int] | None,
+    parts: tuple[tuple[int, int], ...],
+    is_true: bool,
+) -> None:
+    host = even_host(2, 1, 1, 4, 1, vendor="GenuineIntel")
+    request = small_request(4, layout="pin")
+    guest = replace(request.guest, cpu_topology=topology, cpu_cache=stated)
+    plan = assemble(host, replace(request, guest=guest), placed((4,), pins=pins_of(host, *parts)))
+    kept = is_true or stated == "disable"
+    if stated == "passthrough" and not is_true:
+        kept = False
+    assert plan.topology is None
+    assert plan.cache is (GuestCache.AS_IT_WAS if kept else GuestCache.DISABLED)
+
+
+def test_the_default_layout_leaves_caches_that_are_false() -> None:
+    request = small_request(4, layout="default")
+    plan = assemble(even_host(2), request, replace(placed(()), vcpu_nodes=()))
+    assert plan.cache is GuestCache.AS_IT_WAS and plan.topoext is None and not plan.findings
+
+
+def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
+    for model, cores, cache in ((1, 4, GuestCache.DISABLED), (49, 4, GuestCache.EMULATED)):
+        host = even_host(1, 1, 2, cores, 1)
+        host = replace(host, cpu=replace(host.cpu, family=0x17, model=model))
+        pins = pins_of(host, (0, cores), (1, cores))
+        plan = assemble(host, small_request(8), placed((8,), pins=pins))
+        assert plan.topology == GuestTopology(1, 2, 4, 1) and plan.cache is cache
 
 
 def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:

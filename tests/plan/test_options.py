@@ -21,7 +21,7 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
-from homenode.plan.options import PlanOptions, layout_for, request_for
+from homenode.plan.options import PlanOptions, layout_for, refuse_objective, request_for
 from homenode.plan.planner import plan
 from homenode.plan.request import CellRequest, EmulatorPolicy
 from homenode.sources import load_host
@@ -71,7 +71,6 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
     [
         (PlanOptions("nonsense"), "expected a layout"),
         (PlanOptions("auto"), "expected a layout"),
-        (PlanOptions("pin", objective=Objective.LATENCY), "only goes with --layout auto"),
         (PlanOptions("pin", siblings=Siblings.EXPOSED), "leaves no sibling to expose"),
         (PlanOptions("default", siblings=Siblings.HIDDEN), "where vCPUs are pinned"),
         (PlanOptions("default", cells=GuestCells.MIRRORED), "where vCPUs are pinned"),
@@ -90,6 +89,12 @@ def test_switches_that_make_no_preset_are_called_custom() -> None:
 def test_contradictions_are_refused_by_name(options: PlanOptions, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         layout_for(options)
+
+
+def test_an_objective_only_goes_with_auto() -> None:
+    refuse_objective(PlanOptions("auto", objective=Objective.LATENCY))
+    with pytest.raises(UsageError, match="only goes with --layout auto"):
+        refuse_objective(PlanOptions("pin", objective=Objective.LATENCY))
 
 
 @pytest.mark.parametrize(

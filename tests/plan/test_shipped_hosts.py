@@ -13,7 +13,7 @@ from homenode.plan.model import Unplannable
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind
-from homenode.units import GIB
+from homenode.units import GIB, MIB
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import small_request
 
@@ -76,3 +76,17 @@ def test_an_i7_1370p_gives_performance_cores_to_vcpus_and_says_when_20_pus_are_t
     for mixed in (False, True):
         with pytest.raises(Unplannable, match="20 PUs"):
             place(host, replace(request, vcpus=24, mixed_kinds=mixed))
+
+
+@pytest.mark.parametrize("page_bytes", [None, 2 * MIB, GIB], ids=["4KiB", "2MiB", "1GiB"])
+def test_more_memory_than_the_host_has_is_critical_though_nothing_is_pinned(
+    page_bytes: int | None,
+) -> None:
+    host = load_host("rtx4080-i9-14900k")
+    for gib, is_short in ((60, False), (1024, True)):
+        request = replace(small_request(4, gib * GIB, layout="default"), page_bytes=page_bytes)
+        found = [f for f in place(host, request).findings if f.id == "memory-short"]
+        assert [f.severity for f in found] == ["critical"] * is_short
+    nowhere = replace(host, nodes=())
+    request = small_request(4, 1024 * GIB, layout="default")
+    assert not any(f.id == "memory-short" for f in place(nowhere, request).findings)

@@ -3,7 +3,8 @@ verdict out.
 
 Health first: a critical finding about links or pins stops any recommendation. Then the strongest
 evidence that can tell: measured, provisional, published, reasoned; of this machine before others of
-its kind. What stronger evidence could not tell is said with the answer.
+its kind. What stronger evidence could not tell is said with the answer. The evidence decides what
+the guest sees; its memory is bound to the chosen nodes in every answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from homenode.analyse.verdict import (
     Verdict,
     memory_mode_of,
     verdict,
+    with_memory_bound,
 )
 from homenode.evidence.model import Derivation, Evidence, Publication, PublishedVerdict
 from homenode.findings import Finding, Severity
@@ -87,6 +89,7 @@ def _decided(
         found = _strongest(evidence, machine, objective, here, like, expander_buses)
         if found.layout is None and found.choice is not None:
             found = _with_layout(found, evidence, machine, expander_buses)
+    found = with_memory_bound(found)
     exposes = found.layout is not None and PRESETS[found.layout].siblings is Siblings.EXPOSED
     return replace(
         found,

@@ -19,6 +19,28 @@ def sentence_of(verdict: Verdict) -> str:
     return "; ".join([_answer(verdict), *parts, *filter(None, more)])
 
 
+def runs_as(verdict: Verdict) -> str:
+    """The layout to run where that is not the choice: "run as pin-bound"; else ""."""
+    if verdict.floating:
+        return "run with memory bound"
+    if verdict.layout in (None, verdict.choice):
+        return ""
+    if verdict.why(ReasonId.BOUND) is not None and verdict.why(ReasonId.NO_LAYOUT) is None:
+        return f"run as {verdict.layout}"
+    return f"in a VM: {verdict.layout}"
+
+
+def memory_text(verdict: Verdict) -> str:
+    """Where memory is bound, and why it is where that was not measured."""
+    said = verdict.memory_mode or "not known"
+    bound = verdict.why(ReasonId.BOUND)
+    if verdict.floating:
+        said += f", and the vCPUs float over these: {' '.join(verdict.words)}"
+    elif bound is not None:
+        said += f": the guest stays flat, as in {bound.alternative}, and does not see the binding"
+    return said
+
+
 def effect_text(verdict: Verdict) -> str:
     """What the choice gives, in a few words: "561.2 GB/s, 7.3 x default"; "18.4 GB/s, like default
     (20.2 GB/s)" where it is no worse; "" where no figure is."""

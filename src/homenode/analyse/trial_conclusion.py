@@ -10,7 +10,7 @@ from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.decide import decide_all
 from homenode.analyse.machine_facts import MachineFacts
-from homenode.analyse.verdict import Verdicts
+from homenode.analyse.verdict import Verdict, Verdicts
 from homenode.evidence.model import Evidence, Publication
 from homenode.objective import Objective
 from homenode.results.model import Origin, Run
@@ -19,12 +19,11 @@ from homenode.results.vantage import Vantage
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """For an objective: the layout to make permanent, and the command; None where nothing is to be
-    changed."""
+    """For an objective: the layout to make permanent, and the command."""
 
     objective: Objective
     layout: str
-    command: str | None
+    command: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,13 @@ def conclude(
     evidence = Evidence(tuple(publications), tuple(guests))
     found = () if emulated else decide_all(evidence, machine)
 
-    def command(layout: str) -> str:
+    def command(found: Verdict) -> str:
         if not plan_words:
             words = ["homenode", "apply", domain, "--connect", connect, *apply_words]
-            return shlex.join([*words, "--layout", layout])
-        virsh, output = ["virsh", "-c", connect], f"vm-{layout}.xml"
+            return shlex.join([*words, *found.words])
+        virsh, output = ["virsh", "-c", connect], f"vm-{found.layout}.xml"
         dump = [*virsh, "dumpxml", "--inactive", domain]
-        made = ["homenode", "plan", "vm.xml", *plan_words, "--layout", layout, "-o", output]
+        made = ["homenode", "plan", "vm.xml", *plan_words, *found.words, "-o", output]
         return " && ".join(
             (
                 f"{shlex.join(dump)} > vm.xml",
@@ -92,11 +91,7 @@ def conclude(
         )
 
     advice = tuple(
-        Advice(
-            one.objective,
-            one.layout,
-            None if one.layout == "default" else command(one.layout),
-        )
+        Advice(one.objective, one.layout, command(one))
         for one in found
         if one.here and one.layout is not None
     )

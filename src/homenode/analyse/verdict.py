@@ -28,6 +28,7 @@ class ReasonId(StrEnum):
     PRIOR = "prior"  # figures of other machines
     COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
+    BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
     MAY_BE_BETTER = "may-be-better"  # by as much as matters, in figures that cannot tell
@@ -89,9 +90,11 @@ class Verdict:
 
     level: of the evidence; None where there is no answer. here: it is of this very machine; False:
     of others of its kind, or of none. choice: the alternative to run, None where none can be named.
-    layout: the preset to run; where the choice is no layout, the reasoned one. keep_vcpus: siblings
-    take half the cores rather than double the vCPUs. also: others that are no worse. avoid: those
-    that are worse; of one in neither nothing is known. memory_mode, huge_pages: in words, None
+    layout: the preset to run: the guest is the choice's, and memory is always bound; where the
+    choice is no layout, the reasoned one. keep_vcpus: siblings take half the cores rather than
+    double the vCPUs. floating: pins are worse, so the layout is default, with vCPUs that float over
+    the nodes that memory is bound to. also: others that are no worse. avoid: those that are
+    worse; of one in neither nothing is known. memory_mode, huge_pages: in words, None
     where nothing is known. results: by metric, best first. boots: fewest and most of an
     alternative, None for printed figures. findings: what stops any recommendation. measure_next:
     the layout that was not measured and that could change the answer. published: what
@@ -106,6 +109,7 @@ class Verdict:
     choice: str | None = None
     layout: str | None = None
     keep_vcpus: bool = False
+    floating: bool = False
     also: tuple[str, ...] = ()
     avoid: tuple[str, ...] = ()
     memory_mode: str | None = None
@@ -126,6 +130,19 @@ class Verdict:
         return next((one for one in self.reasons if one.id is id), None)
 
     @property
+    def words(self) -> tuple[str, ...]:
+        """The options of a command that plans it; none where nothing is recommended."""
+        if self.layout is None:
+            return ()
+        floating = ("--pinning", Pinning.NODE, "--memory-binding", MemoryBinding.BOUND)
+        return (
+            "--layout",
+            self.layout,
+            *(("--keep-vcpus",) if self.keep_vcpus else ()),
+            *(map(str, floating) if self.floating else ()),
+        )
+
+    @property
     def stopped(self) -> bool:
         """Nothing may be concluded before something is repaired, or measured for real."""
         return any(one.id in STOPS for one in self.reasons)
@@ -144,16 +161,16 @@ class Verdicts:
 
 
 CONSERVATIVE = (
+    "pin-bound",
     "pin",
     "default",
-    "pin-bound",
     "pin-numa",
     "pin-numa-pci",
     "pin-numa-smt",
     "pin-numa-pci-smt",
 )
-"""Of equals, the first is named: pins keep what was measured from changing with the load, and
-whatever the guest is shown beyond that can mislead it. It is the study's own advice."""
+"""Of equals, the first is named: pins and bound memory keep what was measured from changing with
+the load, and whatever the guest is shown beyond that can mislead it. It is the study's advice."""
 
 
 def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> Verdict:
@@ -246,6 +263,7 @@ def _decided(
         level=ranking.level(),
         choice=choice.label,
         layout=preset_of(choice.switches),
+        floating=_pins_are_worse(choice, used, acceptable),
         also=tuple(label for label in acceptable if label != choice.label),
         avoid=avoid,
         memory_mode=_memory_mode(choice),
@@ -259,6 +277,36 @@ def _decided(
         ),
         doubts=(*empty.doubts, *doubts),
         measure_next=_unmeasured(used, choice, objective),
+    )
+
+
+def _pins_are_worse(
+    choice: Alternative, used: Sequence[Alternative], acceptable: Sequence[str]
+) -> bool:
+    """Whether the choice is `default`, and pins of a flat guest were compared and not accepted."""
+    if preset_of(choice.switches) != "default":
+        return False
+    pinned = [
+        one.label in acceptable
+        for one in used
+        if one.switches.pinning is Pinning.ONE_PER_CORE and one.switches.cells is GuestCells.FLAT
+    ]
+    return bool(pinned) and not any(pinned)
+
+
+def with_memory_bound(found: Verdict) -> Verdict:
+    """The verdict with a layout that binds memory: the guest does not see it, so that what was
+    measured of the guest holds, and the evidence stays that of the choice."""
+    if found.layout is None:
+        return found
+    if PRESETS[found.layout].memory is not MemoryBinding.AS_IT_WAS:
+        return replace(found, memory_mode=found.memory_mode or memory_mode_of(found.layout))
+    layout = found.layout if found.floating else "pin-bound"
+    return replace(
+        found,
+        layout=layout,
+        memory_mode=_binding(MemoryBinding.BOUND, "strict"),
+        reasons=(*found.reasons, Reason(ReasonId.BOUND, found.layout)),
     )
 
 
@@ -291,7 +339,7 @@ def _rank(one: Alternative, objective: Objective, order: Sequence[str]) -> tuple
     return packed, place
 
 
-_SIMPLEST = ("default", "pin", *CONSERVATIVE[2:])
+_SIMPLEST = ("default", "pin", "pin-bound", *CONSERVATIVE[3:])
 """From what changes nothing to what changes most."""
 
 

@@ -30,11 +30,11 @@ from homenode.cli.terminal import (
     note,
     note_written,
     print_diff,
-    read_file,
     write_text,
 )
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,7 +124,7 @@ def apply(
     original = virsh.definition(state.uuid)
     plan_json, critical = None, False
     if domain is not None:
-        tuned = read_file(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
+        tuned = read_input(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
     else:
         tuning = tuned_on(
             state.name, original, options, host, placement.after, list(layout.results), quiet=quiet
@@ -375,8 +375,9 @@ def define(
         note("warning: it was edited at the same moment, and has those edits")
     note(f"original in {done.original}")
     if done.changed:
-        start = command_line("virsh", "-c", virsh.connect, "start", name)
-        verify = command_line(*with_connection(virsh.connect, "homenode", "verify", "--live", name))
+        own = done.state.argument
+        start = command_line("virsh", "-c", virsh.connect, "start", own)
+        verify = command_line(*with_connection(virsh.connect, "homenode", "verify", "--live", own))
         note(f"next: {start}, then {verify}")
     back = command_line(*with_connection(virsh.connect, "homenode", "restore", done.state.argument))
     note(f"undo: {back}")

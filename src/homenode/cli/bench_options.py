@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.completion import layouts, test_lists
-from homenode.cli.terminal import read_file
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def bench_options(
 
     plan = None
     if run.plan is not None:
-        plan = read_plan(read_file(run.plan, "a saved plan"), str(run.plan))
+        plan = read_plan(read_input(run.plan, "a saved plan"), str(run.plan))
     if run.domain is not None and plan is None:
         raise UsageError("--domain: expected --plan as well, whose document it is")
     if (run.experiment is None) != (run.block is None):
@@ -198,7 +198,7 @@ def bench_options(
         check_name(run.experiment, "--experiment")
     document = None
     if run.domain is not None:
-        document = read_file(run.domain, "a domain document")
+        document = read_input(run.domain, "a domain document")
     return BenchOptions(
         name=name,
         suite=_suite(suite),
@@ -243,7 +243,7 @@ def _suite(typed: SuiteArguments) -> "SuiteOptions":
     groups = tuple(dict.fromkeys(Group(name) for name in names))
     topology = None
     if typed.nccl_topo is not None:
-        topology = read_file(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
+        topology = read_input(typed.nccl_topo, "a topology file").decode("utf-8", "replace")
         if len(topology) > _LARGEST_TOPOLOGY:
             raise UsageError(
                 f"--nccl-topo {typed.nccl_topo}: expected at most {_LARGEST_TOPOLOGY} characters, "

@@ -9,7 +9,6 @@ from homenode.cli.completion import domain_names
 from homenode.cli.help import CommandWithActions, HelpCommand
 from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
 from homenode.cli.terminal import (
-    LARGEST_FILE_BYTES,
     STANDARD_OUTPUT,
     check_can_write,
     note,
@@ -17,11 +16,11 @@ from homenode.cli.terminal import (
     permissions_of,
     print_file,
     print_findings,
-    read_file,
     refuse_to_overwrite,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.doctor.diagnosis import Circumstances
@@ -152,7 +151,7 @@ def doctor(
         from homenode.doctor.expectation import drift
         from homenode.doctor.expectation_file import parse_expectation
 
-        text = read_file(expect, "a site.toml").decode(errors="replace")
+        text = read_input(expect, "a site.toml").decode(errors="replace")
         drifted = drift(parse_expectation(text, str(expect)), loaded, known.slowest_h2d)
         found = Findings(
             (*found.checked, f"{expect}: topology, links and floors"),
@@ -319,12 +318,8 @@ def _document(path: str | None, live: str | None) -> bytes | None:
         return run(argv, 30).stdout_or_raise().encode()
     if path is None:
         return None
-    if path == "-":
-        import sys
-
-        return sys.stdin.buffer.read(LARGEST_FILE_BYTES)
     hint = "virsh dumpxml --inactive NAME > VM.xml"
-    return read_file(Path(path), "a domain document", hint=hint)
+    return read_input(path, "a domain document", hint=hint)
 
 
 def _opened(original: bytes, source: str) -> "Document":
@@ -408,15 +403,19 @@ def _print(
 def _fix(
     original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
 ) -> None:
-    from homenode.doctor.guest.remedy import remedy
+    from homenode.auto_layout import settled
+    from homenode.domain.read import guest_of
     from homenode.domain.restore import write_tuned
+    from homenode.evidence.sources import load_evidence
+    from homenode.plan.layout import layout_text
+    from homenode.plan.options import AUTO, PlanOptions
     from homenode.tuning import tune
-    from homenode.verify.domain_facts import domain_facts
 
-    options = remedy(domain_facts(opened), host)
+    options = settled(guest_of(opened), PlanOptions(AUTO), host, load_evidence(())).options
     tuning = tune(original, source, options, host)
     saved = write_tuned(output, original, tuning.document, mode)
+    layout = layout_text(tuning.plan.layout)
     note(
-        f"wrote {saved.output}: the same VM in layout {options.layout} (original in "
-        f"{saved.original}; homenode restore undoes it); it takes effect at the next start"
+        f"wrote {saved.output}: the same VM in layout {layout} (original in {saved.original}; "
+        "homenode restore undoes it); it takes effect at the next start"
     )

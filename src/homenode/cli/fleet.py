@@ -83,9 +83,10 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
 
 
 def _hosts(sources: Sequence[str]) -> "list[tuple[str, Host]]":
-    from homenode.cli.pool_reading import note_failures, read_the_pool
-    from homenode.pool.sources import whole_hosts
+    from homenode.cli.pool_reading import note_failures, progress
+    from homenode.pool.sources import load_whole_hosts
 
-    pool = read_the_pool(sources)
+    with progress("reading hosts") as show_progress:
+        pool, hosts = load_whole_hosts(sources, show_progress)
     note_failures(pool)
-    return list(whole_hosts(pool))
+    return hosts

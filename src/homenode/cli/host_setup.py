@@ -8,7 +8,8 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import HostOption, JsonOption
-from homenode.cli.terminal import exit_if_bad, note, print_findings, read_file, say
+from homenode.cli.terminal import exit_if_bad, note, print_findings, say
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.host_setup.files import Isolation, SetupFile
@@ -161,7 +162,7 @@ def _needs(plans: Sequence[Path], host: str | None) -> "tuple[HostNeeds, Host]":
 
     machine = load_host(host)
     read = [
-        (str(path), read_plan_for(machine, read_file(path, "a saved plan"), str(path)))
+        (str(path), read_plan_for(machine, read_input(path, "a saved plan"), str(path)))
         for path in plans
     ]
     return needs_of(read, machine), machine

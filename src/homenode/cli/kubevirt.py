@@ -1,5 +1,6 @@
 """homenode kubevirt: the hook, what must fit around it, and its manifests. [I/O]"""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +14,10 @@ from homenode.cli.terminal import (
     exit_if_bad,
     note,
     print_findings,
-    read_file,
     write_text,
 )
 from homenode.errors import HostError, UsageError
+from homenode.input_files import read_input
 from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions, OnError
 from homenode.plan.request import PciGranularity
 from homenode.units import GIB
@@ -138,16 +139,16 @@ def check(
     from homenode.sources import load_host
 
     what = "a VirtualMachineInstance"
-    read = vmi_of(read_manifest(read_file(vmi, what), str(vmi), what), str(vmi), needs_domain=True)
+    read = vmi_of(read_manifest(read_input(vmi, what), str(vmi), what), str(vmi), needs_domain=True)
     config = (
         None
         if kubelet is None
-        else read_kubelet(read_file(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
+        else read_kubelet(read_input(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
     )
     cluster = (
         None
         if kubevirt is None
-        else read_cluster(read_file(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
+        else read_cluster(read_input(kubevirt, "a KubeVirt CR as JSON"), str(kubevirt))
     )
     findings = check_fit(read, config, None if host is None else load_host(host), cluster)
     print_findings(findings, as_json=json)
@@ -175,7 +176,7 @@ def fit(
     from homenode.pods.manifest import read_manifest
 
     what = "a VirtualMachineInstance"
-    document = read_manifest(read_file(vmi, what), str(vmi), what)
+    document = read_manifest(read_input(vmi, what), str(vmi), what)
     pod = launcher_pod(vmi_of(document, str(vmi), needs_domain=True))
     answer_fit(pod, node, json)
 
@@ -243,11 +244,10 @@ def manifest(
       homenode kubevirt manifest --configmap -o manifests
       homenode kubevirt manifest -o manifests --gpus 2 --memory 128GiB
     """
-    from importlib import resources
-
     from homenode import __version__
     from homenode.kubevirt.hook_file import hook_file
     from homenode.kubevirt.manifests import manifests, next_steps
+    from homenode.package_files import package_text
 
     options = ManifestOptions(
         configmap=configmap,
@@ -269,8 +269,7 @@ def manifest(
         nic_class=nic_class,
     )
     written = manifests(options, hook_file(_own_source, __version__))
-    lock = resources.files("homenode.kubevirt").joinpath("requirements.lock")
-    written |= {"requirements.lock": lock.read_text("utf-8")}
+    written |= {"requirements.lock": package_text("kubevirt", "requirements.lock")}
     if output.exists() and not output.is_dir():
         raise UsageError(f"{output}: expected a folder, found a file")
     try:
@@ -297,10 +296,11 @@ def _own_source(name: str) -> str | None:
     top, *rest = name.split(".")
     if top != "homenode":
         return None
-    folder = Path(__file__).parent.parent
-    for path in (folder.joinpath(*rest, "__init__.py"), folder.joinpath(*rest).with_suffix(".py")):
-        if path.is_file():
-            return path.read_text("utf-8")
+    from homenode.package_files import package_text
+
+    for path in ((*rest, "__init__.py"), (*rest[:-1], "".join((*rest[-1:], ".py")))):
+        with contextlib.suppress(OSError):
+            return package_text(*path)
     return None
 
 

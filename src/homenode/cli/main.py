@@ -149,6 +149,9 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit with the contract's code."""
+    # Libraries start programs too, and an empty or relative part is the current folder.
+    folders = [one for one in os.environ.get("PATH", "").split(":") if one.startswith("/")]
+    os.environ["PATH"] = ":".join(folders) or os.defpath
     try:
         sys.exit(typer.main.get_command(app)(standalone_mode=False))
     except HomenodeError as error:

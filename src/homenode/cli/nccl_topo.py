@@ -15,10 +15,10 @@ from homenode.cli.terminal import (
     note_written,
     print_findings,
     print_json,
-    read_file,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -214,7 +214,7 @@ def _explain(
     from homenode.nccl.memory import memory_of_words, published_memory
     from homenode.nccl.strict_reader import read_topology
 
-    data = None if check is None else read_file(check, "a topology file")
+    data = None if check is None else read_input(check, "a topology file")
     found = [] if data is None else list(check_topology(data, str(check)))
     file = None if data is None else read_topology(data, str(check))
     tree, host_name = _tree(wanted, has_file=file is not None)
@@ -231,7 +231,7 @@ def _explain(
         from homenode.nccl.log_comparison import compare_log
         from homenode.nccl.log_facts import facts_of_log
 
-        text = read_file(log, "a log").decode("utf-8", "replace")
+        text = read_input(log, "a log").decode("utf-8", "replace")
         checked, differing = compare_log(made, facts_of_log(text), str(log))
         found += differing
         found += read_log(text, str(log)).findings if file is not None else ()
@@ -267,14 +267,14 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
         from homenode.plan.stored import read_plan_for
 
         assert wanted.plan is not None, "one of the two is given"
-        plan = read_plan_for(host, read_file(wanted.plan, "a saved plan"), str(wanted.plan))
+        plan = read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
         return tree_of_plan(plan, host), host.name
     from homenode.domain.read import open_domain
     from homenode.nccl.bus_numbers import left_to_libvirt
     from homenode.nccl.guest_side import guest_side
     from homenode.verify.domain_facts import domain_facts
 
-    document = open_domain(read_file(wanted.domain, "a domain document"), str(wanted.domain))
+    document = open_domain(read_input(wanted.domain, "a domain document"), str(wanted.domain))
     facts = domain_facts(document)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
     known = has_file or left_to_libvirt(document) is None
@@ -294,12 +294,12 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
 
     assert wanted.domain is not None, "_refuse_nonsense asks for it"
     source = str(wanted.domain)
-    document = open_domain(read_file(wanted.domain, "a domain document"), source)
+    document = open_domain(read_input(wanted.domain, "a domain document"), source)
     host = load_host(wanted.host, lspci=wanted.lspci)
     plan = (
         None
         if wanted.plan is None
-        else read_plan_for(host, read_file(wanted.plan, "a saved plan"), str(wanted.plan))
+        else read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
     )
     guest = None if wanted.guest is None else load_guest(wanted.guest)
     facts = domain_facts(document)
@@ -322,7 +322,7 @@ def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Fin
     bdfs = [gpu.physical_function or gpu.bdf for gpu in whole]
     if path is None:
         return check_fabric_of_host(bdfs, host)
-    query = parse(read_file(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace"))
+    query = parse(read_input(path, "the output of nvidia-smi -q -x").decode("utf-8", "replace"))
     return check_fabric(bdfs, query, str(path)) if may_have_nvswitches(host) else iter(())
 
 
@@ -385,7 +385,7 @@ def _judge(
         from homenode.nccl.comparison import compare_topology
         from homenode.nccl.strict_reader import read_topology
 
-        data = read_file(check, "a topology file")
+        data = read_input(check, "a topology file")
         found += check_topology(data, str(check), flavour)
         checked.append(f"{check}: what NCCL's parser refuses or silently ignores")
         readable = not any(finding.id == "nccl-unreadable" for finding in found)
@@ -398,7 +398,7 @@ def _judge(
     if log is not None:
         from homenode.nccl.log import read_log
 
-        verdict = read_log(read_file(log, "a log").decode("utf-8", "replace"), str(log))
+        verdict = read_log(read_input(log, "a log").decode("utf-8", "replace"), str(log))
         found += verdict.findings
         checked += verdict.checked
     findings = Findings(tuple(checked), in_order(found))

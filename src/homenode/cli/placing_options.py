@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from homenode.cli.completion import domain_names, layouts
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
+from homenode.input_files import read_input
 from homenode.objective import Objective
 from homenode.plan.layout import (
     AUTO_SUMMARY,
@@ -28,6 +30,7 @@ from homenode.plan.request import (
     Balance,
     CellRequest,
     DeviceLocality,
+    DocumentSiblings,
     EmulatorPolicy,
     MemoryMode,
     PciGranularity,
@@ -171,7 +174,7 @@ class PlacementOptions:
         bool, _placement("--without-nvlink", help="Allow GPU sets that have no NVLink.")
     ] = False
     unequal_cells: Annotated[
-        bool, _placement("--unequal-cells", help="Do not prefer equal guest cells.")
+        bool, _placement("--unequal-cells", help="vCPUs next to devices, in cells of any size.")
     ] = False
     mixed_kinds: Annotated[
         bool, _placement("--mixed-kinds", help="Allow P and E cores in one VM without a warning.")
@@ -225,6 +228,15 @@ class PlacementOptions:
     ] = ""
 
 
+class SiblingsOption(StrEnum):
+    """The siblings switch, and what only a document can say."""
+
+    AS_THEY_WERE = Siblings.AS_THEY_WERE.value
+    HIDDEN = Siblings.HIDDEN.value
+    EXPOSED = Siblings.EXPOSED.value
+    AS_DOCUMENT = "as-document"
+
+
 @dataclass(frozen=True, slots=True)
 class SwitchOptions:
     """The layout's switches one by one."""
@@ -235,7 +247,11 @@ class SwitchOptions:
         _switch("--thread-policy", help="The pinning, in OpenStack's spelling."),
     ] = None
     siblings: Annotated[
-        Siblings | None, _switch("--siblings", help="Override what the guest sees of SMT.")
+        SiblingsOption | None,
+        _switch(
+            "--siblings",
+            help="Override what the guest sees of SMT; as-document: the threads of its topology.",
+        ),
     ] = None
     cells: Annotated[GuestCells | None, _switch("--cells", help="Override the guest's cells.")] = (
         None
@@ -291,8 +307,12 @@ def plan_options(
 ) -> "PlanOptions":
     """What the planner is asked for. Raises UsageError, naming the option."""
     from homenode.pci import canonical_uuid
-    from homenode.plan.options import PlanOptions
+    from homenode.plan.options import PlanOptions, refuse_objective
 
+    as_document = switches.siblings is SiblingsOption.AS_DOCUMENT
+    siblings = None
+    if switches.siblings is not None and not as_document:
+        siblings = Siblings(switches.siblings.value)
     host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)
     emulator_pus = placement.emulator_pus
     mediated = {text for text in vm.device if canonical_uuid(text) is not None}
@@ -303,11 +323,12 @@ def plan_options(
                 "instance, which serves processes and containers of the host alone",
                 hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
             )
-    return PlanOptions(
+    options = PlanOptions(
         layout=layout.layout,
         objective=layout.objective,
         pinning=switches.pinning,
-        siblings=switches.siblings,
+        siblings=siblings,
+        document_siblings=DocumentSiblings.ALWAYS if as_document else DocumentSiblings.IGNORED,
         cells=switches.cells,
         pcie=switches.pcie,
         memory_binding=switches.memory_binding,
@@ -341,6 +362,8 @@ def plan_options(
         spare_ports=switches.spare_ports,
         without_nvlink=placement.without_nvlink,
     )
+    refuse_objective(options)
+    return options
 
 
 def cells_of(texts: Sequence[str]) -> tuple[CellRequest, ...]:
@@ -375,11 +398,10 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
     """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
     if not plans:
         return hosts
-    from homenode.cli.terminal import read_file
     from homenode.plan.stored import read_plan, with_planned
 
     hint = "homenode plan --save-plan writes one"
-    read = [(str(path), read_file(path, "a saved plan", hint=hint)) for path in plans]
+    read = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
     return with_planned(hosts, [(source, read_plan(text, source)) for source, text in read])
 
 

@@ -31,7 +31,7 @@ def plan(
             metavar="[VM]",
             help="The VM: a domain document, a configuration of qm, xl or Incus, a command of "
             "Cloud Hypervisor, a flavor; - for standard input. Without it --vcpus, --memory and "
-            "--gpus say what it is.",
+            "--gpus say what the new VM is.",
         ),
     ] = None,
     vm_file: Annotated[
@@ -42,8 +42,8 @@ def plan(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Write for qemu, proxmox, openstack, cloud-hypervisor, xen or incus. Default: "
-            "the format of the VM's file.",
+            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen or incus. "
+            "Default: the format of the VM's file, else libvirt.",
         ),
     ] = None,
     host: Annotated[
@@ -74,7 +74,9 @@ def plan(
     name: Annotated[
         str | None,
         typer.Option(
-            "--name", metavar="COPY", help="Tune a copy with its own name, UUID, NVRAM and MACs."
+            "--name",
+            metavar="NAME",
+            help="Name of a new VM, or of a copy of VM, with its own UUID, NVRAM and MACs.",
         ),
     ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the change as a diff.")] = False,
@@ -102,7 +104,7 @@ def plan(
 
     Examples:
       homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
-      homenode plan 101.conf --target proxmox --layout pin-numa-pci -o 101.conf
+      homenode plan --gpus 2 --vcpus 16 --memory 64GiB -o vm.xml
     """
     from homenode.cli import planning
 

@@ -15,12 +15,15 @@ from homenode.cli.terminal import (
     print_json,
     write_bytes,
 )
+from homenode.domain.copy import check_name
+from homenode.domain.new import DEFAULT_NAME
 from homenode.errors import UsageError
 from homenode.plan.model import Unplannable, is_critical
 from homenode.plan.options import PlanOptions
 from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.target import TARGETS
 from homenode.targets.vm_file import LIBVIRT, kind_of, on_host, read_vm, vm_of_options
+from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.analyse.verdict import Verdict
@@ -30,21 +33,25 @@ SCRIPT_MODE = 0o755
 
 
 def is_for_libvirt(original: bytes | None, document: str, target: str | None) -> bool:
-    """Whether a plan goes into a domain document. Raises UsageError for a target that is none."""
-    if target is not None and target not in (LIBVIRT, *TARGETS):
+    """Whether a plan goes into a domain document, or a new one. Raises UsageError for a target that
+    is none."""
+    known = (LIBVIRT, *TARGETS)
+    if target is not None and target not in known:
         raise UsageError(
-            f"--target: expected {', '.join((LIBVIRT, *TARGETS))}, found {target!r}",
+            f"--target: expected {', '.join(known)}, found {target!r}",
+            hint=did_you_mean(target, known) or None,
         )
-    if target == LIBVIRT and (original is None or kind_of(original, document) != LIBVIRT):
+    if target not in (None, LIBVIRT) or original is None:
+        return target in (None, LIBVIRT)
+    kind = kind_of(original, document)
+    if target == LIBVIRT and kind != LIBVIRT:
         raise UsageError(
-            "--target libvirt: expected a domain document to write the plan into, found none",
-            hint="virsh dumpxml --inactive NAME > VM.xml, or choose another target",
+            f"--target libvirt: expected a domain document to write the plan into, found {kind}'s "
+            "file",
+            hint="virsh dumpxml --inactive NAME > VM.xml; or leave the file out, and --vcpus, "
+            "--memory and --gpus make a new domain",
         )
-    if target in (None, LIBVIRT):
-        return original is not None and (
-            target == LIBVIRT or kind_of(original, document) == LIBVIRT
-        )
-    return False
+    return kind == LIBVIRT
 
 
 def run(
@@ -57,15 +64,17 @@ def run(
     """Plan, print and write. Nothing is written unless everything before succeeded."""
     if sources.ranges is not None:
         raise UsageError("--node-pus: expected a domain document, found --target or another file")
-    if outputs.copy_name is not None:
+    if outputs.copy_name is not None and original is not None:
         raise UsageError("--name: expected a domain document to copy, found --target")
     try:
         host, planned, verdict = _planned(original, document, options, sources, outputs)
     except Unplannable as error:
         planning.say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
+    notes = _write(planned, host, document, outputs)
     _print(planned, verdict, host, document, outputs)
-    _write(planned, host, document, outputs)
+    for line in notes:
+        note(line)
     if is_critical(planned.plan):
         raise SystemExit(1)
 
@@ -89,15 +98,12 @@ def _planned(
         sources.after,
     )
     vm = (
-        vm_of_options(options, hosts[0].architecture)
+        vm_of_options(options, hosts[0].architecture, check_name(outputs.copy_name or DEFAULT_NAME))
         if original is None
         else read_vm(original, document)
     )
-    target = outputs.target or (vm.kind if vm.kind != LIBVIRT else None)
-    if target is None:
-        raise UsageError(
-            f"--target: expected one of {', '.join(TARGETS)} where no file says which, found none"
-        )
+    target = outputs.target or vm.kind
+    assert target is not None, "without a file and a target it is libvirt's"
     evidence = load_evidence(sources.results)
     best = hosts[0]
     if len(hosts) > 1:
@@ -121,41 +127,47 @@ def _print(
         print_json(encode_plan(planned.plan))
     elif not outputs.quiet:
         planning.print_explanation(planned.plan, verdict, host, outputs)
+    else:
+        planning.note_critical(planned.plan)
     if outputs.diff:
         shown = str(outputs.document or planned.target)
         print_diff(planned.given or b"", planned.rendering.document, document, shown)
 
 
-def _write(planned: TargetPlan, host: "Host", document: str, outputs: planning.Outputs) -> None:
+def _write(
+    planned: TargetPlan, host: "Host", document: str, outputs: planning.Outputs
+) -> list[str]:
+    """Write what is wanted; what to say of it, once the explanation is printed."""
+    lines = []
     if outputs.document == STANDARD_OUTPUT:
         print_document(planned.rendering.document)
     elif outputs.document is not None:
-        _write_files(planned, outputs.document, document, outputs)
+        lines += _write_files(planned, outputs.document, document, outputs)
     for finding in planned.findings:
         fix = "" if finding.fix is None else f"; {finding.fix}"
-        note(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
-    planning.write_plan_files(planned.plan, host, outputs)
+        lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
+    return [*lines, *planning.write_plan_files(planned.plan, host, outputs)]
 
 
 def _write_files(
     planned: TargetPlan, output: Path, document: str, outputs: planning.Outputs
-) -> None:
+) -> list[str]:
     from homenode.domain.restore import write_tuned
 
     rendering = planned.rendering
     companions = [output.with_name(output.name + suffix) for suffix, _ in rendering.companions]
     check_can_write(*companions, force=outputs.force)
+    planning.refuse_one_path((output, *companions, outputs.plan, outputs.svg))
     if planned.given is None:
         check_can_write(output, force=outputs.force)
     else:
         planning.check_tuned_output(document, outputs.document, force=outputs.force)
     for path, (_, content) in zip(companions, rendering.companions, strict=True):
         write_bytes(path, content, SCRIPT_MODE)
-        note(f"wrote {path}")
+    lines = [f"wrote {path}" for path in companions]
     if planned.given is not None:
         saved = write_tuned(output, planned.given, rendering.document, permissions_of(document))
-        note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
-        return
+        return [*lines, planning.written(saved)]
     is_script = rendering.document.startswith(b"#!")
     write_bytes(output, rendering.document, SCRIPT_MODE if is_script else None)
-    note(f"wrote {output}")
+    return [*lines, f"wrote {output}"]

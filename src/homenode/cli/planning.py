@@ -1,41 +1,44 @@
 """What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
 
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (
-    LARGEST_FILE_BYTES,
     STANDARD_OUTPUT,
     check_can_write,
     console,
     error_console,
     note,
-    note_written,
     permissions_of,
     print_diff,
     print_document,
     print_json,
-    read_file,
     refuse_to_overwrite,
+    write_bytes,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Unplannable, is_critical
 from homenode.plan.options import PlanOptions
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from homenode.analyse.verdict import Verdict
+    from homenode.domain.restore import SavedOriginal
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
     from homenode.plan.model import Plan
     from homenode.topology import Host
+
+
+OPTIONS = "options"
+"""What to call a VM of which only options say something."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,47 +94,55 @@ def run(
     options: PlanOptions,
     sources: Sources,
     outputs: Outputs,
-    agreed: "Callable[[], bool]" = lambda: True,
+    agreed: "Callable[[], bool] | None" = None,
 ) -> None:
-    """Plan, print and write. Nothing is written unless everything before succeeded.
+    """Plan, write and print. Nothing is written unless everything before succeeded.
 
     document: None = options alone say what the VM is. agreed: asked before a tuned document is
-    written.
+    written, when all is printed; without it files are written first, so that whoever reads no more
+    of what is printed has them.
     """
     from homenode.cli import plan_target
 
     _check_outputs(outputs)
-    content = None if document is None else _read(document)
-    if document is None or content is None:
-        plan_target.run(None, "options", options, sources, outputs)
+    original = None if document is None else _read(document)
+    source = OPTIONS if document is None else document
+    if not plan_target.is_for_libvirt(original, source, outputs.target):
+        plan_target.run(original, source, options, sources, outputs)
         return
-    if not plan_target.is_for_libvirt(content, document, outputs.target):
-        plan_target.run(content, document, options, sources, outputs)
-        return
-    original = content
-    check_tuned_output(document, outputs.document, force=outputs.force)
+    if original is None:
+        _check_new_output(outputs.document, force=outputs.force)
+    else:
+        check_tuned_output(source, outputs.document, force=outputs.force)
     host: Host | None = None
     verdict: Verdict | None = None
     try:
         if sources.ranges is not None:
+            if original is None:
+                raise UsageError("--node-pus: expected a domain document, found none")
             _refuse_with_ranges(options, sources, outputs)
             from homenode.auto_layout import refuse_auto
 
             refuse_auto(options)
             tuning = tune_manually(
-                original, document, options, sources.ranges, copy_name=outputs.copy_name
+                original, source, options, sources.ranges, copy_name=outputs.copy_name
             )
         else:
-            host, tuning, verdict = _on_best_host(original, document, options, sources, outputs)
+            host, tuning, verdict = _on_best_host(original, source, options, sources, outputs)
             # The picture would show them on the PUs that the VM gets.
             left = tuple(one for one in host.domains if one.name not in options.replaces)
             host = replace(host, domains=left)
     except Unplannable as error:
         say_why_not(error, as_json=outputs.json)
         raise SystemExit(error.exit_code) from None
-    _print(tuning, verdict, host, original, document, outputs)
-    if agreed():
-        _write(tuning, host, original, outputs, permissions_of(document))
+    if agreed is None:
+        lines = _write(tuning, host, original, outputs, source)
+        _print(tuning, verdict, host, original, source, outputs)
+    else:
+        _print(tuning, verdict, host, original, source, outputs)
+        lines = _write(tuning, host, original, outputs, source) if agreed() else []
+    for line in lines:
+        note(line)
     if is_critical(tuning.plan):
         raise SystemExit(1)
 
@@ -158,6 +169,42 @@ def _check_outputs(outputs: Outputs) -> None:
         raise UsageError("-: expected one thing for standard output, found several")
     check_can_write(outputs.plan, outputs.svg, force=outputs.force)
     check_can_write(outputs.document, force=True)
+    paths = [outputs.document, outputs.plan, outputs.svg]
+    if outputs.document is not None and outputs.document != STANDARD_OUTPUT:
+        from homenode.domain.restore import saved_original
+
+        saved = saved_original(outputs.document)
+        paths += [saved.original, saved.record]
+    refuse_one_path(paths)
+
+
+def refuse_one_path(paths: "Iterable[Path | None]") -> None:
+    """Raises UsageError where two of the files that a command writes are one."""
+    seen: set[Path] = set()
+    for path in paths:
+        if path is None or path == STANDARD_OUTPUT:
+            continue
+        real = path.resolve()
+        if real in seen:
+            raise UsageError(
+                f"{path}: expected a file for each thing to write, found the same one twice",
+                hint="give -o, --save-plan and --svg names of their own",
+            )
+        seen.add(real)
+
+
+def _check_new_output(path: Path | None, *, force: bool) -> None:
+    """Raises UsageError where a new domain would overwrite a file: it may be the same one, to which
+    somebody has added disks since."""
+    if path is None or path == STANDARD_OUTPUT or force or not path.is_file():
+        return
+    if path.stat().st_size:
+        from homenode.wording import command_line
+
+        raise UsageError(
+            f"{path}: expected no file for a new domain, found one",
+            hint=f"{command_line('homenode', 'plan', path)} plans that one; --force overwrites it",
+        )
 
 
 def check_tuned_output(document: str, path: Path | None, *, force: bool | None = None) -> None:
@@ -174,11 +221,7 @@ def check_tuned_output(document: str, path: Path | None, *, force: bool | None =
 
 
 def _read(document: str) -> bytes:
-    if document == "-":
-        return sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
-    return read_file(
-        Path(document), "a domain document", hint="virsh dumpxml --inactive NAME > VM.xml"
-    )
+    return read_input(document, "a domain document", hint="virsh dumpxml --inactive NAME > VM.xml")
 
 
 def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
@@ -199,7 +242,11 @@ def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs
 
 
 def _on_best_host(
-    original: bytes, document: str, options: PlanOptions, sources: Sources, outputs: Outputs
+    original: bytes | None,
+    document: str,
+    options: PlanOptions,
+    sources: Sources,
+    outputs: Outputs,
 ) -> "tuple[Host, Tuning, Verdict | None]":
     from homenode.auto_layout import settled
     from homenode.domain.read import read_guest
@@ -213,6 +260,17 @@ def _on_best_host(
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
     hosts = tuple(sources.with_versions(load_host(name, lspci=sources.lspci)) for name in names)
     hosts = hosts_after(hosts, sources.after)
+    copy_name = outputs.copy_name
+    if original is None:
+        from homenode.domain.new import DEFAULT_NAME, new_domain
+        from homenode.targets.vm_file import size_of_options
+
+        original = new_domain(
+            *size_of_options(options),
+            architecture=hosts[0].architecture,
+            name=copy_name or DEFAULT_NAME,
+        )
+        copy_name = None
     guest = read_guest(original, document)
     evidence = load_evidence(sources.results)
     if len(hosts) == 1:
@@ -220,7 +278,7 @@ def _on_best_host(
     else:
         best = best_of(guest, options, hosts, evidence, outputs)
     chosen = settled(guest, options, best, evidence)
-    tuning = tune(original, document, chosen.options, best, copy_name=outputs.copy_name)
+    tuning = tune(original, document, chosen.options, best, copy_name=copy_name)
     return best, tuning, chosen.verdict
 
 
@@ -274,7 +332,7 @@ def _print(
     tuning: Tuning,
     verdict: "Verdict | None",
     host: "Host | None",
-    original: bytes,
+    original: bytes | None,
     document: str,
     outputs: Outputs,
 ) -> None:
@@ -284,8 +342,18 @@ def _print(
         print_json(encode_plan(tuning.plan))
     elif not outputs.quiet:
         print_explanation(tuning.plan, verdict, host, outputs)
+    else:
+        note_critical(tuning.plan)
     if outputs.diff:
-        print_diff(original, tuning.document, document, str(outputs.document or "tuned"))
+        print_diff(original or b"", tuning.document, document, str(outputs.document or "tuned"))
+
+
+def note_critical(made: "Plan") -> None:
+    """What makes the exit code 1, where the explanation is not printed."""
+    from homenode.plan.words.explain import finding_lines
+
+    for line in finding_lines(made, ("critical",)):
+        note(line)
 
 
 def print_explanation(
@@ -304,41 +372,51 @@ def print_explanation(
 
 
 def _write(
-    tuning: Tuning, host: "Host | None", original: bytes, outputs: Outputs, mode: int
-) -> None:
+    tuning: Tuning, host: "Host | None", original: bytes | None, outputs: Outputs, document: str
+) -> list[str]:
+    """Write what is wanted; what to say of it."""
+    lines = []
     if outputs.document is not None:
-        write_document(tuning, original, outputs.document, mode)
-    for known in tuning.notes:
-        note(known)
-    write_plan_files(tuning.plan, host, outputs)
+        lines += write_document(tuning, original, outputs.document, permissions_of(document))
+    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, host, outputs)]
 
 
-def write_document(tuning: Tuning, original: bytes, output: Path, mode: int) -> None:
+def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: int) -> list[str]:
     """The tuned document, checked against libvirt's schema where that is installed, with its
-    original next to it; or to standard output."""
+    original next to it; or to standard output. What to say of it.
+
+    original: None = a new domain.
+    """
     from homenode.domain.restore import write_tuned
     from homenode.domain.schema import refuse_new_errors
 
     gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
-    if gap is not None:
-        note(f"not checked: {gap}")
+    lines = [] if gap is None else [f"not checked: {gap}"]
     if output == STANDARD_OUTPUT:
         print_document(tuning.document)
-        return
-    saved = write_tuned(output, original, tuning.document, mode)
-    note(f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)")
+    elif original is None:
+        write_bytes(output, tuning.document)
+        lines.append(f"wrote {output}")
+    else:
+        lines.append(written(write_tuned(output, original, tuning.document, mode)))
+    return lines
 
 
-def write_plan_files(made: "Plan", host: "Host | None", outputs: Outputs) -> None:
-    """The plan and its picture, where they are wanted."""
+def written(saved: "SavedOriginal") -> str:
+    """What to say of a tuned document and its original."""
+    return f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)"
+
+
+def write_plan_files(made: "Plan", host: "Host | None", outputs: Outputs) -> list[str]:
+    """The plan and its picture, where they are wanted. What to say of them."""
     if outputs.plan is not None:
         from homenode.plan.stored import encode_plan
 
         write_text(outputs.plan, encode_plan(made))
-        note_written(outputs.plan)
     if outputs.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map
 
         write_text(outputs.svg, topology_map(host, made))
-        note_written(outputs.svg)
+    files = (one for one in (outputs.plan, outputs.svg) if one is not None)
+    return [f"wrote {one}" for one in files if one != STANDARD_OUTPUT]

@@ -9,8 +9,9 @@ import typer
 
 from homenode.cli.help import HelpCommand, HelpGroup
 from homenode.cli.options import JsonOption, with_records
-from homenode.cli.terminal import console, exit_if_bad, note, print_findings, read_file
+from homenode.cli.terminal import console, exit_if_bad, note, print_findings
 from homenode.errors import HomenodeError, UsageError
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.bdf import Bdf
@@ -101,7 +102,7 @@ def pod_fit(
     from homenode.pods.manifest import read_manifest
     from homenode.pods.pod import read_pod
 
-    document = read_manifest(read_file(pod, "a Pod"), str(pod), "a Pod")
+    document = read_manifest(read_input(pod, "a Pod"), str(pod), "a Pod")
     answer_fit(read_pod(document, str(pod)), node, json)
 
 
@@ -187,7 +188,7 @@ def _fit_on(
     config = (
         usual_kubelet(machine)
         if kubelet is None
-        else read_kubelet(read_file(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
+        else read_kubelet(read_input(kubelet, "a KubeletConfiguration as JSON"), str(kubelet))
     )
     texts: dict[str, str] = {}
     if state is not None:
@@ -195,7 +196,7 @@ def _fit_on(
             raise UsageError(f"{state}: expected a folder with the kubelet's checkpoints")
         for name in FILES:
             if (state / name).is_file():
-                content = read_file(state / name, "a checkpoint of the kubelet")
+                content = read_input(state / name, "a checkpoint of the kubelet")
                 texts[name] = content.decode("utf-8", "replace")
         if not texts:
             raise UsageError(f"{state}: expected {', '.join(FILES)} there, found none of them")

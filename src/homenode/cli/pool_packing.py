@@ -13,9 +13,10 @@ from homenode.cli.pool_reading import (
     read_flavours,
     read_the_pool,
 )
-from homenode.cli.terminal import console, note, print_json, read_file
+from homenode.cli.terminal import console, note, print_json
 from homenode.errors import UsageError
-from homenode.wording import command_line, plural
+from homenode.input_files import read_input
+from homenode.wording import command_line, operands, plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,9 +50,9 @@ def pack(
     )
 
     def read_document(name: str) -> bytes:
-        return read_file(requests.parent / name, "a domain document")
+        return read_input(requests.parent / name, "a domain document")
 
-    text = read_file(requests, "requests as TOML").decode("utf-8", "replace")
+    text = read_input(requests, "requests as TOML").decode("utf-8", "replace")
     wanted = parse_requests(text, str(requests), read_document)
     check_file_names(name for request in wanted for name in request.names)
     with recording(sources) if record else nullcontext() as journal:
@@ -87,8 +88,9 @@ def pack(
 
 def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
     """That the VMs count now, and the command that removes their records."""
-    names_given = names if len(names) <= MOST_NAMES else ("--packing", output)
-    undo = command_line("homenode", "pool", "remove", *names_given, "--pool", folder)
+    by_name = len(names) <= MOST_NAMES
+    which = operands(*names) if by_name else ("--packing", output)
+    undo = command_line("homenode", "pool", "remove", "--pool", folder, *which)
     note(f"recorded {plural(len(names), 'VM')} in {folder}; to remove them: {undo}")
 
 

@@ -1,7 +1,6 @@
 """Commands of `homenode pool` that place VMs one by one: place, place --hook, remove. [I/O]"""
 
 import gc
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from homenode.cli.pool_reading import (
     read_the_pool,
 )
 from homenode.cli.terminal import (
-    LARGEST_FILE_BYTES,
     STANDARD_OUTPUT,
     check_can_write,
     console,
@@ -26,9 +24,9 @@ from homenode.cli.terminal import (
     note,
     permissions_of,
     print_json,
-    read_file,
 )
 from homenode.errors import InputError, UsageError
+from homenode.input_files import input_lines, read_input
 from homenode.plan.options import PlanOptions
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
@@ -70,11 +68,7 @@ def place(
     if outputs.count == 1:
         check_can_write(outputs.document, force=True)
         check_tuned_output(document, outputs.document)
-    original = (
-        sys.stdin.buffer.read(LARGEST_FILE_BYTES + 1)
-        if document == "-"
-        else read_file(Path(document), "a domain document", hint="virsh dumpxml NAME > VM.xml")
-    )
+    original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
     guest = read_guest(original, document)
     sizes = read_flavours(flavours)
     evidence = None
@@ -153,14 +147,15 @@ def _place_one(
     screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
     first = list(islice(ranking, 3))
-    if not first or (number == 1 and not outputs.json):
-        refused = () if first else _refusals(places, by_shape, name, outputs.among)
+    if not first:
+        refused = _refusals(places, by_shape, name, outputs.among)
         has_addresses = any(
             not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
             for flavour in by_shape.values()
         )
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
-        (screen if first else error_console()).print(places_text(name, first, refused, hint))
+        error_console().print(places_text(name, first, refused, hint))
+    explained = number == 1 and not outputs.json
     for one in chain(first, ranking):
         flavour = by_shape[one.host.shape]
         host = one.real_host
@@ -170,29 +165,34 @@ def _place_one(
         except Unplannable as refused_there:
             note(f"{one.host.name}: {refused_there.message}")
             continue
-        if outputs.json:
-            print_json(encode_plan(tuning.plan))
-        elif number == 1:
-            from homenode.plan.words.explain import explain
-            from homenode.report.plan_text import plan_text
-
-            screen.print(plan_text(explain(tuning.plan, host)))
-        else:
-            screen.print(f"  {name}: {one.host.name}", highlight=False)
+        lines: list[str] = []
         output = _output_of(outputs, name)
         if output is not None:
             given = original if outputs.count == 1 else tuning.original
-            write_document(tuning, given, output, permissions_of(document))
-        for known in tuning.notes if number == 1 else ():
-            note(known)
+            lines += write_document(tuning, given, output, permissions_of(document))
+        lines += tuning.notes if number == 1 else ()
         vm = replace(domain_of_plan(tuning.plan), name=name)
         places.add(one.host.name, vm)
         if record is not None:
             record.add(one.host.name, vm)
-            note(f"recorded {name} on {one.host.name}")
+            lines.append(f"recorded {name} on {one.host.name}")
+        if outputs.json:
+            print_json(encode_plan(tuning.plan))
+        elif explained:
+            from homenode.plan.words.explain import explain
+            from homenode.report.plan_text import plan_text
+
+            screen.print(places_text(name, first))
+            screen.print(plan_text(explain(tuning.plan, host)))
+        else:
+            screen.print(f"  {name}: {one.host.name}", highlight=False)
+        for line in lines:
+            note(line)
         if not outputs.json and number == outputs.count:
             _note_next_step(one, output, outputs)
         return True
+    if first and explained:
+        screen.print(places_text(name, first))
     return False
 
 
@@ -246,7 +246,7 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
         hook = Hook(PoolPlaces(pool, sizes, planner), sizes)
         hook.prepare()
     gc.freeze()  # what is kept until the end is not looked through again at requests
-    for line in sys.stdin.buffer:
+    for line in input_lines():
         if line.strip():
             print_json(hook.answer(line))
             hook.tidy()

@@ -13,10 +13,10 @@ from homenode.cli.terminal import (
     note,
     print_file,
     print_json,
-    read_file,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool
 from homenode.pool.sources import POOL_FILE, Progress, load_pool
@@ -78,7 +78,7 @@ def exit_with_failures(pool: Pool) -> None:
 def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
     if path is None:
         return default_flavours()
-    content = read_file(path, "a flavours.toml")
+    content = read_input(path, "a flavours.toml")
     return parse_flavours(content.decode("utf-8", "replace"), str(path))
 
 
@@ -165,7 +165,7 @@ def capture(
         number = len(pool.hosts)
         store_pool(pool, output)
     else:
-        content = read_file(hosts, "a list of hosts")
+        content = read_input(hosts, "a list of hosts")
         with progress("reading hosts") as show_progress:
             done = capture_pool(
                 content.decode("utf-8", "replace"),

@@ -17,10 +17,10 @@ from homenode.cli.terminal import (
     console,
     note,
     print_json,
-    read_file,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool
 from homenode.pool.sources import Progress
@@ -111,8 +111,8 @@ def _simulate_trace(
 
     if nodes is None:
         raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
-    text = read_file(Path(trace), "a trace as CSV").decode("utf-8", "replace")
-    machines = read_file(nodes, "machines as CSV").decode("utf-8", "replace")
+    text = read_input(Path(trace), "a trace as CSV").decode("utf-8", "replace")
+    machines = read_input(nodes, "machines as CSV").decode("utf-8", "replace")
     what = Path(trace).name
     if traces.trace_kind(text, trace) is traces.TraceKind.TASKS:
         return simulate_tasks(

@@ -64,7 +64,7 @@ def replan(
     original = virsh.definition(state.uuid)
     document = open_domain(original, state.name)
     record = read_record(document)
-    if record is None or record.name not in PRESETS:
+    if record is None:
         raise UsageError(
             f"{state.name}: expected a domain with a layout of homenode, found none",
             hint=command_line(*with_connection(connect, "homenode", "apply", state.argument)),
@@ -79,10 +79,19 @@ def replan(
             hint="run it on the host itself, not in a container, or give a capture: --host",
         )
     note(
-        f"{state.name}: layout {record.name}, planned for "
+        f"{state.name}: layout {record.layout.name}, planned for "
         f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
     )
-    options = PlanOptions(record.name)
+    layout = record.layout
+    options = PlanOptions(
+        layout.name if layout.name in PRESETS else "default",
+        pinning=layout.pinning,
+        siblings=layout.siblings,
+        cells=layout.cells,
+        pcie=layout.pcie,
+        memory_binding=layout.memory,
+        objective=record.objective,
+    )
     tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
     if dry_run:
         preview(virsh, state.uuid, tuning.document, original, default_root())

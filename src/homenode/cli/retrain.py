@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from homenode.cli.terminal import LARGEST_FILE_BYTES, note, print_file, print_findings, say
+from homenode.cli.terminal import note, print_file, print_findings, say
 from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ def hook(words: tuple[str, ...], target: int | None = None) -> None:
     try:
         if len(words) != 2:
             raise UsageError(f"hook: expected DOMAIN and start or started, found {words}")
-        _hook(*words, sys.stdin.buffer.read(LARGEST_FILE_BYTES), target)
+        _hook(*words, read_input("-", "the document of the domain"), target)
     except HomenodeError as error:
         say(f"homenode: {error}")
 
@@ -180,10 +181,10 @@ def _program() -> str:
     from pathlib import Path
 
     import homenode
-    from homenode.doctor.retrain.trusted_path import changeable
+    from homenode.trusted_path import changeable
 
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("homenode")):
-        if path.name == "homenode" and path.exists():
+        if path.name in ("homenode", "homenode.pyz") and path.exists():
             parts = (path.resolve(), Path(sys.executable), Path(homenode.__file__))
             if (why := changeable(parts)) is not None:
                 raise InputError(

@@ -12,10 +12,10 @@ from homenode.cli.terminal import (
     console,
     note_written,
     print_json,
-    read_file,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 
 
 def show(
@@ -59,7 +59,7 @@ def show(
         drawn = (
             None
             if plan is None
-            else read_plan_for(loaded, read_file(plan, "a saved plan"), str(plan))
+            else read_plan_for(loaded, read_input(plan, "a saved plan"), str(plan))
         )
         write_text(svg, topology_map(loaded, drawn))
         note_written(svg)

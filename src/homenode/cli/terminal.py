@@ -171,25 +171,6 @@ def print_diff(before: bytes, after: bytes, before_name: str, after_name: str) -
             print(line)
 
 
-LARGEST_FILE_BYTES = 64 << 20
-"""More than this is not read at all; what readers accept of it is less."""
-
-
-def read_file(path: Path, what: str, *, hint: str | None = None) -> bytes:
-    """The bytes of a file that the user named. Raises InputError where there is none, HostError
-    where it cannot be read, saying what was expected."""
-    from homenode.errors import InputError, of_os
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise of_os(error, str(path), what, hint) from None
-    if len(content) > LARGEST_FILE_BYTES:
-        raise InputError(f"{path}: expected at most 64 MiB, found more")
-    return content
-
-
 def permissions_of(document: str) -> int:
     """Permissions for what is made of a document that was read: its own; for its owner alone where
     it was no plain file, as `virsh dumpxml --security-info` is piped in."""
@@ -257,11 +238,12 @@ def _check_place(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     """An empty file, a device such as /dev/null, or one with a signature of ours."""
+    from homenode.input_files import read_start
+
     try:
         if not path.is_file():
             return True
-        with path.open("rb") as file:
-            start = file.read(_SIGNED_BYTES)
+        start = read_start(path, _SIGNED_BYTES)
     except OSError:
         return False
     return not start or any(signature in start for signature in _SIGNATURES)

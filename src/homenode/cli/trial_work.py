@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
 from homenode.cli.placing_options import hosts_after
-from homenode.cli.terminal import check_can_write, console, interruptible, note, read_file, update
+from homenode.cli.terminal import check_can_write, console, interruptible, note, update
 from homenode.cli.trial_options import (
     AccessOptions,
     TrialArguments,
@@ -18,6 +18,7 @@ from homenode.cli.trial_options import (
 )
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
+from homenode.input_files import read_input
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
 from homenode.measure.layouts.journal import Head, JournalFile, What, domain_locked, known_trials
@@ -327,7 +328,7 @@ def _probe(given: Path | None) -> bytes:
         )
     from homenode.verify.boot.initramfs import is_static
 
-    content = read_file(Path(found), "the static probe")
+    content = read_input(Path(found), "the static probe")
     if content[:4] == b"\x7fELF" and content[18:20] == b"\x3e\x00" and not is_static(content):
         raise UsageError(
             f"--probe {found}: expected a static program, found one that needs libraries",

@@ -14,11 +14,11 @@ from homenode.cli.terminal import (
     interruptible,
     note,
     print_findings,
-    read_file,
     working,
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.verify.verification import Verified
@@ -211,7 +211,7 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
         from homenode.plan.stored import read_plan_for
         from homenode.sources import load_host
 
-        content = read_file(plan, "a saved plan", hint="homenode plan --save-plan P.json")
+        content = read_input(plan, "a saved plan", hint="homenode plan --save-plan P.json")
         made = read_plan_for(load_host(None), content, str(plan))
     findings = verify_running_domain(name, connect, made)
     print_findings(findings, as_json=as_json)

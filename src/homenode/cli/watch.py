@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from homenode.cli.options import JsonOption
-from homenode.cli.terminal import note, print_json, read_file, say
+from homenode.cli.terminal import note, print_json, say
 from homenode.errors import InputError, of_os
+from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.doctor.expectation import Expectation
@@ -124,7 +125,7 @@ def _expectation(given: Path | None, host: str | None) -> "Expectation | None":
         path = EXPECTATION
     if path is None:
         return None
-    text = read_file(path, "a site.toml", hint="homenode expect -o SITE.toml")
+    text = read_input(path, "a site.toml", hint="homenode expect -o SITE.toml")
     return parse_expectation(text.decode(errors="replace"), str(path))
 
 
@@ -145,7 +146,7 @@ def _before(folder: Path) -> "WatchState | None":
     if not path.exists():
         return None
     try:
-        return decode(read_file(path, "the last look"), KIND, WatchState, str(path))
+        return decode(read_input(path, "the last look"), KIND, WatchState, str(path))
     except InputError as error:
         note(f"{error}; every alert counts as new")
         return None

@@ -32,11 +32,7 @@ def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
     Raises UsageError for a name that libvirt would refuse, InputError where the name is the
     original's or the UUID is none.
     """
-    if not _NAME.match(name) or not name.strip() or name in (".", ".."):
-        raise UsageError(
-            f"name {name!r}: expected 1 to 255 characters without / and line breaks",
-            hint="the copy's NVRAM file is named after it",
-        )
+    check_name(name)
     document = open_domain(xml, source)
     original = read_name(document)
     if name == original:
@@ -47,6 +43,16 @@ def copy_domain(xml: bytes, name: str, source: str = "domain") -> bytes:
     for step in (_identity, _firmware, _devices):
         document = apply(document, step(document, original, name))
     return document.to_bytes()
+
+
+def check_name(name: str) -> str:
+    """The name of a new domain. Raises UsageError for one that libvirt would refuse."""
+    if not _NAME.match(name) or not name.strip() or name in (".", ".."):
+        raise UsageError(
+            f"name {name!r}: expected 1 to 255 characters without / and line breaks",
+            hint="the domain's NVRAM file is named after it",
+        )
+    return name
 
 
 def copied_uuid(original_uuid: str, name: str) -> str:

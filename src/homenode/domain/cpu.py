@@ -40,6 +40,8 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
         document = _without_stale_topology(document, plan)
     if plan.topoext:
         document = _with_topoext(document)
+    elif plan.forbids_topoext:
+        document = _without_topoext(document)
     document = _with_cache(document, plan.cache)
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         document = _with_address_bits(document, plan.aperture.physical_address_bits)
@@ -99,14 +101,43 @@ def _cpu_that_takes(document: Document, what: str) -> Element:
     return cpu
 
 
+def _topoext(document: Document) -> Element | None:
+    cpu = document.root.child("cpu")
+    features = () if cpu is None else cpu.all("feature")
+    return next((one for one in features if one.get("name") == "topoext"), None)
+
+
+def read_topoext(document: Document) -> bool | None:
+    """Whether the document asks for the feature topoext or switches it off; None = neither."""
+    feature = _topoext(document)
+    policy = None if feature is None else feature.get("policy") or "require"
+    return {"require": True, "force": True, "disable": False, "forbid": False}.get(policy or "")
+
+
 def _with_topoext(document: Document) -> Document:
-    cpu = _cpu_that_takes(document, "the feature topoext")
-    for feature in cpu.all("feature"):
-        if feature.get("name") == "topoext":
-            if feature.get("policy") in (None, "require", "force"):
-                return document
-            return apply(document, set_attribute(document, feature, "policy", "require"))
+    _cpu_that_takes(document, "the feature topoext")
+    if read_topoext(document):
+        return document
+    feature = _topoext(document)
+    if feature is not None:
+        return apply(document, set_attribute(document, feature, "policy", "require"))
     return _put(document, New("feature", (("policy", "require"), ("name", "topoext"))))
+
+
+def _without_topoext(document: Document) -> Document:
+    """Switched off where the document asks for it or its CPU model may bring it along; QEMU adds it
+    to no host-passthrough or maximum model. Source: no_autoenable_flags of FEAT_8000_0001_ECX in
+    target/i386/cpu.c."""
+    feature = _topoext(document)
+    if feature is not None:
+        if read_topoext(document) is False:
+            return document
+        return apply(document, set_attribute(document, feature, "policy", "disable"))
+    cpu = document.root.child("cpu")
+    model = None if cpu is None else cpu.child("model")
+    if cpu is None or (cpu.get("mode") != "host-model" and model is None):
+        return document
+    return _put(document, New("feature", (("policy", "disable"), ("name", "topoext"))))
 
 
 def _with_cache(document: Document, wanted: GuestCache) -> Document:
@@ -121,7 +152,7 @@ def _with_cache(document: Document, wanted: GuestCache) -> Document:
             f"found {'no <cpu>' if cpu is None else 'mode ' + repr(cpu.get('mode') or 'custom')}",
             hint="libvirt passes caches through with this mode alone",
         )
-    values: dict[str, str | None] = {"level": None, "mode": "passthrough"}
+    values: dict[str, str | None] = {"level": None, "mode": str(wanted)}
     if wanted is GuestCache.EMULATED:
         values = {"level": "3", "mode": "emulate"}
     element = document.root.at("cpu", "cache")

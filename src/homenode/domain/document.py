@@ -14,12 +14,18 @@ from functools import cached_property
 from xml.parsers import expat
 
 from homenode.errors import InputError, ParseError
+from homenode.wording import printable
 
 MAX_BYTES = 4 << 20
 """libvirt's own limit for a document on the wire. Source: REMOTE_STRING_MAX, remote_protocol.x."""
 
 MAX_DEPTH = 100
-MAX_ELEMENTS = 200_000
+MAX_ELEMENTS = 20_000
+MAX_ALIKE = 4096
+MAX_DEVICES = 2048
+_ALIKE = {"sibling": 16_384}
+"""Elements: all, of one name, and in <devices>. QEMU has at most 4,096 vCPUs and 256 PCI buses; of
+128 cells each may name its distance to all."""
 
 _DECLARED = re.compile(rb"\A<\?xml[^>]*?\sencoding\s*=\s*[\"']([A-Za-z0-9._-]+)[\"']")
 _CODECS = frozenset(
@@ -208,7 +214,8 @@ class _Builder:
         self.source = source
         self.open: list[_OpenElement] = []
         self.root: Element | None = None
-        self.count = 0
+        self.count = self.devices = 0
+        self.alike: dict[str, int] = {}
         # Every byte that we feed is UTF-8 by now, whatever the declaration says.
         self.parser = expat.ParserCreate("utf-8", namespace_separator="\n")
         self.parser.namespace_prefixes = True
@@ -229,10 +236,14 @@ class _Builder:
     def start(self, name: str, attributes: list[str]) -> None:
         self.count += 1
         if len(self.open) >= MAX_DEPTH or self.count > MAX_ELEMENTS:
-            raise InputError(
-                f"{self.source}:{self.parser.CurrentLineNumber}: expected at most {MAX_DEPTH} "
-                f"levels and {MAX_ELEMENTS} elements, found more"
-            )
+            raise self.too_many(f"{MAX_DEPTH} levels and {MAX_ELEMENTS} elements")
+        of_name = self.alike[name] = self.alike.get(name, 0) + 1
+        if of_name > _ALIKE.get(name, MAX_ALIKE):
+            raise self.too_many(f"{of_name - 1} elements <{printable(name)[:60]}>")
+        if len(self.open) == 2 and self.open[1].name == "devices":
+            self.devices += 1
+            if self.devices > MAX_DEVICES:
+                raise self.too_many(f"{MAX_DEVICES} elements in <devices>")
         here = self.parser.CurrentByteIndex
         match = _TAG_END.match(self.text, here)
         assert match is not None, "expat found a start tag here"
@@ -242,6 +253,13 @@ class _Builder:
         )
         line = self.parser.CurrentLineNumber
         self.open.append(_OpenElement(local, tag, pairs, here, match.end(), line))
+
+    def too_many(self, what: str) -> InputError:
+        line = self.parser.CurrentLineNumber
+        return InputError(
+            f"{self.source}:{line}: expected at most {what}, found more",
+            hint="no QEMU has a machine of that size; is this the right file?",
+        )
 
     def finish(self, _name: str) -> None:
         opened = self.open.pop()

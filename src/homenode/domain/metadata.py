@@ -15,6 +15,7 @@ from homenode.domain.edits import (
     remove,
     set_attributes,
 )
+from homenode.objective import Objective
 from homenode.plan.layout import (
     GuestCells,
     GuestPcie,
@@ -31,13 +32,12 @@ _RECORD = f"{{{NAMESPACE}}}layout"
 
 @dataclass(frozen=True, slots=True)
 class LayoutRecord:
-    """What the record says. memory: how homenode bound the memory. siblings: what it showed of SMT.
-    host: start of the fingerprint of the host that it was planned for."""
+    """What the record says. host: start of the fingerprint of the host that it was planned for.
+    objective: what the evidence chose the layout for; None: the user named it."""
 
-    name: str
-    memory: MemoryBinding
-    siblings: str | None
+    layout: Layout
     host: str | None
+    objective: Objective | None = None
 
 
 def read_record(document: Document) -> LayoutRecord | None:
@@ -45,15 +45,19 @@ def read_record(document: Document) -> LayoutRecord | None:
     element = document.root.at("metadata", _RECORD)
     if element is None:
         return None
-    memory = element.get("memory")
-    if memory not in [str(binding) for binding in MemoryBinding]:
+    try:
+        layout = Layout(
+            element.get("name") or "custom",
+            Pinning(element.get("pinning") or ""),
+            Siblings(element.get("siblings") or ""),
+            GuestCells(element.get("cells") or ""),
+            GuestPcie(element.get("pcie") or ""),
+            MemoryBinding(element.get("memory") or ""),
+        )
+    except ValueError:
         return None
-    return LayoutRecord(
-        element.get("name") or "",
-        MemoryBinding(memory),
-        element.get("siblings"),
-        element.get("host"),
-    )
+    objective = next((one for one in Objective if one == element.get("objective")), None)
+    return LayoutRecord(layout, element.get("host"), objective)
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:
@@ -70,6 +74,7 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         "pcie": str(plan.layout.pcie),
         "memory": str(plan.layout.memory),
         "host": plan.host_fingerprint[:16] or None,
+        "objective": None if plan.objective is None else str(plan.objective),
     }
     if element is not None:
         return apply(document, set_attributes(document, element, values))

@@ -31,7 +31,7 @@ def edit_numatune(document: Document, plan: Plan) -> Document:
     """
     if plan.memory_mode is None:
         record = read_record(document)
-        bound_by_us = record is not None and record.memory is not MemoryBinding.AS_IT_WAS
+        bound_by_us = record is not None and record.layout.memory is not MemoryBinding.AS_IT_WAS
         return _unbind(document, memory_too=bound_by_us)
     mode = str(plan.memory_mode)
     per_cell: dict[int, CpuSet] = {}

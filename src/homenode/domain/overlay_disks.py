@@ -1,5 +1,6 @@
 """OverlayDisks: a domain with throw-away disks over its own, which are then not written."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from homenode.domain.edits import (
 from homenode.domain.read import open_domain
 from homenode.errors import InputError
 
+_FORMATS = ("raw", "qcow2")
+_TARGET = re.compile(r"[A-Za-z0-9_:]{1,64}\Z", re.ASCII)
 _OVER = {"file": "file", "block": "dev"}
 """Disk types that an overlay can lie over, with the attribute that names what is under it."""
 
@@ -36,8 +39,9 @@ class WritableDisk:
 def writable_disks(xml: bytes, source: str) -> tuple[WritableDisk, ...]:
     """Every disk that needs an overlay, in the document's order.
 
-    Raises InputError for one that cannot have one: on the network, from a pool, encrypted, or
-    passed through as a LUN; and for a folder of the host's that the guest may write.
+    Raises InputError for one that cannot have one: on the network, from a pool, encrypted, a part
+    of a file, of another format than raw and qcow2, or passed through as a LUN; for a name that is
+    no absolute path; and for a folder of the host's that the guest may write.
     """
     document = open_domain(xml, source)
     _refuse_folders(document)
@@ -95,21 +99,31 @@ def _disk(document: Document, element: Element) -> WritableDisk:
         under is not None and under.child("encryption") is not None
     )
     target = _target(document, element)
-    if path is None or encrypted or element.get("device") == "lun":
-        what = "an encrypted one" if encrypted else f"{element.get('device') or 'disk'} of {kind}"
+    driver = element.child("driver")
+    content = (None if driver is None else driver.get("type")) or "raw"
+    what = None
+    if encrypted:
+        what = "an encrypted one"
+    elif path is None or element.get("device") == "lun":
+        what = f"{element.get('device') or 'disk'} of {kind}"
+    elif not path.startswith("/"):  # qemu-img would take it for a protocol and connect, say
+        what = f"{path[:200]!r}, which is no absolute path"
+    elif content not in _FORMATS:
+        what = f"one of format {content[:40]}"
+    elif under is not None and under.child("slices") is not None:
+        what = "a part of a file"
+    if path is None or what is not None:
         raise InputError(
             f"{document.source}:{element.line}: disk {target}: expected a file or block device "
             f"that an overlay can lie over, found {what}",
             hint="--in-place works on the VM itself, and its disks",
         )
-    driver = element.child("driver")
-    content = (None if driver is None else driver.get("type")) or "raw"
     return WritableDisk(target, path, content, kind == "block")
 
 
 def _target(document: Document, element: Element) -> str:
     target = element.child("target")
     name = None if target is None else target.get("dev")
-    if name is None:
+    if name is None or not _TARGET.match(name):
         raise InputError(f"{document.source}:{element.line}: expected <target dev=...> of a disk")
     return name

@@ -6,7 +6,7 @@ from homenode.domain.addresses import read_addresses
 from homenode.domain.aperture import read_hole
 from homenode.domain.cells import cell_bytes, cell_elements, read_cells
 from homenode.domain.controllers import read_controllers
-from homenode.domain.cpu import read_topology
+from homenode.domain.cpu import read_topoext, read_topology
 from homenode.domain.cputune import iothread_ids, read_pins
 from homenode.domain.document import Document, Element, parse_document
 from homenode.domain.elements import ELEMENTS
@@ -20,13 +20,11 @@ from homenode.domain.memory import (
     read_memory_devices,
 )
 from homenode.domain.memory_backing import read_page_bytes
-from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding, read_bound_nodes, read_memnodes
 from homenode.domain.vcpu import read_offline_vcpus, read_vcpus
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
 from homenode.plan.guest import Guest
-from homenode.plan.layout import Siblings
 from homenode.topology import RunningDomain
 
 _OTHER_HYPERVISORS = {
@@ -121,10 +119,10 @@ def guest_of(document: Document) -> Guest:
     bits = address_bits.get("bits") if address_bits is not None else None
     cells = read_cells(document)
     cpu = root.child("cpu")
+    cache = root.at("cpu", "cache")
     security = root.child("launchSecurity")
     iommu = root.at("devices", "iommu")
     access = root.at("memoryBacking", "access")
-    record = read_record(document)
     return Guest(
         name=read_name(document),
         uuid=_stripped(root.child("uuid")),
@@ -160,8 +158,9 @@ def guest_of(document: Document) -> Guest:
         bound_nodes=read_bound_nodes(document),
         memory_devices=read_memory_devices(document),
         mediated=read_mediated(document),
-        siblings_exposed=record is not None and record.siblings == Siblings.EXPOSED,
         cpu_model=None if cpu is None else _stripped(cpu.child("model")),
+        cpu_cache=None if cache is None else cache.get("mode"),
+        topoext=read_topoext(document),
         offline_vcpus=offline,
         ballooned_bytes=max(0, memory + dimm_bytes - read_current_memory(document)),
     )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from homenode.durable import PRIVATE, check_links, open_plain, replace_file
+from homenode.durable import PRIVATE, check_links, replace_file
 from homenode.errors import HostError, InputError
+from homenode.input_files import MAX_BYTES, read_plain
 from homenode.wording import command_line
 
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
@@ -49,7 +50,7 @@ def write_tuned(
     there already, HostError where a file cannot be written; `output` is then as it was.
     """
     try:
-        saved = _paths(output)
+        saved = saved_original(output)
         there = _permissions(saved.output)
         mode = mode if there is None else mode & there
         keep = _kept_original(saved, original)
@@ -68,7 +69,7 @@ def write_tuned(
 def is_tuned_output(output: str | Path) -> bool:
     """Whether this file is a tuned document that homenode wrote and that was not changed since."""
     try:
-        return _ours_there(_paths(output)) is not None
+        return _ours_there(saved_original(output)) is not None
     except (OSError, HostError):
         return False
 
@@ -80,7 +81,7 @@ def restore(output: str | Path) -> Path:
     is written then.
     """
     try:
-        saved = _paths(output)
+        saved = saved_original(output)
         sums = _read_record(saved)
         original = _content(saved.original)
         current = _content(saved.output) if saved.output.exists() else None
@@ -108,7 +109,8 @@ def restore(output: str | Path) -> Path:
     return saved.output
 
 
-def _paths(output: str | Path) -> SavedOriginal:
+def saved_original(output: str | Path) -> SavedOriginal:
+    """Where the original of a tuned document lies, or would."""
     # A link stays a link: the files lie next to what it points at.
     check_links(Path(output))
     path = Path(os.path.realpath(output))
@@ -184,8 +186,7 @@ def _read_record(saved: SavedOriginal) -> _Sums:
 
 
 def _content(path: Path) -> bytes:
-    with open_plain(path) as file:
-        return file.read()
+    return read_plain(path, MAX_BYTES)
 
 
 def _sum(content: bytes) -> str:

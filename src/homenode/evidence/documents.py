@@ -1,12 +1,12 @@
 """Documents: the publications that come with homenode, read once. [I/O]"""
 
 from functools import cache
-from importlib.resources import files
 
 from homenode.evidence.model import Publication
 from homenode.evidence.parse import parse_publications
+from homenode.package_files import package_names, package_text
 
-_SUFFIX = ".toml"
+_FOLDER, _SUFFIX = "evidence", ".toml"
 _ORDER = ("study", "study-scripts", "ibm", "sdumont", "xapi")
 """In which they explain one another; whatever else comes after them, by name."""
 
@@ -14,12 +14,8 @@ _ORDER = ("study", "study-scripts", "ibm", "sdumont", "xapi")
 @cache
 def publications() -> tuple[Publication, ...]:
     """Every document: the study first, then what explains it."""
-    folder = files("homenode") / "evidence"
-    entries = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(_SUFFIX)),
-        key=lambda entry: entry.name,
-    )
-    found = parse_publications({entry.name: entry.read_text(encoding="utf-8") for entry in entries})
+    names = [name for name in package_names(_FOLDER) if name.endswith(_SUFFIX)]
+    found = parse_publications({name: package_text(_FOLDER, name) for name in names})
     return tuple(sorted(found, key=lambda one: _place(one.id)))
 
 

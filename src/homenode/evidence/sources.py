@@ -13,7 +13,7 @@ from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.results.model import UNKNOWN_SWITCHES, Run
 from homenode.results.store import load_runs
-from homenode.sources import load_host
+from homenode.sources import shipped_host
 from homenode.topology import Host
 
 PUBLISHED = "published:"
@@ -42,7 +42,7 @@ def load_evidence(folders: Sequence[str]) -> Evidence:
 def published_hosts(systems: Collection[str] | None = None) -> dict[str, Host]:
     """The shipped descriptions of published machines, by their names. systems: of these alone."""
     return {
-        system.host: load_host(system.host)
+        system.host: shipped_host(system.host)
         for publication in publications()
         for system in publication.systems
         if system.host is not None and (systems is None or system.name in systems)

@@ -99,10 +99,10 @@ class Guest:
     bound_nodes: host nodes of <numatune><memory nodeset> in mode strict or restrictive, with
     those of <memnode>; None where the document binds nothing so.
     mediated: mediated devices; plan/gpu_parts.py says which function of the host each is on.
-    siblings_exposed: an earlier plan of ours doubled the vCPUs: they are sibling pairs already.
     cpu_model: the name in <cpu><model>, or None. offline_vcpus: not there at the start.
     ballooned_bytes: what the guest may have given back by the balloon: <memory> less
-    <currentMemory>.
+    <currentMemory>. cpu_cache: mode of <cache> in <cpu>; None = there is none. topoext: whether the
+    document asks for the feature or switches it off; None = it does not name it.
     """
 
     name: str
@@ -131,13 +131,19 @@ class Guest:
     pcihole64_bytes: int | None = None
     has_qemu_commandline: bool = False
     memory_access_shared: bool = False
-    siblings_exposed: bool = False
     bound_nodes: CpuSet | None = None
     memory_devices: tuple[GuestMemoryDevice, ...] = ()
     mediated: tuple[GuestMediated, ...] = ()
     cpu_model: str | None = None
     offline_vcpus: CpuSet = CpuSet()
+    cpu_cache: str | None = None
+    topoext: bool | None = None
     ballooned_bytes: int = 0
+
+    @property
+    def threads_per_core(self) -> int:
+        """Siblings of a core as the document shows them, 1 = none."""
+        return 1 if self.cpu_topology is None else self.cpu_topology[3]
 
     @property
     def memory_device_bytes(self) -> int:

@@ -176,3 +176,24 @@ def named(layout: Layout) -> Layout:
     switches = replace(layout, name="")
     names = (name for name, preset in PRESETS.items() if replace(preset, name="") == switches)
     return replace(layout, name=next(names, "custom"))
+
+
+def with_siblings(layout: Layout) -> Layout:
+    """The layout with vCPUs on all hyper-threads of each core, and shown as such.
+
+    >>> with_siblings(PRESETS["pin-numa"]).name
+    'pin-numa-smt'
+    """
+    return named(replace(layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED))
+
+
+def layout_text(layout: Layout) -> str:
+    """The layout's name for people; of one that is a preset but for its siblings, that says so.
+
+    >>> layout_text(with_siblings(PRESETS["pin-bound"])), layout_text(PRESETS["pin"])
+    ('pin-bound with siblings', 'pin')
+    """
+    hidden = named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
+    is_paired = with_siblings(layout) == named(layout)
+    plain = layout.name in PRESETS or hidden.name not in PRESETS or not is_paired
+    return layout.name if plain else f"{hidden.name} with siblings"

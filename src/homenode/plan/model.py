@@ -9,6 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
+from homenode.objective import Objective
 from homenode.plan.guest import GuestAddress
 from homenode.plan.layout import Layout
 from homenode.plan.request import MemoryMode
@@ -34,8 +35,9 @@ class GuestCache(StrEnum):
     """What the guest is shown of its caches."""
 
     AS_IT_WAS = "as-it-was"
-    PASSTHROUGH = "passthrough"  # guest threads and LLC membership equal the host's
+    PASSTHROUGH = "passthrough"  # the host's leaves, which say what is true of the guest
     EMULATED = "emulate"  # one emulated L3 a die
+    DISABLED = "disable"  # no L3
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +234,9 @@ class Plan:
     topology: GuestTopology | None
     """Sockets, dies, cores and threads of the guest; None = as the document has them."""
     cache: GuestCache
-    topoext: bool
-    """The guest gets the CPU feature by which AMD's CPUs show siblings."""
+    topoext: bool | None
+    """The CPU feature by which AMD's CPUs show siblings: True = the guest gets it; False = it must
+    not have it, where an L3 would be shown with it; None = as it was."""
     memory_mode: MemoryMode | None
     """Mode of numatune; None = as the document has it."""
     memory_nodes: tuple[NodeIndex, ...]
@@ -267,6 +270,13 @@ class Plan:
     """UUIDs of the document's mediated devices that others replace."""
     kept: KeptSettings | None = None
     """None in plans of earlier versions, and where there is no document."""
+    objective: Objective | None = None
+    """What the evidence chose the layout for; None: the user named it."""
+
+    @property
+    def forbids_topoext(self) -> bool:
+        """Earlier versions say False where they leave the feature as it was, but show an L3."""
+        return self.topoext is False and self.cache is GuestCache.DISABLED
 
 
 def is_critical(plan: Plan) -> bool:

@@ -7,7 +7,6 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
-from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.gpu_parts import (
     function_of_uuid,
@@ -18,7 +17,6 @@ from homenode.plan.gpu_parts import (
 )
 from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.layout import (
-    PRESETS,
     GuestCells,
     GuestPcie,
     Layout,
@@ -26,11 +24,14 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
     ThreadPolicy,
+    named,
     preset_named,
     unknown_layout,
+    with_siblings,
 )
 from homenode.plan.request import (
     Demands,
+    DocumentSiblings,
     EmulatorPolicy,
     GuestRequest,
 )
@@ -54,7 +55,6 @@ class PlanOptions(Demands):
     """
 
     layout: str
-    objective: Objective | None = None
     pinning: Pinning | None = None
     siblings: Siblings | None = None
     cells: GuestCells | None = None
@@ -70,20 +70,24 @@ class PlanOptions(Demands):
     mediated: tuple[str, ...] = ()
 
 
-def layout_for(options: PlanOptions) -> Layout:
-    """The layout with every switch applied.
-
-    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
-    for an objective with a layout, and for switches that contradict each other.
-    """
-    preset = preset_named(options.layout)
-    if preset is None:
-        raise unknown_layout(options.layout)
-    if options.objective is not None:
+def refuse_objective(options: PlanOptions) -> None:
+    """Only `auto` chooses by an objective. Raises UsageError."""
+    if options.objective is not None and options.layout != AUTO:
         raise UsageError(
             f"--objective {options.objective} only goes with --layout auto, "
             f"found --layout {options.layout}"
         )
+
+
+def layout_for(options: PlanOptions) -> Layout:
+    """The layout with every switch applied.
+
+    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
+    and for switches that contradict each other.
+    """
+    preset = preset_named(options.layout)
+    if preset is None:
+        raise unknown_layout(options.layout)
     return _switched(preset, options)
 
 
@@ -98,16 +102,8 @@ def _switched(layout: Layout, options: PlanOptions) -> Layout:
     )
     if switched == layout:
         return layout
-    named = next(
-        (
-            name
-            for name, preset in PRESETS.items()
-            if replace(preset, name="") == replace(switched, name="")
-        ),
-        "custom",
-    )
     _refuse_contradictions(switched)
-    return replace(switched, name=named)
+    return named(switched)
 
 
 def _pinning(layout: Layout, options: PlanOptions) -> Pinning:
@@ -193,6 +189,9 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
     """
     _refuse_other_architecture(guest, host)
     layout = layout_for(options)
+    most_threads = None
+    if options.document_siblings is DocumentSiblings.ALWAYS:
+        layout, most_threads = _as_document(layout, guest), guest.threads_per_core
     _check_counts(options)
     _check_page_size(options, guest)
     _check_pus(options, layout, host)
@@ -209,10 +208,6 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
     documented = {hostdev.source for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
         documented = _without_gpus(documented, host)
-    # A document that shows siblings already has their vCPUs: planning it again changes nothing.
-    # One whose layout would show them, but where the host had none to give, was never doubled.
-    shows_siblings = guest.cpu_topology is not None and guest.cpu_topology[3] > 1
-    doubled_before = guest.siblings_exposed and shows_siblings and options.vcpus is None
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
@@ -224,7 +219,10 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
         if mediated.setdefault(function, uuid) != uuid or function in options.devices:
             refuse_second(function, [GuestHostdev(function, None)])
     demands["devices"] = tuple(sorted({*documented, *options.devices, *mediated}))
-    demands["keep_vcpus"] |= doubled_before
+    # The vCPUs of a document that shows siblings are hyper-threads already.
+    demands["keep_vcpus"] |= guest.threads_per_core > 1 and layout.pinning is Pinning.ALL_PUS
+    if not _may_weigh_siblings(guest, options, layout):
+        demands["document_siblings"] = DocumentSiblings.IGNORED
     vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
     if options.explicit_cells:
         vcpus = sum(cell.vcpus for cell in options.explicit_cells)
@@ -240,8 +238,31 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
         _host_reserve(options, host),
         _housekeeping_pus(options, layout, host),
         tuple(sorted(mediated.items())),
+        most_threads,
         **demands,
     )
+
+
+def _as_document(layout: Layout, guest: Guest) -> Layout:
+    """The layout with the siblings that the document shows, or without any."""
+    if layout.pinning in (Pinning.NONE, Pinning.NODE):
+        raise UsageError(
+            f"--siblings as-document: expected a layout that pins each vCPU, found {layout.name}",
+            hint="take pin-bound, or --pinning all-pus",
+        )
+    return (
+        with_siblings(layout)
+        if guest.threads_per_core > 1
+        else named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
+    )
+
+
+def _may_weigh_siblings(guest: Guest, options: PlanOptions, layout: Layout) -> bool:
+    """Whether siblings as the document shows them can take the place of whole cores."""
+    whole = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+    vcpus = options.vcpus or guest.vcpus
+    threads = guest.threads_per_core
+    return whole and threads > 1 and vcpus % threads == 0 and not options.explicit_cells
 
 
 def _check_profile(options: PlanOptions, host: Host | None) -> None:

@@ -7,6 +7,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
+from homenode.objective import Objective
 from homenode.plan.guest import Guest
 from homenode.plan.layout import Layout
 
@@ -52,6 +53,14 @@ class PciGranularity(StrEnum):
     SWITCH = "switch"  # and the switches are mirrored
 
 
+class DocumentSiblings(StrEnum):
+    """What the siblings that a document shows (<topology threads='2'>) count for."""
+
+    IGNORED = "ignored"  # the layout decides
+    WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
+    ALWAYS = "always"
+
+
 class DeviceLocality(StrEnum):
     """What to do about GPUs whose own node is not chosen."""
 
@@ -80,8 +89,9 @@ class Demands:
     max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
     explicit_cells: the guest's cells one by one, () = as the layout and the nodes give them.
     keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
+    document_siblings: whether siblings as the document shows them take the place of whole cores.
     mixed_kinds: performance and efficiency cores in one VM are wanted, so no warning.
-    unequal_cells: unequal cells are as good as equal ones.
+    unequal_cells: vCPUs go next to the devices, however unequal the nodes' shares become.
     memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
     reserved_pus: PUs that nothing of this VM may use.
     reserve_defined: shut-off domains with pins count as running.
@@ -89,6 +99,7 @@ class Demands:
     emulator_pus: exactly these (manual); None = by emulator_policy.
     spare_ports: empty root ports to add on each expander bus.
     without_nvlink: the GPUs need no NVLink among them, so that they need be no partition.
+    objective: what the layout was chosen for by the evidence; None: the user named the layout.
     """
 
     devices: tuple[Bdf, ...] = ()
@@ -100,6 +111,7 @@ class Demands:
     device_locality: DeviceLocality = DeviceLocality.PREFER
     explicit_cells: tuple[CellRequest, ...] = ()
     keep_vcpus: bool = False
+    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     mixed_kinds: bool = False
     unequal_cells: bool = False
     memory_mode: MemoryMode = MemoryMode.STRICT
@@ -112,6 +124,7 @@ class Demands:
     pci_granularity: PciGranularity = PciGranularity.CELL
     spare_ports: int = 0
     without_nvlink: bool = False
+    objective: Objective | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +136,7 @@ class GuestRequest(Demands):
     page_bytes: huge pages to back the memory; None = ordinary pages.
     host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
     several VMs, empty = the host names none. mediated: (function, UUID) of mediated devices.
+    most_threads: with siblings exposed, so many of a core at most; None = all that it has.
     """
 
     guest: Guest
@@ -133,3 +147,4 @@ class GuestRequest(Demands):
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE
     housekeeping_pus: CpuSet = CpuSet()
     mediated: tuple[tuple[Bdf, str], ...] = ()
+    most_threads: int | None = None

@@ -12,6 +12,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
 from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.shape.guest_numa import guest_memory
+from homenode.plan.shape.numbering import numbering
 from homenode.topology import Host, RunningDomain
 
 
@@ -76,7 +77,8 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
 
 def domain_of_placement(host: Host, request: GuestRequest, placement: Placement) -> RunningDomain:
     """The same of a placement whose guest has not been assembled. Raises InputError as assemble."""
-    memory = guest_memory(host, request, placement)
+    cells = numbering(request, placement, may_share_sockets=False).cells
+    memory = guest_memory(host, request, placement, cells)
     size = request.memory_bytes + request.guest.memory_device_bytes
     bound = bool(placement.memory_nodes)
     uuids = {bdf: uuid_of_device(host, request, bdf) for bdf in placement.devices}

@@ -165,7 +165,7 @@ class Bounds:
                 return
             if name == "gpu_sets_lost":
                 yield [0 if flavour.gpus else min(1, free[home].gpus) for home in homes]
-            elif name == "unisolated_cores":
+            elif name in ("unisolated_cores", "unequal_llcs"):
                 yield [0] * len(homes)
             elif name == "llcs_spanned":
                 yield [min(1, value)] * len(homes)

@@ -8,7 +8,10 @@ from homenode.pool.outlook import HostOutlook, PoolOutlook
 from homenode.pool.scheduler import Scheduler
 
 _DNS_LABEL = re.compile(r"[a-z0-9-]{1,63}", re.ASCII)
-_SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
+_SLURM_NAME = re.compile(
+    r"(?!(?:all|default|localhost)\Z)[a-z0-9_][a-z0-9_.-]{0,62}", re.ASCII | re.IGNORECASE
+)
+"""Of a node. ALL is every node to scontrol, DEFAULT none, and localhost where scontrol runs."""
 _MOST_LETTERS = 40
 
 
@@ -147,9 +150,11 @@ def _slurm(hosts: list[HostOutlook]) -> str:
             for word, fit in zip(words, host.fits, strict=True)
             if fit.local
         ]
+        # Slurm takes no available features without those that are active.
+        said = ",".join(features) or "homenode_full"
         lines.append(
-            f"update NodeName={host.name} AvailableFeatures={','.join(features) or 'homenode_full'}"
-            f" Weight={weight_of[left[host.name]]}"
+            f"update NodeName={host.name} AvailableFeatures={said} ActiveFeatures={said} "
+            f"Weight={weight_of[left[host.name]]}"
         )
     return "".join(f"{line}\n" for line in lines)
 

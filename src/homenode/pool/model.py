@@ -205,12 +205,14 @@ class PoolBuilder:
         self._hosts: list[PoolHost] = []
         self._failures: list[PoolFailure] = []
         self._sources: dict[str, str] = {}
+        self.whole: dict[str, Host] = {}
+        """Machines that were added as a whole, by name."""
 
     def add(
         self, host: Host, name: str, source: str, *, fault_domain: str | None = None
     ) -> PoolHost | None:
         """Add a machine. None if the pool has its name already, which becomes a failure."""
-        return self.add_known(
+        added = self.add_known(
             PoolHost(
                 name,
                 self.shape(shape_of(host)),
@@ -223,6 +225,9 @@ class PoolBuilder:
                 fault_domain,
             )
         )
+        if added is not None:
+            self.whole[name] = host
+        return added
 
     def add_known(self, host: PoolHost) -> PoolHost | None:
         """The same for a machine whose shape has a number in this pool."""

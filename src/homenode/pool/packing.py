@@ -8,8 +8,9 @@ from pathlib import Path
 from homenode.domain.read import read_guest
 from homenode.domain.restore import write_tuned
 from homenode.durable import replace_file
-from homenode.errors import HostError, InputError, of_os
+from homenode.errors import HostError, InputError
 from homenode.formats import decode, encode
+from homenode.input_files import read_file
 from homenode.plan.stored import encode_plan
 from homenode.pool.model import Pool
 from homenode.pool.pack import Packing
@@ -17,7 +18,6 @@ from homenode.tuning import Tuning, tune_as_planned
 from homenode.wording import plural
 
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,200}", re.ASCII)
-_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,8 @@ def encode_packing(packing: Packing) -> str:
 def read_packing(folder: Path) -> tuple[str, ...]:
     """The names of the VMs that the packing of a folder placed. Raises InputError, HostError."""
     path = folder / "packing.json"
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
-    except (OSError, ValueError) as error:
-        hint = "the folder that homenode pool pack wrote (-o)"
-        raise of_os(error, str(path), "a packing", hint) from None
+    hint = "the folder that homenode pool pack wrote (-o)"
+    content = read_file(path, "a packing", hint=hint)
     return tuple(vm.vm for vm in decode(content, "pool-packing", PackingSummary, str(path)).vms)
 
 

@@ -28,13 +28,10 @@ def optional_module(name: str, what: str) -> Any:
 def install_hint() -> str:
     """The command that installs the extra's libraries for the Python that runs this, as
     docs/install.md has it. homenode.pyz has no pip; it reads further libraries from a folder."""
-    if "PEX_EXTRA_SYS_PATH" in sys.modules:  # pex loads a module of this name at start
-        folder = "~/.local/share/homenode-pool"
+    if "homenode_one_file" in sys.modules:  # packaging/one_file_main.py has imported it
         python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        return (
-            f"{python} -m pip install --target {folder} {_LIBRARIES}, then run the same command "
-            f"after: export PEX_EXTRA_SYS_PATH={folder}"
-        )
+        folder = f"~/.local/share/homenode/{python}"
+        return f"{python} -m pip install --target {folder} {_LIBRARIES}"
     if sys.prefix == sys.base_prefix:
         return f"sudo {sys.executable} -m pip install --break-system-packages {_LIBRARIES}"
     return f"{sys.executable} -m pip install {_LIBRARIES}"

@@ -1,13 +1,14 @@
 """Sources of a pool: folders, lists, libvirt URIs, shipped hosts times a number. [I/O]"""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
+from homenode.input_files import read_file, read_start
 from homenode.pool.model import NodeMemoryState, Pool, PoolBuilder, PoolHost, shape_of
 from homenode.pool.recorded import PLACEMENTS, read_placements, with_placements
 from homenode.pool.stored import read_pool
@@ -42,6 +43,22 @@ def load_pool(
 
     Raises UsageError if no source is named, InputError if no source gives a host.
     """
+    return _read_all(sources, progress, jobs, recorded=recorded)[0]
+
+
+def load_whole_hosts(
+    sources: Sequence[str], progress: Progress = lambda done, total: None
+) -> tuple[Pool, list[tuple[str, Host]]]:
+    """The pool of these sources, and its hosts by name with what a pool does not store, above all
+    link states; a host of a stored pool is as it is stored: what that names as its source may be
+    anything by now. Raises as load_pool."""
+    pool, builder = _read_all(sources, progress, 8, recorded=True)
+    return pool, [(one.name, builder.whole.get(one.name) or pool.host(one)) for one in pool.hosts]
+
+
+def _read_all(
+    sources: Sequence[str], progress: Progress, jobs: int, *, recorded: bool
+) -> tuple[Pool, PoolBuilder]:
     if not sources:
         raise UsageError(
             "a pool: expected hosts, found none",
@@ -60,17 +77,7 @@ def load_pool(
             hint="the pool has no other host; a pool is a folder that pool capture wrote, a folder "
             "or list of hosts, a libvirt URI, or a host times a number: 'hgx-h100*40'",
         )
-    return pool
-
-
-def whole_hosts(pool: Pool) -> Iterator[tuple[str, Host]]:
-    """Names and hosts, with what a pool does not store, above all link states: their sources are
-    read again. The pool's host is used if its source has several hosts, or none now."""
-    for one in pool.hosts:
-        try:
-            yield one.name, load_host(one.source)
-        except HomenodeError:
-            yield one.name, pool.host(one)
+    return pool, builder
 
 
 def _placed(pool: Pool, source: str) -> Pool:
@@ -274,8 +281,7 @@ def _is_tree(folder: Path) -> bool:
 
 def _is_stored_pool(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            return file.read(len(_POOL_HEAD)) == _POOL_HEAD
+        return read_start(path, len(_POOL_HEAD)) == _POOL_HEAD
     except OSError:
         return False
 
@@ -283,8 +289,7 @@ def _is_stored_pool(path: Path) -> bool:
 def _is_list(path: Path) -> bool:
     """Whether a text names a source on each line; TOML, XML and JSON describe one host."""
     try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+        head = read_start(path, _HEAD_BYTES)
     except OSError:
         return False
     if b"\0" in head or not head.strip() or head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ")):
@@ -323,11 +328,4 @@ def _exists(path: Path) -> bool:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_POOL_BYTES + 1)
-    except OSError as error:
-        raise of_os(error, str(path), "a file that can be read") from None
-    if len(content) > MAX_POOL_BYTES:
-        raise InputError(f"{path}: expected at most 1 GiB, found more")
-    return content
+    return read_file(path, "a file that can be read", most=MAX_POOL_BYTES)

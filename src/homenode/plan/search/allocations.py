@@ -100,9 +100,10 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def allocations(host: Host, request: GuestRequest) -> Allocations:
     """What the other domains of the host have."""
     cores = [core.pus.bits for core in host.cores]
-    online = 0
+    online, widest = 0, 1
     for core in cores:
         online |= core
+        widest = max(widest, core.bit_count())
     gaps: list[Gap] = []
     by_domain: list[DomainCores] = []
     devices: list[tuple[Bdf, str]] = []
@@ -115,7 +116,7 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     for domain in counted:
         devices += [(bdf, domain.name) for bdf in domain.devices]
         mediated += [(uuid, domain.name) for uuid in domain.mediated]
-        pinned, floats, over = _vcpu_pins(domain, cores, online)
+        pinned, floats, over = _vcpu_pins(domain, widest, online)
         threads = 0
         for pin in (domain.emulator_pus, *domain.iothread_pus):
             if pin is not None and online & ~pin.bits:
@@ -166,11 +167,10 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
     )
 
 
-def _vcpu_pins(
-    domain: RunningDomain, cores: Sequence[int], online: int
-) -> tuple[int, int, list[int]]:
+def _vcpu_pins(domain: RunningDomain, widest: int, online: int) -> tuple[int, int, list[int]]:
     """(PUs that the pins name, vCPUs that float anywhere, PUs of each vCPU that floats over the
-    cores that it shares with others of the domain). A pin to every PU is no pin."""
+    cores that it shares with others of the domain). A pin to every PU is no pin. widest: PUs of
+    the largest core."""
     pins = [0 if pin is None else pin.bits & online for pin in domain.vcpu_pins]
     pinned, floats, over = 0, 0, []
     for bits in pins:
@@ -179,7 +179,6 @@ def _vcpu_pins(
         else:
             pinned |= bits
             over.append(bits)
-    widest = max((core.bit_count() for core in cores), default=1)
     # vCPUs that share a range of more cores than there are vCPUs float over it.
     if over and min(bits.bit_count() for bits in over) > widest and pinned.bit_count() > len(over):
         return 0, floats, over

@@ -9,10 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 
+from homenode.plan.search.cell_sizes import (
+    CellSizes,
+    CellSplits,
+    GroupRange,
+    cell_sizes,
+    least_uneven,
+)
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
 from homenode.plan.search.problem import SearchProblem
-from homenode.plan.search.split import GroupRange
+from homenode.plan.search.supply import even_parts
 from homenode.topology import LOCAL_DISTANCE
 
 MOST_LISTED_NODES = 8
@@ -38,6 +45,7 @@ class Candidates:
         self.most_nodes = min(problem.most_nodes, problem.groups)
         self._capacity = problem.capacities
         self._able: dict[int, int] = {}
+        self._splits: dict[int, CellSplits] = {}
         self._limits_memory = bool(problem.pages_together or problem.pages_anywhere)
         unreachable = problem.distances.unreachable
         self._unreachable = unreachable if any(unreachable) else ()
@@ -45,8 +53,8 @@ class Candidates:
     def groups(self, device_class: Callable[[int], int]) -> Iterator[Bounded]:
         """The sets, in groups of ascending lower bound. device_class: of packages (bits)."""
         problem = self.problem
-        if sum(self._capacity) < problem.groups:
-            return
+        if next(self._counts(problem.eligible), None) is None:
+            return  # no number of nodes holds the VM
         if problem.first[:2] != ("device_class", "packages_spanned"):
             yield (), self._sets(problem.eligible, 0)
             return
@@ -82,13 +90,49 @@ class Candidates:
                     yield nodes
         yield from self._sets(eligible, 0)
 
-    def ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
-        """How many groups each of the chosen nodes may get."""
+    def splits(self, nodes: int) -> CellSplits:
+        """The splits over the chosen nodes (bits) that may be the best, whatever the devices: the
+        least uneven ones, or all where the devices come first."""
+        known = self._splits.get(nodes)
+        if known is None:
+            known = self._splits[nodes] = self._splits_over(tuple(members(nodes)))
+        return known
+
+    def _splits_over(self, nodes: Sequence[int]) -> CellSplits:
+        problem, number = self.problem, len(nodes)
         if self.equal:
-            each = self.problem.groups // len(nodes)
-            return (GroupRange(each, each),) * len(nodes)
-        most = self.problem.groups - len(nodes) + 1
-        return tuple(GroupRange(1, min(most, capacity)) for capacity in self._capacities(nodes))
+            each = problem.groups // number
+            sizes = cell_sizes((each,) * number, counts_sockets=problem.counts_sockets)
+            return CellSplits(sizes, (GroupRange(each, each),) * number)
+        if problem.shares:
+            return CellSplits(CellSizes(0, 0, 0), self._shared_ranges(nodes))
+        capacities = self._capacities(nodes)
+        if problem.even_splits:
+            splits = least_uneven(capacities, problem.groups, counts_sockets=problem.counts_sockets)
+            assert splits is not None, "these nodes hold the VM"
+            return splits
+        most = problem.groups - number + 1
+        ranges = tuple(GroupRange(1, min(most, capacity)) for capacity in capacities)
+        return CellSplits(CellSizes(0, 0, 0), ranges)
+
+    def _shared_ranges(self, nodes: Sequence[int]) -> tuple[GroupRange, ...]:
+        """All whole cores of each node, and of what is left to each as much as to the others."""
+        groups = self.problem.groups
+        limits = self._capacities(nodes)
+        least = [
+            max(1, min(self.problem.whole_cores[node], limit))
+            for node, limit in zip(nodes, limits, strict=True)
+        ]
+        if sum(least) >= groups:
+            return tuple(GroupRange(1, core) for core in least)
+        room = [limit - core for limit, core in zip(limits, least, strict=True)]
+        left = groups - sum(least)
+        most = max(even_parts(room, left))
+        more = [min(most, one) for one in room]
+        fewer = more if sum(more) == left else [min(most - 1, one) for one in room]
+        return tuple(
+            GroupRange(core + a, core + b) for core, a, b in zip(least, fewer, more, strict=True)
+        )
 
     def _capacities(self, nodes: Sequence[int]) -> tuple[int, ...]:
         problem = self.problem
@@ -147,13 +191,17 @@ class Candidates:
     def _sets(self, nodes: int, packages: int) -> Iterator[int]:
         """The sets of these nodes that hold the VM and span all these packages (bits), smaller ones
         first."""
+        if self.problem.shares and self._most_cores(nodes) == nodes and self._holds(nodes):
+            yield nodes  # no other set has as many whole cores
+            return
         if nodes.bit_count() > MOST_LISTED_NODES:
             yield from self._grown(nodes)
             return
         distances = self.problem.distances
         in_packages = [distances.nodes_of_package[package] for package in members(packages)]
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
-        alike = [(1 << node, one) for node, one in enumerate(self.problem.earlier_equals) if one]
+        earlier_equals = self.problem.earlier_equals
+        alike = [(1 << node, one) for node in members(nodes) if (one := earlier_equals[node])]
         for number, able in self._counts(nodes):
             for chosen in combinations([1 << node for node in members(able)], number):
                 some = sum(chosen)
@@ -164,10 +212,21 @@ class Candidates:
                 ):
                     yield some
 
+    def _most_cores(self, nodes: int) -> int:
+        """Those of these nodes that have the most whole cores together."""
+        cores = self.problem.whole_cores
+        having = sorted((n for n in members(nodes) if cores[n]), key=lambda n: (-cores[n], n))
+        return sum(1 << node for node in having[: self.most_nodes])
+
     def _grown(self, nodes: int) -> Iterator[int]:
         """Sets that are grown from each of these nodes outwards, in several orders; distinct."""
+        if next(self._counts(nodes), None) is None:
+            return  # no number of these nodes holds the VM
         self.exact = False
         seen: set[int] = set()
+        if self.problem.shares and self._holds(most := self._most_cores(nodes)):
+            seen.add(most)
+            yield most
         for order in self._orders(nodes):
             for grown in self._equal_prefixes(order) if self.equal else self._prefixes(order):
                 if grown not in seen:
@@ -293,31 +352,43 @@ class Candidates:
                 return number
         return len(owned)
 
+    def least_nodes(self) -> int:
+        """A number of nodes that no set can undercut."""
+        left = self.problem.groups
+        for number, groups in enumerate(sorted(self._capacity, reverse=True), 1):
+            left -= groups
+            if left <= 0:
+                return number
+        return len(self._capacity)
+
     def is_least(self, cost: Cost) -> bool:
         """Whether the cost meets a lower bound in every term but the indices."""
         problem = self.problem
-        if problem.named or problem.options.count or "minus_nodes_spanned" in problem.first:
+        has_devices = bool(problem.named or problem.options.count)
+        if has_devices or problem.shares or "minus_nodes_spanned" in problem.first:
             return False
-        capacities = sorted(
-            (self._capacity[n] for n in members(self.problem.eligible)), reverse=True
-        )
-        nodes, left = 0, problem.groups
-        while left > 0:
-            left -= capacities[nodes]
-            nodes += 1
         number = cost.nodes_spanned
         free = sorted(
             (problem.supplies[n].whole_cores for n in members(self.problem.eligible)),
             reverse=not problem.pack,
         )
         balance = sum(free[:number]) * (1 if problem.pack else -1)
+        if problem.even_splits:
+            even = least_uneven(
+                (problem.groups,) * number, problem.groups, counts_sockets=problem.counts_sockets
+            )
+            if even is None or even.sizes != tuple(
+                getattr(cost, one) for one in even.sizes._fields
+            ):
+                return False
         return (
             cost.packages_spanned == self.least_packages()
-            and number == nodes
+            and number == self.least_nodes()
             and cost.node_distance == self._least_distance(number)
             and cost.gpu_sets_lost == 0
             and cost.unisolated_cores == 0
             and cost.llcs_spanned == number
+            and not cost.unequal_llcs
             and cost.pages_to_reserve == 0
             and cost.balance_cores == balance
         )

@@ -1,11 +1,12 @@
 """Devices: near which devices a VM should be, and which GPUs may be chosen for it.
 
-GPUs count, and so do the NICs paired with them: those on a GPU's switch, else on its root complex.
-GPUs are chosen together with the nodes (solve.py); here stands what there is to choose from.
+GPUs count, and so do the NICs paired with the GPUs that the VM gets: those on a GPU's switch or on
+its root complex. GPUs are chosen together with the nodes (solve.py); here stands what there is to
+choose from.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,7 +30,8 @@ class GpuCandidate:
     """A GPU of the host that no other VM has. number: its position among these, and its bit.
 
     home: its node, None where the firmware gives none. weight: functions that come with it.
-    position: among all GPUs of the host.
+    position: among all GPUs of the host. nics: the VM's NICs that are paired with it; nic_nodes:
+    those of their nodes that are known.
     """
 
     bdf: Bdf
@@ -38,6 +40,8 @@ class GpuCandidate:
     home: NodeIndex | None
     weight: int
     companions: tuple[Bdf, ...]
+    nics: tuple[Bdf, ...]
+    nic_nodes: frozenset[NodeIndex]
 
 
 class GpuChoice(NamedTuple):
@@ -46,6 +50,7 @@ class GpuChoice(NamedTuple):
     gpus: int
     link_groups: int
     sets_lost: int
+    without_nic: int
     is_complete: bool
 
 
@@ -54,7 +59,8 @@ class DeviceOptions:
     """The functions that a VM gets, and the GPUs that it may get.
 
     named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
-    they are among them. homes: of each named device with a known node: (node, counts, is a GPU).
+    they are among them. homes: of each named device with a known node: (node, whether it is a GPU
+    or a NIC paired with a named GPU, whether it is a GPU).
     count: how many of the GPUs in `open` (bits) to choose. groups: GPUs (bits) of one of which all
     are chosen: of an NVLink partition, of a package, or any_gpus = all in `open`. sets: GPU sets
     (bits) that are wholly free now. link_groups: of each
@@ -112,20 +118,43 @@ class DeviceOptions:
                     f"{bdf} node", "the firmware gives none, so placement does not consider it"
                 )
 
+    @cached_property
+    def _unpaired(self) -> int:
+        """The GPUs with which none of the VM's NICs is paired; none where all are like that."""
+        paired = sum(1 << gpu.number for gpu in self.gpus if gpu.nics)
+        return (1 << len(self.gpus)) - 1 & ~paired if paired else 0
+
+    def without_nic(self, gpus: int) -> int:
+        """How many of these GPUs and the named ones have none of the VM's NICs next to them; 0
+        where no GPU could have one."""
+        return ((gpus | self.named_gpus) & self._unpaired).bit_count()
+
     def least_lost(self, sure: int, tied: Sequence[tuple[int, int]]) -> "GpuChoice":
         """The GPUs `sure` and so many of each of the `tied` sets: those of the fewest link groups,
-        then those of which the rest of the host loses the fewest sets; of equals the first."""
+        then those of which the rest of the host loses the fewest sets, then those with a NIC of
+        the VM next to them; of equals the first."""
         picked, is_complete = self._ties.least(sure | self.named_gpus, tied)
         gpus = sure | picked
-        return GpuChoice(gpus, self.links_spanned(gpus), self.sets_lost(gpus), is_complete)
+        return GpuChoice(
+            gpus,
+            self.links_spanned(gpus),
+            self.sets_lost(gpus),
+            self.without_nic(gpus),
+            is_complete,
+        )
 
     @cached_property
     def _ties(self) -> GpuTies:
         linked: dict[int, int] = {}
         for number, group in enumerate(self.link_groups):
             linked[group] = linked.get(group, 0) | 1 << number
-        # The lowest GPUs: of those in which two choices differ, the first is the better one's.
-        ranks = tuple(-1 << len(self.gpus) - gpu.number for gpu in self.gpus)
+        # One GPU without a NIC outweighs all numbers. Of the numbers in which two choices differ,
+        # the lowest is the better one's.
+        count = len(self.gpus)
+        ranks = tuple(
+            ((self._unpaired >> number & 1) << count + 2) - (1 << count - number)
+            for number in range(count)
+        )
         return GpuTies(self.sets, tuple(linked.values()), ranks)
 
     def of_least_loss(self) -> int:
@@ -134,9 +163,12 @@ class DeviceOptions:
             return 0
         if self.any_gpus:
             return self.least_lost(0, ((self.open, self.count),)).gpus
-        ties = GpuTies(self.sets, (), tuple(1 << gpu.number for gpu in self.gpus))
+        ties = replace(self._ties, link_groups=())
         found = (ties.least(self.named_gpus, ((one, self.count),))[0] for one in self.groups)
-        return min(found, key=lambda gpus: (self.sets_lost(gpus), gpus))
+        return min(
+            found,
+            key=lambda gpus: (self.sets_lost(gpus), self.without_nic(gpus), self.positions(gpus)),
+        )
 
 
 @dataclass(frozen=True)
@@ -207,6 +239,11 @@ def device_options(
         raise _too_few(host, request, others, len(free))
     position = {gpu.bdf: i for i, gpu in enumerate(every)}
     unheld = _free_gpus(host, request, others, also=request.devices)
+    named_nics = [device for device in named if device.kind is DeviceKind.NIC]
+    nics_of = {
+        gpu.bdf: tuple(nic.bdf for nic in named_nics if are_paired(host, gpu, nic))
+        for gpu in (*unheld, *named_gpus)
+    }
     gpus = tuple(
         GpuCandidate(
             gpu.bdf,
@@ -215,6 +252,12 @@ def device_options(
             gpu.node if gpu.node in known else None,
             1 + sum(by_bdf[b].node in known for b in companions),
             companions,
+            nics_of[gpu.bdf],
+            frozenset(
+                node
+                for nic in nics_of[gpu.bdf]
+                if (node := by_bdf[nic].node) is not None and node in known
+            ),
         )
         for number, gpu in enumerate(unheld)
         for companions in (inventory.companions[gpu.bdf] if count else (),)
@@ -226,9 +269,13 @@ def device_options(
         placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
         if placed.bit_count() >= count:
             open_gpus = placed
-    pulling = _pulling(host, named, [*named_gpus, *(free if count else ())])
+    paired = {nic for gpu in named_gpus for nic in nics_of[gpu.bdf]}
     homes = tuple(
-        (device.node, device.bdf in pulling, device.kind is DeviceKind.GPU)
+        (
+            device.node,
+            device.kind is DeviceKind.GPU or device.bdf in paired,
+            device.kind is DeviceKind.GPU,
+        )
         for device in named
         if device.node in known and device.node is not None
     )
@@ -344,19 +391,12 @@ def _gpu_sets(
     return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
-def _pulling(host: Host, devices: Sequence[PciDevice], gpus: Sequence[PciDevice]) -> frozenset[Bdf]:
-    """The GPUs among the devices, and the NICs that are paired with one of `gpus`."""
-    switches = {host.switch_above(gpu.bdf) for gpu in gpus} - {None}
-    roots = {gpu.root_complex for gpu in gpus}
-    return frozenset(
-        device.bdf
-        for device in devices
-        if device.kind is DeviceKind.GPU
-        or (
-            device.kind is DeviceKind.NIC
-            and (host.switch_above(device.bdf) in switches or device.root_complex in roots)
-        )
-    )
+def are_paired(host: Host, gpu: PciDevice, nic: PciDevice) -> bool:
+    """Whether a NIC is on the switch or on the root complex of a GPU."""
+    if gpu.root_complex == nic.root_complex:
+        return True
+    switch = host.switch_above(gpu.bdf)
+    return switch is not None and switch == host.switch_above(nic.bdf)
 
 
 def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:

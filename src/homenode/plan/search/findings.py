@@ -10,12 +10,21 @@ from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.plan.gpu_parts import is_divided
 from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import PlanFinding
+from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import Allocations, listed
+from homenode.plan.search.allocations import Allocations, allocations, listed
+from homenode.plan.search.devices import are_paired
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
-from homenode.plan.search.memory import memory_text, overhead_bytes
+from homenode.plan.search.memory import (
+    memory_text,
+    node_memory,
+    overhead_bytes,
+    page_size_bytes,
+    pages_wanted,
+)
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.wording import plural
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""
@@ -40,6 +49,7 @@ def device_findings(
     # A mediated device has an IOMMU group of its own.
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
     yield from _parts_of_gpus(host, request, devices, others)
+    yield from _nics_without_gpu(host, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
         yield PlanFinding(
@@ -51,14 +61,69 @@ def device_findings(
         )
 
 
+def _nics_without_gpu(
+    host: Host, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """NICs whose GPUs the VM does not get, while it gets other GPUs."""
+    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
+    gpus = [device for device in ours if device.kind is DeviceKind.GPU]
+    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    apart = {
+        nic.bdf: paired
+        for nic in nics
+        if gpus
+        and (paired := [gpu for gpu in _whole_gpus(host) if are_paired(host, gpu, nic)])
+        and not any(are_paired(host, gpu, nic) for gpu in gpus)
+    }
+    if not apart:
+        return
+    near = [
+        nic.bdf
+        for nic in host.devices_of_kind(DeviceKind.NIC)
+        if nic.physical_function is None
+        and others.holder(nic.bdf) is None
+        and nic not in nics
+        and any(are_paired(host, gpu, nic) for gpu in gpus)
+    ]
+    pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
+    yield PlanFinding(
+        id="nic-without-gpu",
+        severity="info",
+        subject=", ".join(map(str, apart)),
+        detail=f"paired by switch or root complex with GPUs that the VM does not get "
+        f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
+        fix=f"pass NICs next to its GPUs: {', '.join(map(str, near[:8]))}"
+        if near
+        else "name the GPUs next to the NICs: --device",
+    )
+
+
+def _whole_gpus(host: Host) -> list[PciDevice]:
+    return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+
+
+def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
+    """More memory than all nodes have free, for a VM whose memory no node was asked for."""
+    free = [memory.pages for memory in node_memory(host, request, keeps_reserve=False).values()]
+    known = [pages for pages in free if pages is not None]
+    if known and len(known) == len(free) and sum(known) < pages_wanted(host, request):
+        size = format_bytes(sum(known) * page_size_bytes(host, request))
+        yield PlanFinding(
+            id="memory-short",
+            severity="critical",
+            subject=host.name,
+            detail=f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
+            "start fails, or the host's OOM killer ends the VM",
+            fix="lower the memory, or choose another host",
+        )
+
+
 def _parts_of_gpus(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
 ) -> Iterator[PlanFinding]:
     """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
     mediated = dict(request.mediated)
-    for gpu in host.devices_of_kind(DeviceKind.GPU):
-        if gpu.physical_function is not None:
-            continue
+    for gpu in _whole_gpus(host):
         functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
         yield from _without_vgpu(host, gpu, devices, mediated)
         own = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
@@ -139,12 +204,15 @@ def placement_findings(
     own: Sequence[NodeIndex],
     memory: Sequence[NodeIndex],
     vcpu_pus: CpuSet,
+    threads: int,
     isolated: CpuSet,
 ) -> Iterator[PlanFinding]:
-    """Findings on devices, and on what gave way for the VM to fit."""
+    """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
+    the guest is shown."""
     yield from device_findings(host, request, devices, others)
     yield from _bound_elsewhere(request, own)
     yield from _away_from_home(host, request, devices, own)
+    yield from _nics_in_other_packages(host, devices, own)
     yield from _host_share(host, request, given, vcpu_pus, others)
     further = sorted(set(memory) - set(own))
     if fallback.memory is MemoryRule.ELSEWHERE and further:
@@ -171,32 +239,12 @@ def placement_findings(
             id="unequal-cells",
             severity="info",
             subject=_nodes(own),
-            detail="no number of equal cells fits without a further package or a GPU away "
-            "from its node",
+            detail="no number of equal cells fits without a further package, a further node or a "
+            "GPU away from its node",
         )
-    if fallback.falls_back:
-        yield PlanFinding(
-            id="vcpus-share-cores",
-            severity="warning",
-            subject=host.name,
-            detail=f"{request.vcpus} vCPUs do not get a core each, so they are pinned to "
-            "hyper-threads of "
-            "shared cores: 40 to 75 % slower under full load than on whole cores (published for "
-            "XAPI's placement)",
-            fix="lower vcpus to "
-            f"{sum(core.pus.isdisjoint(others.vcpu_cores) for core in host.cores)} "
-            "or fewer, or free cores",
-        )
-    if request.layout.siblings is Siblings.EXPOSED and fallback.grouping.threads == 1:
-        yield PlanFinding(
-            id="siblings-not-exposed",
-            severity="warning",
-            subject=host.name,
-            detail="no whole groups of siblings are free for the VM, so the guest sees one "
-            "thread per core"
-            + (", also where two of its vCPUs share one" if fallback.grouping.counts_pus else ""),
-            fix="turn SMT on, or take a layout that hides siblings",
-        )
+    shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
+    if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:
+        yield _not_exposed(host, request, fallback)
     if fallback.mixed:
         yield PlanFinding(
             id="mixed-kinds",
@@ -216,6 +264,78 @@ def placement_findings(
         )
 
 
+_COSTS_OF_CORES = {
+    Concession.HOST_CORE: "take the host's last core",
+    Concession.SHARED_CORES: "not suffice",
+    Concession.MIXED_KINDS: "mix performance and efficiency cores",
+}
+
+
+def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
+    """What a whole core for each vCPU costs that siblings would not, in words: "whole cores would
+    ...". placement: that of whole cores."""
+    wanted = {Concession.MIXED_KINDS} if request.mixed_kinds else set()
+    for given, words in _COSTS_OF_CORES.items():
+        if given in placement.concessions and given not in wanted:
+            yield words
+    others = allocations(host, request).vcpu_cores
+    used = CpuSet.union(placement.vcpu_pins) | others
+    left = sum(core.pus.isdisjoint(used) for core in host.cores)
+    if left <= request.host_reserve.cores and Concession.HOST_CORE not in placement.concessions:
+        yield f"leave the host no more than the {plural(left, 'core')} that it keeps"
+
+
+def document_siblings(
+    host: Host, request: GuestRequest, placement: Placement, costs: Sequence[str]
+) -> Iterator[PlanFinding]:
+    """Which of the two a document that shows siblings got, and what the other would have cost."""
+    used = CpuSet.union(placement.vcpu_pins)
+    cores = sum(not core.pus.isdisjoint(used) for core in host.cores)
+    threads = request.guest.threads_per_core
+    if placement.threads_per_core > 1:
+        detail = (
+            f"{request.vcpus} vCPUs run on {placement.threads_per_core} hyper-threads of each of "
+            f"{plural(cores, 'core')}, as the document shows them: a whole core for each would "
+            f"{' and '.join(costs)}. Under full load they are 40 to 75 % slower than on whole cores"
+        )
+        fix = "--siblings hidden gives each vCPU a whole core"
+    elif not costs:
+        fewer = request.vcpus // threads
+        detail = (
+            f"each vCPU gets a whole core, {cores} in all, though the document shows "
+            f"{plural(fewer, 'core')} of {threads} threads: on those they would be 40 to 75 % "
+            "slower under full load"
+        )
+        fix = (
+            f"--siblings as-document takes {plural(fewer, 'core')} and leaves {cores - fewer} more"
+        )
+    else:
+        return
+    yield PlanFinding(
+        id="document-siblings", severity="info", subject="<topology>", detail=detail, fix=fix
+    )
+
+
+def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanFinding:
+    """A topology has as many threads on each core: what is not so cannot be shown."""
+    threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
+    if fallback.shares or packs:
+        why = "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
+        why += "two of its vCPUs share one"
+        fix = "ask for as many vCPUs as there are whole cores, or as their hyper-threads"
+    elif threads > 1:
+        why = f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
+        why += "one thread per core, also where two of its vCPUs share one"
+        fix = f"choose a multiple of {threads} vCPUs"
+    else:
+        why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
+        why += "core"
+        fix = "turn SMT on, or take a layout that hides siblings"
+    return PlanFinding(
+        id="siblings-not-exposed", severity="warning", subject=host.name, detail=why, fix=fix
+    )
+
+
 def _host_share(
     host: Host,
     request: GuestRequest,
@@ -224,6 +344,7 @@ def _host_share(
     others: Allocations,
 ) -> Iterator[PlanFinding]:
     if Concession.HOST_CORE in given:
+        cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
         shared = [
             one.domain
             for one in others.by_domain
@@ -237,7 +358,7 @@ def _host_share(
             severity="warning",
             subject=host.name,
             detail=f"the VM takes the host's last core without vCPUs{also}",
-            fix=f"lower vcpus to {max(1, request.vcpus - 1)}, or keep less with "
+            fix=f"lower vcpus to {max(1, min(request.vcpus, cores) - 1)}, or keep less with "
             "--host-reserve cores=0",
         )
     if Concession.HOST_MEMORY in given:
@@ -267,6 +388,31 @@ def _away_from_home(
                 subject=str(gpu.bdf),
                 detail=f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
                 fix="free cores or memory there, or ask for --device-locality require",
+            )
+
+
+def _nics_in_other_packages(
+    host: Host, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+) -> Iterator[PlanFinding]:
+    """NICs that are paired with a GPU of the VM and lie in a package that it is not in."""
+    package_of = {node.index: node.package for node in host.nodes}
+    packages = {package_of.get(node) for node in own}
+    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
+    for nic in ours:
+        if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in own:
+            continue
+        package = package_of.get(nic.node)
+        pair = next(
+            (g for g in ours if g.kind is DeviceKind.GPU and are_paired(host, g, nic)), None
+        )
+        if pair is not None and package is not None and package not in packages:
+            yield PlanFinding(
+                id="nic-away-from-vm",
+                severity="warning",
+                subject=str(nic.bdf),
+                detail=f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package that "
+                "gives the VM no vCPU",
+                fix="free cores or memory there, or pass another NIC",
             )
 
 

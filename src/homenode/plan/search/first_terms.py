@@ -1,6 +1,6 @@
 """FirstTerms: the terms of a cost that a set of nodes alone decides, with the GPUs that suit it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from homenode.plan.search.distances import members
@@ -9,9 +9,11 @@ from homenode.plan.search.problem import Home, SearchProblem
 
 @dataclass(frozen=True, slots=True)
 class HomeGpus:
-    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it."""
+    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it.
+    nics: homes in other packages of the VM's NICs that are paired with each of these."""
 
     home: Home | None
+    nics: tuple[Home, ...]
     by_weight: tuple[tuple[int, int], ...]
     count: int
 
@@ -27,6 +29,11 @@ class HomeGpus:
             number -= here
         return sure, weight, None
 
+    def device_class(self, packages: Sequence[int]) -> int:
+        """The class of one of these GPUs with its NICs; 0 where no node is known."""
+        homes = self.nics if self.home is None else (self.home, *self.nics)
+        return max([_nearest(home, packages) for home in homes], default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class GpuGroup:
@@ -37,29 +44,37 @@ class GpuGroup:
     homeless: int
     nodes: tuple[tuple[int, int], ...]
 
+    @classmethod
+    def of(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
+        """Those of these homes."""
+        its = tuple(homes)
+        count_of_node: dict[int, int] = {}
+        for one in its:
+            if one.home is not None:
+                count_of_node[one.home.node] = count_of_node.get(one.home.node, 0) + one.count
+        homeless = sum(one.count for one in its if one.home is None)
+        return cls(its, homeless, _by_count(count_of_node))
+
     def away(self, count: int, nodes: int) -> int:
         """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
         here = sum(each * (homes & nodes).bit_count() for each, homes in self.nodes)
         return max(0, count - self.homeless - here)
 
-    def least_class(self, count: int, packages: Sequence[int]) -> int:
-        """The class of the worst of the `count` that are nearest to these packages."""
-        for limit, number in sorted(
-            (_nearest(one.home, packages), one.count) for one in self.homes
-        ):
+    def least_class(self, count: int, packages: Sequence[int]) -> int | None:
+        """The class of the worst of the `count` that are nearest to these packages; None where
+        there are not so many."""
+        for limit, number in sorted((one.device_class(packages), one.count) for one in self.homes):
             count -= number
             if count <= 0:
                 return limit
-        return 0
+        return None
 
-    def near(self, nodes: int, packages: Sequence[int], limit: int) -> "tuple[_Homes, _Homes]":
-        """(GPUs at home on these nodes or anywhere, others whose class is no worse than that)."""
-        at_home, others = [], []
+    def near(self, nodes: int) -> "tuple[_Homes, _Homes]":
+        """(GPUs at home on these nodes or anywhere, the others)."""
+        at_home: _Homes = []
+        others: _Homes = []
         for one in self.homes:
-            if one.home is None or one.home.node & nodes:
-                at_home.append(one)
-            elif _nearest(one.home, packages) <= limit:
-                others.append(one)
+            (at_home if one.home is None or one.home.node & nodes else others).append(one)
         return at_home, others
 
 
@@ -76,45 +91,80 @@ class FirstTerms:
         self.groups: tuple[GpuGroup, ...] = ()
         if options.count:
             self.groups = tuple(_group(problem, gpus) for gpus in options.groups)
-        self._classes: dict[int, tuple[int, int]] = {}
-        self._near: dict[int, tuple[GpuGroup, ...]] = {}
+        self._least: dict[int, int] = {}
+        self._near: dict[int, tuple[int, tuple[GpuGroup, ...]]] = {}
         named: dict[int, int] = {}
         for one in problem.named:
             if one.is_gpu:
                 named[one.home.node] = named.get(one.home.node, 0) + 1
         self._named_nowhere = named.pop(0, 0)
         self._named_homes = _by_count(named)
+        pulling = {id(one.home): one.home for one in problem.named if one.affinities}
+        self._pulling = tuple(pulling.values())
         self._compares_devices = bool(problem.named or options.count)
+        self._compares_classes = "device_class" in problem.first
         self.named_rows = tuple(
             sum(device.home.to_node[node] for device in problem.named)
             for node in range(len(problem.supplies))
         )
 
-    def device_class(self, packages: int) -> int:
-        """The class of the worst device, for a set of packages (bits)."""
-        return self._class_and_limit(packages)[0]
-
-    def _class_and_limit(self, packages: int) -> tuple[int, int]:
-        """(class of the worst device, greatest class of a chosen GPU)."""
+    def least_class(self, packages: int) -> int:
+        """The least class of the worst device that nodes of these packages (bits) can come to."""
         if not self._compares_devices:
-            return 0, 0
-        known = self._classes.get(packages)
+            return 0
+        known = self._least.get(packages)
         if known is None:
-            known = self._classes[packages] = self._device_class(packages)
+            known = self._least[packages] = self._class(self.groups, tuple(members(packages)))
         return known
 
-    def _device_class(self, packages: int) -> tuple[int, int]:
+    def _class(self, groups: Sequence[GpuGroup], packages: Sequence[int]) -> int:
+        count = self.problem.options.count
+        worst = max((_nearest(home, packages) for home in self._pulling), default=0)
+        found = [group.least_class(count, packages) for group in groups]
+        return max(worst, min((one for one in found if one is not None), default=0))
+
+    def device_class(self, nodes: int) -> int:
+        """The class of the worst device, for a set of nodes (bits)."""
+        return self._class_and_groups(nodes)[0] if self._compares_devices else 0
+
+    def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
+        """The groups of which enough GPUs are near enough to these nodes (bits), with those alone;
+        none where GPUs must be at home and are not."""
+        return self._class_and_groups(nodes)[1]
+
+    def home_groups(self, nodes: int) -> list[GpuGroup]:
+        """Those of them that leave the fewest GPUs away from home, where that counts."""
+        groups, count = self.near_groups(nodes), self.problem.options.count
+        if not self._compares_classes or len(groups) < 2:
+            return list(groups)
+        away = [group.away(count, nodes) for group in groups]
+        least = min(away)
+        return [group for group, each in zip(groups, away, strict=True) if each == least]
+
+    def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
         problem = self.problem
-        chosen = tuple(members(packages))
-        pulling = {id(one.home): one.home for one in problem.named if one.affinities}
-        worst = max((_nearest(home, chosen) for home in pulling.values()), default=0)
-        count = problem.options.count
-        # What named devices cost anyway costs nothing more.
-        least = min((group.least_class(count, chosen) for group in self.groups), default=0)
-        return max(worst, least), max(worst, least)
+        packages = problem.distances.packages_of(nodes)
+        # GPUs that must be at home are chosen by the nodes, others by their packages alone.
+        key = nodes if problem.requires_home else packages
+        known = self._near.get(key)
+        if known is None:
+            groups, chosen = self.groups, tuple(members(packages))
+            if problem.requires_home:
+                groups = tuple(GpuGroup.of(group.near(nodes)[0]) for group in groups)
+            # What named devices cost anyway costs nothing more.
+            limit = self._class(groups, chosen)
+            found = []
+            for group in groups:
+                near = group.homes
+                if self._compares_classes:
+                    near = tuple(one for one in near if one.device_class(chosen) <= limit)
+                if sum(one.count for one in near) >= problem.options.count:
+                    found.append(group if len(near) == len(group.homes) else GpuGroup.of(near))
+            known = self._near[key] = limit, tuple(found)
+        return known
 
     def away(self, nodes: int) -> int:
-        """GPUs away from home, for a set of nodes (bits)."""
+        """GPUs away from home, for a set of nodes (bits) that near_groups() has groups for."""
         away = self._named_nowhere
         for each, homes in self._named_homes:
             away += each * (homes & ~nodes).bit_count()
@@ -123,28 +173,13 @@ class FirstTerms:
             return away
         return away + min(group.away(count, nodes) for group in self.near_groups(nodes))
 
-    def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
-        """The groups of which GPUs near enough to these nodes (bits) can be chosen."""
-        packages = self.problem.distances.packages_of(nodes)
-        known = self._near.get(packages)
-        if known is None:
-            limit, chosen = self._class_and_limit(packages)[1], tuple(members(packages))
-            count = self.problem.options.count
-            known = self._near[packages] = tuple(
-                group for group in self.groups if group.least_class(count, chosen) <= limit
-            )
-        return known
-
-    def near_homes(self, group: GpuGroup, nodes: int) -> tuple[_Homes, _Homes]:
-        """(GPUs of the group at home on these nodes or anywhere, others that are near enough)."""
-        packages = self.problem.distances.packages_of(nodes)
-        return group.near(nodes, tuple(members(packages)), self._class_and_limit(packages)[1])
-
     def of(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
         """The first terms of a set of nodes; None where a GPU must not be away and is, and where
         they are more than `most`."""
         problem = self.problem
         packages = problem.distances.packages_of(nodes)
+        if problem.options.count and not self.near_groups(nodes):
+            return None
         away = self.away(nodes) if self._compares_devices else 0
         if away and problem.requires_home:
             return None
@@ -156,11 +191,13 @@ class FirstTerms:
             elif name == "node_distance":
                 value = problem.distances.worst(nodes)
             elif name == "device_class":
-                value = self.device_class(packages)
+                value = self.device_class(nodes)
             elif name == "packages_spanned":
                 value = packages.bit_count()
             elif name == "gpus_away_from_home":
                 value = away
+            elif name == "vcpus_beyond_cores":
+                value = problem.beyond_cores(members(nodes))
             else:
                 value = -nodes.bit_count()
             if is_tied and value != most[i]:
@@ -171,28 +208,26 @@ class FirstTerms:
         return tuple(result)
 
 
-def _nearest(home: Home | None, packages: Sequence[int]) -> int:
-    """Package-level distance to the nearest of these packages; 0 where no node is known."""
-    return 0 if home is None else min([home.to_package[package] for package in packages])
+def _nearest(home: Home, packages: Sequence[int]) -> int:
+    """Package-level distance to the nearest of these packages."""
+    return min([home.to_package[package] for package in packages])
 
 
 def _group(problem: SearchProblem, gpus: int) -> GpuGroup:
     """These GPUs (bits)."""
-    by_home: dict[int, tuple[Home | None, dict[int, int]]] = {}
+    by_home: dict[tuple[int, ...], tuple[Home | None, tuple[Home, ...], dict[int, int]]] = {}
     for number in members(gpus):
-        home = problem.gpu_homes[number]
-        weights = by_home.setdefault(id(home), (home, {}))[1]
+        home, nics = problem.gpu_homes[number], problem.nic_homes[number]
+        key = (id(home), *map(id, nics))
+        weights = by_home.setdefault(key, (home, nics, {}))[2]
         # Functions that are near to nothing do not count.
         weight = 0 if home is None else problem.options.gpus[number].weight
         weights[weight] = weights.get(weight, 0) | 1 << number
-    homes = tuple(
-        HomeGpus(home, tuple(sorted(weights.items())), sum(g.bit_count() for g in weights.values()))
-        for home, weights in by_home.values()
-    )
-    return GpuGroup(
-        homes,
-        sum(one.count for one in homes if one.home is None),
-        _by_count({one.home.node: one.count for one in homes if one.home is not None}),
+    return GpuGroup.of(
+        HomeGpus(
+            home, nics, tuple(sorted(weights.items())), sum(g.bit_count() for g in weights.values())
+        )
+        for home, nics, weights in by_home.values()
     )
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms, GpuGroup, HomeGpus
 from homenode.plan.search.problem import Home
 
@@ -62,24 +61,28 @@ def vectors(most: Sequence[int], total: int) -> Iterator[tuple[int, ...]]:
 
 
 def gpu_choices(
-    terms: FirstTerms, nodes: int, split: Sequence[int] | None
+    terms: FirstTerms,
+    groups: Sequence[GpuGroup],
+    nodes: int,
+    positions: Sequence[int],
+    split: Sequence[int] | None,
 ) -> tuple[list[GpuSelection], bool]:
-    """(choices of GPUs as near as can be, whether these are all). split: groups on each node, None
-    where that is left open."""
+    """(choices of GPUs as near as can be, whether these are all). groups: FirstTerms.home_groups of
+    these nodes (bits), of which these are the positions. split: groups on each of them, None where
+    that is left open."""
     count = terms.problem.options.count
-    positions = tuple(members(nodes))
     if not count:
         return [GpuSelection((), (0,) * len(positions))], True
-    groups = terms.near_groups(nodes)
-    away = [group.away(count, nodes) for group in groups]
-    least = min(away)
+    if "device_distance" not in terms.problem.rest:
+        # No GPU of those that may go together is nearer than another to this policy.
+        every = (sum(gpus for one in group.homes for _, gpus in one.by_weight) for group in groups)
+        return [GpuSelection([(0, (gpus, count))], (0,) * len(positions)) for gpus in every], True
     found: list[GpuSelection] = []
     is_complete = True
-    for group, number in zip(groups, away, strict=True):
-        if number == least:
-            some, are_all = _choices_of(terms, group, nodes, positions, split)
-            found += some
-            is_complete &= are_all
+    for group in groups:
+        some, are_all = _choices_of(terms, group, nodes, positions, split)
+        found += some
+        is_complete &= are_all
     return found, is_complete
 
 
@@ -92,18 +95,15 @@ def _choices_of(
 ) -> tuple[list[GpuSelection], bool]:
     """The same, of one group."""
     problem = terms.problem
-    certain, homes = terms.near_homes(group, nodes)
-    left = problem.options.count - sum(one.count for one in certain)
+    certain, homes = group.near(nodes)
+    left = problem.options.count
+    for one in certain:
+        left -= one.count
     if left < 0:
         certain, homes, left = [], certain, problem.options.count
-    compares_distance = "device_distance" in problem.rest
-    if not compares_distance and not problem.options.any_gpus:
-        # No GPU of those that may go together is nearer than another to this policy.
-        split = (0,) * len(positions)
     if split is not None:
         return [_nearest_gpus(certain, homes, left, positions, split)], True
-    if compares_distance:
-        homes = _merged(homes, positions)
+    homes = _merged(homes, positions)
     most = MOST_GPU_VECTORS if problem.options.any_gpus else MOST_GROUP_VECTORS
     # Of each home none of its GPUs, one, two … and the rows of these.
     firsts = [[one.first(number) for number in range(one.count + 1)] for one in homes]
@@ -143,7 +143,7 @@ def _merged(homes: Sequence[HomeGpus], positions: Sequence[int]) -> list[HomeGpu
         for weight, gpus in (each for one in some for each in one.by_weight):
             weights[weight] = weights.get(weight, 0) | gpus
         count = sum(one.count for one in some)
-        result.append(HomeGpus(some[0].home, tuple(sorted(weights.items())), count))
+        result.append(HomeGpus(some[0].home, (), tuple(sorted(weights.items())), count))
     return result
 
 

@@ -133,7 +133,7 @@ class GpuTies:
         for sets in sorted(of_sets, key=largest_first):
             rank, bits = 0, 0
             firsts = [(rank, bits)]
-            for number in of_sets[sets]:
+            for number in sorted(of_sets[sets], key=self.ranks.__getitem__):
                 rank, bits = rank + self.ranks[number], bits | 1 << number
                 firsts.append((rank, bits))
             yield _Alike(sets, tuple(firsts))

@@ -1,9 +1,13 @@
 """Ladder: the steps from what was asked to what still works, each with a name that the plan bears.
 
 The first fallback that holds the VM is used; the order of concerns (cost.py) decides within it.
-What gives way, the last of these first: the memory that the host keeps; whole cores, so that vCPUs
-are pinned to siblings (at last to any free PUs of all nodes); one kind of core; the number of
-siblings of a core; the host's last core; memory next to the vCPUs that use it.
+What gives way, the last of these first: the memory that the host keeps; a whole core for each vCPU;
+one kind of core; the number of siblings of a core; the host's last core; memory next to the vCPUs
+that use it.
+
+More vCPUs never get fewer cores. So whole cores give way after all others but the host's memory,
+and of the fallbacks on which vCPUs share cores that with the most cores is used, whichever others
+give way on it: the VM gets every core of its nodes, and shares as few as it must.
 
 Over mixed kinds each vCPU gets a whole core, for no guest can be shown that some cores have
 siblings and others none.
@@ -33,8 +37,7 @@ class Concession(StrEnum):
     """What gave way on a fallback, in the words of its name."""
 
     HOST_MEMORY = "host's reserved memory"
-    ANY_PUS = "any free PUs"
-    SIBLINGS_EXPOSED = "siblings exposed"
+    SHARED_CORES = "shared cores"
     MIXED_KINDS = "mixed core kinds"
     FEWER_SIBLINGS = "fewer siblings"
     SIBLINGS_NOT_EXPOSED = "siblings not exposed"
@@ -48,24 +51,30 @@ class Concession(StrEnum):
 class Fallback:
     """One step. grouping: what a sibling group is; groups: how many the VM needs.
 
-    mixed: of several kinds of core. falls_back: vCPUs are pinned to siblings although the layout
-    would not. equal: equal cells are preferred. keeps_core, keeps_memory: the host keeps its share.
+    mixed: of several kinds of core. shares: there are more vCPUs than whole cores, so that some
+    share one. equal: equal cells are preferred. keeps_core, keeps_memory: the host keeps its share.
     """
 
     grouping: Grouping
     groups: int
     mixed: bool
-    falls_back: bool
+    shares: bool
     memory: MemoryRule
     equal: bool
     keeps_core: bool
     keeps_memory: bool
     concessions: tuple[Concession, ...]
 
+    def idle_siblings(self, request: GuestRequest) -> int:
+        """PUs of the last sibling group that no vCPU is left for."""
+        return -request.vcpus % self.grouping.threads if request.keep_vcpus else 0
+
     def is_like(self, other: "Fallback") -> bool:
-        """Whether they differ at most in the host's last core and in where the memory lies."""
-        mine = self.grouping, self.groups, self.falls_back, self.keeps_memory
-        return mine == (other.grouping, other.groups, other.falls_back, other.keeps_memory)
+        """Whether they differ at most in the host's last core and in where the memory lies; of two
+        on which vCPUs share cores, also in the kinds of core."""
+        if self.keeps_memory is not other.keeps_memory or self.shares is not other.shares:
+            return False
+        return self.shares or (self.grouping, self.groups) == (other.grouping, other.groups)
 
 
 def check_layout(layout: Layout, policy: Policy) -> None:
@@ -97,7 +106,7 @@ class _Cores:
 
     grouping: Grouping
     groups: int
-    falls_back: bool
+    shares: bool
     concessions: tuple[Concession, ...]
 
 
@@ -108,7 +117,7 @@ def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
     hybrid = CoreKind.EFFICIENCY in kinds and CoreKind.PERFORMANCE in kinds
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
     ways: list[tuple[bool, _Cores]] = []
-    for way in (_ways, _fallbacks):
+    for way in (_ways, _shared):
         for mixed in (False, True) if hybrid else (False,):
             of_kinds = kinds if mixed else one_kind
             widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
@@ -121,42 +130,38 @@ def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
             yield _fallback(request, mixed, cores, keeps, keeps_memory, memory)
 
 
+def _counts_pus(request: GuestRequest) -> bool:
+    """Whether the policy leaves cores uncounted, and the layout does not ask for one a vCPU."""
+    counts = request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+    return counts and request.layout.pinning is not Pinning.ONE_PER_CORE
+
+
 def _ways(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[_Cores]:
-    """Groups as the layout wants them, then of fewer siblings."""
-    layout = request.layout
-    # The policy leaves cores uncounted, and the layout does not ask for one a vCPU.
-    counts_pus = layout.pinning is not Pinning.ONE_PER_CORE and request.policy in (
-        Policy.MEMORY_FIRST,
-        Policy.ANY,
-    )
-    pins_all = layout.pinning is Pinning.ALL_PUS
+    """Groups as the layout wants them, then of fewer siblings. vCPUs that are no multiple of a
+    group leave siblings of the last one idle, and the guest is shown none: no topology says so."""
+    counts_pus, keeps = _counts_pus(request), request.keep_vcpus
+    pins_all = request.layout.pinning is Pinning.ALL_PUS
+    widest = min(widest, request.most_threads or widest)
     for threads in range(widest if pins_all and not mixed else 1, 0, -1):
-        if request.keep_vcpus and request.vcpus % threads:
-            continue
-        groups = request.vcpus // threads if request.keep_vcpus else request.vcpus
+        groups = -(-request.vcpus // threads) if keeps else request.vcpus
+        idle = keeps and request.vcpus % threads > 0
         fewer: tuple[Concession, ...] = ()
-        if pins_all and (mixed or threads < widest):
-            fewer = (Concession.FEWER_SIBLINGS if threads > 1 else Concession.SIBLINGS_NOT_EXPOSED,)
+        if pins_all and (mixed or idle or threads < widest):
+            hides = idle or threads == 1
+            fewer = (Concession.SIBLINGS_NOT_EXPOSED if hides else Concession.FEWER_SIBLINGS,)
         yield _Cores(Grouping(threads, kinds, counts_pus), groups, False, fewer)
 
 
-def _fallbacks(
+def _shared(
     request: GuestRequest, widest: int, kinds: frozenset[CoreKind | None], *, mixed: bool
 ) -> Iterator[_Cores]:
-    """vCPUs on siblings although whole cores were wanted: as whole groups, which the guest is
-    shown, then on any free PUs."""
-    layout = request.layout
-    if layout.pinning is Pinning.NONE:
+    """More vCPUs than cores. Where PUs are counted anyway, the layout's own groups were all."""
+    if request.layout.pinning is Pinning.NONE or _counts_pus(request):
         return
-    shown = layout.pinning is Pinning.ALL_PUS and request.keep_vcpus
-    floats = layout.pinning is Pinning.NODE
-    if widest > 1 and request.vcpus % widest == 0 and not (mixed or shown or floats):
-        whole = Grouping(widest, kinds, counts_pus=False)
-        yield _Cores(whole, request.vcpus // widest, True, (Concession.SIBLINGS_EXPOSED,))
-    given = (Concession.SIBLINGS_EXPOSED, Concession.ANY_PUS)
-    yield _Cores(Grouping(1, kinds, counts_pus=True), request.vcpus, True, given)
+    grouping = Grouping(1, kinds, counts_pus=True)
+    yield _Cores(grouping, request.vcpus, True, (Concession.SHARED_CORES,))
 
 
 def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
@@ -190,7 +195,7 @@ def _fallback(
         cores.grouping,
         cores.groups,
         mixed,
-        cores.falls_back,
+        cores.shares,
         memory,
         equal,
         keeps_core,

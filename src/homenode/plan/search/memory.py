@@ -8,6 +8,7 @@ with the node of PUs that is nearest.
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.errors import InputError, UsageError
@@ -138,7 +139,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
             )
         if index in attached or not attached:
             continue
-        nearest = min(attached, key=lambda home: (host.distance(index, home) or 0, home))
+        nearest = host.nearest_cpu_nodes[index][0]
         attached[nearest] = (*attached[nearest], index)
     return attached
 
@@ -152,12 +153,13 @@ def node_memory(
     by_index = {node.index: node for node in host.nodes}
     huge = request.page_bytes is not None
     overhead = overhead_bytes(request) if keeps_reserve and huge else 0
+    held = held_memory(host, request)
     for home, nodes in attached_memory(host, request).items():
         total: int | None = 0
         pool_total = 0
         for index in nodes:
             node = by_index[index]
-            ordinary, pool_pages = free_memory(host, request, node, page)
+            ordinary, pool_pages = free_memory(host, request, node, page, held)
             pool_total += pool_pages
             if ordinary is None or total is None:
                 total = None
@@ -168,18 +170,45 @@ def node_memory(
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class HeldMemory:
+    """What domains have on each node: (domain, bytes). others: those that count; own: the VM that
+    is planned, where it runs, and what it replaces."""
+
+    others: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+    own: Mapping[NodeIndex, Sequence[tuple[RunningDomain, int]]]
+
+
+def held_memory(host: Host, request: GuestRequest) -> HeldMemory:
+    """The memory that domains have of the host, in one pass over them."""
+
+    def by_node(
+        domains: Iterable[RunningDomain],
+    ) -> dict[NodeIndex, list[tuple[RunningDomain, int]]]:
+        found: dict[NodeIndex, list[tuple[RunningDomain, int]]] = {}
+        for domain in domains:
+            for node, size in domain.memory_by_node:
+                found.setdefault(node, []).append((domain, size))
+        return found
+
+    return HeldMemory(by_node(other_domains(host, request)), by_node(own_domains(host, request)))
+
+
 def free_memory(
-    host: Host, request: GuestRequest, node: NumaNode, page: int
+    host: Host, request: GuestRequest, node: NumaNode, page: int, held: HeldMemory | None = None
 ) -> tuple[int | None, int]:
-    """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size)."""
+    """(ordinary memory free on the node in bytes, None = unknown; free huge pages of that size).
+
+    held: of the host and the request; None = it is worked out.
+    """
     if node.memory_kind is MemoryKind.GPU:
         return 0, 0
+    held = held or held_memory(host, request)
     untouched, own_bytes = 0, 0
     bound = sum(p.page_bytes * p.total_pages for p in node.page_pools)
     running: Counter[int] = Counter()
     planned: Counter[int] = Counter()
-    for domain in other_domains(host, request):
-        size = sum(size for index, size in domain.memory_by_node if index == node.index)
+    for domain, size in held.others.get(node.index, ()):
         if domain.page_bytes is not None:
             own_page = domain.page_bytes or page_size(host, replace(request, page_bytes=0), [])
             assert own_page is not None, "huge pages have a size"
@@ -203,8 +232,7 @@ def free_memory(
     pool = next((p for p in node.page_pools if huge and p.page_bytes == page), None)
     pool_pages = 0 if pool is None else left[page]
     most = 0 if pool is None else pool.total_pages - running[page] - planned[page]
-    for own in own_domains(host, request):
-        size = sum(size for index, size in own.memory_by_node if index == node.index)
+    for own, size in held.own.get(node.index, ()):
         if own.page_bytes is None:
             own_bytes += size
         elif own.page_bytes == page and pool is not None:

@@ -1,13 +1,14 @@
 """Pinning: the PUs, the memory nodes and QEMU's threads that follow from a solution."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.layout import GuestCells, MemoryBinding, Pinning
-from homenode.plan.request import EmulatorPolicy
+from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
+from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
@@ -20,6 +21,7 @@ from homenode.plan.search.threads import (
     shared_places,
     thread_places,
 )
+from homenode.plan.shape.guest_numa import split_memory
 from homenode.topology import CoreKind
 
 
@@ -37,6 +39,7 @@ def pinned_cells(
 ) -> Iterator[PinnedCell]:
     """The cells, node by node; mixed kinds make two cells of a node, performance cores first."""
     floating = search.request.layout.pinning is Pinning.NODE
+    idle = fallback.idle_siblings(search.request)
     for node, number in best.split:
         groups = problem.supplies[node].allocate(number)
         strong = tuple(group for group in groups if group.kind is not CoreKind.EFFICIENCY)
@@ -46,7 +49,26 @@ def pinned_cells(
                 pus = _node_pus(search, fallback, problem, node, best)
                 yield PinnedCell(node, part, (pus,) * len(part))
             elif part:
-                yield PinnedCell(node, part, tuple(_pins(part)))
+                pins = tuple(_pins(part))
+                last = node == best.split[-1][0]
+                yield PinnedCell(node, part, pins[: len(pins) - idle] if last else pins)
+
+
+def threads_shown(request: GuestRequest, fallback: Fallback, cells: Sequence[PinnedCell]) -> int:
+    """Siblings of a core that the guest is shown: as many on each core, or none."""
+    grouping = fallback.grouping
+    if request.layout.siblings is not Siblings.EXPOSED and not fallback.shares:
+        return 1
+    if grouping.threads > 1:
+        return 1 if fallback.idle_siblings(request) else grouping.threads
+    if request.layout.pinning is Pinning.NODE or not grouping.counts_pus:
+        return 1
+    counts = {
+        count
+        for cell in cells
+        for count in Counter((cell.node, group.core) for group in cell.groups).values()
+    }
+    return counts.pop() if len(counts) == 1 else 1
 
 
 def assigned_cells(
@@ -143,9 +165,14 @@ def uneven_memory(
     """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes allow;
     () where they follow."""
     request = search.request
-    if fallback.memory is not MemoryRule.UNEVEN or request.layout.cells is GuestCells.FLAT:
+    if request.layout.cells is GuestCells.FLAT:
         return ()
     page = page_size_bytes(search.host, request)
+    if fallback.memory is MemoryRule.FOLLOWS and fallback.idle_siblings(request):
+        groups = tuple(len(cell.groups) for cell in cells)
+        return split_memory(request.memory_bytes, page, groups)
+    if fallback.memory is not MemoryRule.UNEVEN:
+        return ()
     total = -(-request.memory_bytes // page)
     weights = [len(cell.pins) for cell in cells]
     owned = problem.devices_of_cells(len(cells))

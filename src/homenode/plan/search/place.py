@@ -11,17 +11,31 @@ from functools import cached_property
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings, named
+from homenode.plan.layout import (
+    GuestCells,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    named,
+    with_siblings,
+)
 from homenode.plan.model import Rejection, RunnerUp, Unplannable
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.allocations import Allocations, allocations
 from homenode.plan.search.cost import Cost, terms
 from homenode.plan.search.devices import DeviceInventory, DeviceOptions, device_options
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
 from homenode.plan.search.explicit_cells import check_cells
-from homenode.plan.search.findings import device_findings, placement_findings
+from homenode.plan.search.findings import (
+    device_findings,
+    document_siblings,
+    memory_short,
+    placement_findings,
+    whole_core_costs,
+)
 from homenode.plan.search.ladder import (
     Concession,
     Fallback,
@@ -36,6 +50,7 @@ from homenode.plan.search.pinning import (
     memory_nodes,
     pinned_cells,
     qemu_threads,
+    threads_shown,
     uneven_memory,
 )
 from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
@@ -89,10 +104,12 @@ def place(
     Raises Unplannable with every rejection; UsageError for layout and policy that clash;
     InputError for devices or nodes that the host has not.
     """
+    inventory = inventory or Inventory(host)
+    if request.document_siblings is DocumentSiblings.WHEN_SHORT:
+        return _cores_or_siblings(host, request, inventory, brief=brief)
     layout = request.layout
     check_layout(layout, request.policy)
     others = allocations(host, request)
-    inventory = inventory or Inventory(host)
     options = device_options(host, request, others, inventory.devices)
     floats = layout.pinning is Pinning.NONE
     if floats and layout.cells is GuestCells.FLAT and layout.memory is MemoryBinding.AS_IT_WAS:
@@ -125,7 +142,7 @@ def place(
         if solution is not None:
             placement = _placement(search, fallback, problem, solution, rejections)
             if placement is not None:
-                return _nearer(search, fallback, problem, solution, rejections) or placement
+                return _better(search, fallback, problem, solution, rejections) or placement
             continue
         refused.add(problem.key())
         if sum(groups[1:]) < fallback.groups:
@@ -148,6 +165,38 @@ def place(
     if brief:
         raise Unplannable(f"no placement on host {host.name!r}")
     raise _refusal(search, rejections, misses)
+
+
+def _cores_or_siblings(
+    host: Host, request: GuestRequest, inventory: Inventory, *, brief: bool
+) -> Placement:
+    """A whole core for each vCPU, unless that costs the host its last core, leaves it no more than
+    it keeps, or mixes kinds of core: then siblings as the document shows them, where they fit."""
+    for_cores = replace(request, document_siblings=DocumentSiblings.IGNORED)
+    layout = with_siblings(request.layout)
+    threads = request.guest.threads_per_core
+    for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
+    refusal, found, costs = None, None, ["need more cores than are free"]
+    try:
+        found = place(host, for_cores, inventory, brief=brief)
+        costs = list(whole_core_costs(host, request, found))
+    except Unplannable as error:
+        refusal = error
+    if costs:
+        try:
+            paired = place(host, for_siblings, inventory, brief=brief)
+        except Unplannable:
+            paired = None
+        shares = paired is None or Concession.SHARED_CORES in paired.concessions
+        if paired is not None and paired.threads_per_core > 1 and not shares:
+            found = replace(paired, layout=layout)
+        elif refusal is not None:
+            raise refusal
+    assert found is not None, "whole cores or siblings hold the VM"
+    if brief:
+        return found
+    said = document_siblings(host, request, found, costs)
+    return replace(found, findings=(*found.findings, *said))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +224,7 @@ def _refusal(
     return refusal(search.host, request, search.free[0], rejections, headline)
 
 
-def _nearer(
+def _better(
     search: PlacementSearch,
     fallback: Fallback,
     problem: SearchProblem,
@@ -185,42 +234,53 @@ def _nearer(
     """The placement of a later fallback that is better, where only the host's last core or memory
     next to its vCPUs give way for it; None where none is.
 
-    Better: by what comes first with cores-first, class of device distance, packages and, where the
-    guest sees its PCIe tree, GPUs away from home; then, for a VM with GPUs, by the GPU sets that it
-    breaks.
+    Better: where vCPUs share cores, by the cores that the VM gets. Then by what comes first with
+    cores-first, class of device distance, packages and, where the guest sees its PCIe tree, GPUs
+    away from home; then, for a VM with GPUs, by the GPU sets that it breaks.
     """
-    if search.request.policy is not Policy.CORES_FIRST or fallback.memory is MemoryRule.ELSEWHERE:
+    near = search.request.policy is Policy.CORES_FIRST
+    elsewhere = fallback.memory is MemoryRule.ELSEWHERE
+    if not fallback.shares and (elsewhere or not near):
         return None
-    terms = problem.first[: problem.first.index("nodes_spanned")]
+    names = problem.first[: problem.first.index("nodes_spanned") if near else 1]
     best, found = solution.best.cost, None
 
     def concerns(cost: Cost) -> list[int]:
-        lost = cost.gpu_sets_lost if search.options.has_gpus else 0
-        return [*(getattr(cost, name) for name in terms), lost]
+        lost = cost.gpu_sets_lost if near and search.options.has_gpus else 0
+        return [*(getattr(cost, name) for name in names), lost]
 
-    least = (LOCAL_DISTANCE, 1, 0)[: len(terms)]
-    if all(mine <= limit for mine, limit in zip(concerns(best), (*least, 0), strict=True)):
+    least = {"vcpus_beyond_cores": 0, "device_class": LOCAL_DISTANCE, "packages_spanned": 1}
+    limits = (*(least.get(name, 0) for name in names), 0)
+    if all(mine <= limit for mine, limit in zip(concerns(best), limits, strict=True)):
         return None
     ladder = list(fallbacks(search.request, search.free[1]))
     others = [
         other
         for other in ladder[ladder.index(fallback) + 1 :]
-        if other.memory is not MemoryRule.ELSEWHERE and other.is_like(fallback)
+        if other.is_like(fallback) and (fallback.shares or other.memory is not MemoryRule.ELSEWHERE)
     ]
-    here = problem.capacities
     # Where every node holds as much as before, no other set of nodes holds the VM.
-    roomier = [other for other in others if search.problem(other).capacities != here]
+    roomier = [
+        other
+        for other in others
+        if (theirs := search.problem(other)).capacities != problem.capacities
+        or (fallback.shares and theirs.whole_cores != problem.whole_cores)
+    ]
     if not roomier or not (concerns(best)[-1] or may_be_nearer(search.problem(roomier[-1]), best)):
         return None
     for other in roomier:
         lower = search.problem(other)
         if _takes_host_core(search, lower, other):
             continue
-        nearer = solve(lower)
-        if nearer is not None and concerns(nearer.best.cost) < concerns(best):
-            placement = _placement(search, other, lower, nearer, rejections)
+        better = solve(lower)
+        if better is None:
+            continue
+        count = 1 if elsewhere or other.memory is MemoryRule.ELSEWHERE else None
+        if concerns(better.best.cost)[:count] < concerns(best)[:count]:
+            placement = _placement(search, other, lower, better, rejections)
             if placement is not None:
-                best, found = nearer.best.cost, placement
+                best, found = better.best.cost, placement
+                elsewhere = other.memory is MemoryRule.ELSEWHERE
     return found
 
 
@@ -236,7 +296,7 @@ def _explicit(search: PlacementSearch) -> Placement:
     for fallback in fallbacks(request, search.free[1]):
         if fallback.memory is not MemoryRule.FOLLOWS or fallback.mixed:
             continue
-        per_vcpu = fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1
+        per_vcpu = fallback.grouping.threads if request.keep_vcpus else 1
         if any(cell.vcpus % per_vcpu for cell in wanted):
             continue
         problem = replace(search.problem(fallback), pages=0)
@@ -283,7 +343,11 @@ def _unplaced(
         (),
         devices,
         "not placed",
-        findings=(*options.findings, *device_findings(host, request, devices, others)),
+        findings=(
+            *options.findings,
+            *memory_short(host, request),
+            *device_findings(host, request, devices, others),
+        ),
         gaps=(*others.gaps, *options.gaps, *options.unplaced(devices)),
     )
 
@@ -324,6 +388,7 @@ def _placement(
         if assigned
         else pinned_cells(search, fallback, problem, best)
     )
+    threads = threads_shown(request, fallback, cells)
     nodes = tuple(problem.supplies[cell.node].cores.index for cell in cells)
     own = tuple(dict.fromkeys(nodes))
     memory = memory_nodes(search, fallback, own)
@@ -350,13 +415,13 @@ def _placement(
         vcpu_pins=() if floats else pins,
         vcpu_nodes=tuple(i for i, cell in enumerate(cells) for _ in cell.pins),
         memory_nodes=() if request.layout.memory is MemoryBinding.AS_IT_WAS else memory,
-        threads_per_core=_threads_shown(request, fallback),
+        threads_per_core=threads,
         emulator_pus=places.emulator_pus,
         iothread_pus=places.iothread_pus,
         devices=devices,
         fallback=fallback_name(_span(problem, best), given),
         concessions=tuple(given),
-        layout=_layout(request, fallback),
+        layout=_layout(request, fallback, threads),
         cell_memory_bytes=uneven_memory(search, fallback, problem, cells),
         cost=terms(best.cost, names),
         optimal=solution.optimal,
@@ -373,6 +438,7 @@ def _placement(
         own=own,
         memory=memory,
         vcpu_pus=vcpu_pus,
+        threads=threads,
         isolated=free.isolated,
     )
     return replace(
@@ -389,18 +455,11 @@ def _placement(
     )
 
 
-def _threads_shown(request: GuestRequest, fallback: Fallback) -> int:
-    exposed = request.layout.siblings is Siblings.EXPOSED or fallback.falls_back
-    return fallback.grouping.threads if exposed else 1
-
-
-def _layout(request: GuestRequest, fallback: Fallback) -> Layout | None:
-    """The layout that the VM gets where it is not the one asked for: siblings share cores."""
-    if not fallback.falls_back:
+def _layout(request: GuestRequest, fallback: Fallback, threads: int) -> Layout | None:
+    """The layout that the VM gets where it is not the one asked for: vCPUs share cores."""
+    if not fallback.shares or request.layout.pinning is Pinning.NODE:
         return None
-    siblings = Siblings.EXPOSED if fallback.grouping.threads > 1 else Siblings.HIDDEN
-    if request.layout.pinning is Pinning.NODE:
-        return None
+    siblings = Siblings.EXPOSED if threads > 1 else Siblings.HIDDEN
     return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
 
 

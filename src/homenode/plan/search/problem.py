@@ -3,7 +3,7 @@
 PlacementSearch states one problem per fallback of the ladder; solve.py solves it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells
 from homenode.plan.request import Balance, DeviceLocality, GuestRequest
 from homenode.plan.search.allocations import Allocations
+from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.devices import DeviceOptions, GpuChoice
 from homenode.plan.search.distances import DistanceMatrix, members
@@ -23,7 +24,15 @@ from homenode.plan.search.memory import (
     overhead_bytes,
     page_size_bytes,
 )
-from homenode.plan.search.supply import AllocationCost, Grouping, Supply, Usable, supply
+from homenode.plan.search.supply import (
+    AllocationCost,
+    Grouping,
+    Supply,
+    Usable,
+    are_unequal,
+    supply,
+)
+from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.topology import Host
 
 Split = tuple[tuple[int, int], ...]
@@ -56,19 +65,25 @@ class NamedDevice:
 class SearchProblem:
     """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits.
 
-    first, rest: names of the terms in the order of comparison. groups: sibling groups that the VM
-    needs. pages: pages that follow the groups, what QEMU needs included; 0 where memory is no
-    limit. pages_together: pages that the nodes must hold together, pages_anywhere: that all nodes
-    must, 0 = no limit. huge: pages are huge ones, so pools matter. page_bytes: bytes of a page.
-    equal: equal cells are preferred. most_nodes: at most so many. distances: between the nodes;
-    their packages are numbered from 0. gpu_homes: of each of the GPUs to choose from. device_pages:
-    (guest cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of the
-    nodes chosen. requires_home: no GPU may be away from its node. gpu_nodes: nodes with free GPUs.
+    first, rest: names of the terms in the order of comparison. even_splits: vCPUs are shared out
+    evenly before they are put next to devices. counts_sockets: no cell may share a socket with
+    another. groups: sibling groups that the VM needs. pages: pages that follow the groups, what
+    QEMU needs included; 0 where memory is no limit. pages_together: pages that the nodes must hold
+    together, pages_anywhere: that all nodes must, 0 = no limit. huge: pages are huge ones, so pools
+    matter. page_bytes: bytes of a page. equal: equal cells are preferred. most_nodes: at most so
+    many. distances: between the nodes; their packages are numbered from 0. gpu_homes: of each of
+    the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it, where they are
+    of another package. device_pages: (guest cell, pages) of each memory device, next to `pages`;
+    the n-th cell is on the n-th of the nodes chosen. requires_home: no GPU may be away from its
+    node. gpu_nodes: nodes with free GPUs. shares: there are more groups than whole cores, so each
+    node gives all of its whole cores first.
     """
 
     pack: bool
     first: tuple[str, ...]
     rest: tuple[str, ...]
+    even_splits: bool
+    counts_sockets: bool
     huge: bool
     page_bytes: int
     most_nodes: int
@@ -77,6 +92,7 @@ class SearchProblem:
     options: DeviceOptions
     named: tuple[NamedDevice, ...]
     gpu_homes: tuple[Home | None, ...]
+    nic_homes: tuple[tuple[Home, ...], ...]
     requires_home: bool
     gpu_nodes: int
     supplies: tuple[Supply, ...]
@@ -87,11 +103,20 @@ class SearchProblem:
     pages_together: int = 0
     pages_anywhere: int = 0
     device_pages: tuple[tuple[int, int], ...] = ()
+    shares: bool = False
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
         """Groups that each node can hold, as its memory allows."""
         return tuple(self.capacity(node) for node in range(len(self.supplies)))
+
+    @cached_property
+    def whole_cores(self) -> tuple[int, ...]:
+        """Free whole cores of each node, as far as its memory allows them."""
+        return tuple(
+            min(supply.whole_cores, groups)
+            for supply, groups in zip(self.supplies, self.capacities, strict=True)
+        )
 
     @cached_property
     def eligible(self) -> int:
@@ -154,6 +179,10 @@ class SearchProblem:
             self.device_pages,
             self.most_nodes,
         )
+
+    def beyond_cores(self, nodes: Iterable[int]) -> int:
+        """Groups that get no whole core of these nodes."""
+        return max(0, self.groups - sum(self.whole_cores[node] for node in nodes))
 
     def capacity(self, node: int, devices: int = 0) -> int:
         """Groups that the node can hold, as its memory allows. devices: pages of memory devices
@@ -226,30 +255,36 @@ class SearchProblem:
         nodes = [node for node, _ in split]
         packages = self.distances.packages
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
-        for node, groups in split:
-            found = self.cost_of(node, groups)
+        allocations = [self.cost_of(node, groups) for node, groups in split]
+        for (node, groups), found in zip(split, allocations, strict=True):
             unisolated += found.unisolated
             llcs += found.llcs
             more_packages += found.packages - 1
             short += self.short_pages(node, groups)
         sign = 1 if self.pack else -1
+        sizes = cell_sizes([groups for _, groups in split], counts_sockets=self.counts_sockets)
         return Cost(
+            vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
             device_class=nearness[0],
             packages_spanned=len({packages[node] for node in nodes}) + more_packages,
             gpus_away_from_home=nearness[1],
             nodes_spanned=len(nodes),
             node_distance=self.distances.worst(sum(1 << node for node in nodes)),
+            lopsided_split=sizes.lopsided_split,
+            guest_sockets=sizes.guest_sockets,
             device_distance=device_distance,
             gpu_link_groups=gpus.link_groups,
             gpu_sets_lost=gpus.sets_lost,
             unisolated_cores=unisolated,
             llcs_spanned=llcs,
+            unequal_llcs=are_unequal(allocations),
             pages_to_reserve=short,
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
             balance_memory=sign
             * self.page_bytes
             * sum(self.memory[node].pages or 0 for node in nodes),
-            unevenness=sum(groups * groups for _, groups in split),
+            gpus_without_nic=gpus.without_nic,
+            unevenness=sizes.unevenness,
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
             split=tuple(-groups for _, groups in split),
             gpus=self.options.positions(gpus.gpus),
@@ -299,6 +334,7 @@ class PlacementSearch:
     def problem(self, fallback: Fallback) -> SearchProblem:
         """The problem of a fallback."""
         host, request = self.host, self.request
+        first, rest = request_order(request, shares=fallback.shares)
         pages = cell_pages_wanted(host, request)
         devices = device_pages(host, request)
         by_cell = (
@@ -315,11 +351,17 @@ class PlacementSearch:
             supplies=self.supplies(fallback),
             memory=tuple(self.memory_on(fallback)[cores.index] for cores in self.free[0].nodes),
             groups=fallback.groups,
-            equal=fallback.equal,
+            equal=fallback.equal and not fallback.shares and not fallback.idle_siblings(request),
+            # Cells of mixed kinds are two for each node.
+            counts_sockets=self._bare.counts_sockets and not fallback.mixed,
             pages=pages if fallback.memory is MemoryRule.FOLLOWS else 0,
             pages_together=pages if fallback.memory is MemoryRule.UNEVEN else 0,
             pages_anywhere=pages if fallback.memory is MemoryRule.ELSEWHERE else 0,
             device_pages=devices if by_cell else (),
+            shares=fallback.shares,
+            even_splits=self._bare.even_splits and not fallback.shares,
+            first=first,
+            rest=rest,
         )
 
     @cached_property
@@ -333,7 +375,9 @@ class PlacementSearch:
         if options.count and not ignores:
             homes |= of_gpus
         home = self._homes(homes, bit)
-        first, rest = request_order(request)
+        gpus = options.gpus if options.count else ()
+        gpu_homes = tuple(None if gpu.home is None else home.get(gpu.home) for gpu in gpus)
+        first, rest = request_order(request, shares=False)
         page_bytes = page_size_bytes(self.host, request)
         most_nodes = min(len(nodes), request.max_nodes or len(nodes))
         has_cells = request.layout.cells is GuestCells.MIRRORED and not request.explicit_cells
@@ -344,6 +388,9 @@ class PlacementSearch:
             pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
             first=first,
             rest=rest,
+            even_splits=not request.unequal_cells,
+            counts_sockets=request.layout.cells is GuestCells.MIRRORED
+            and not may_share_sockets(self.host, request),
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,
             most_nodes=most_nodes,
@@ -351,9 +398,15 @@ class PlacementSearch:
             hosts_isolation=bool(self.free[0].isolated),
             options=options,
             named=() if ignores else tuple(NamedDevice(home[n], p, g) for n, p, g in options.homes),
-            gpu_homes=tuple(
-                None if gpu.home is None else home.get(gpu.home)
-                for gpu in (options.gpus if options.count else ())
+            gpu_homes=gpu_homes,
+            nic_homes=tuple(
+                tuple(
+                    nic
+                    for node in sorted(gpu.nic_nodes)
+                    if (nic := home.get(node)) is not None
+                    and (own is None or own.to_package != nic.to_package)
+                )
+                for gpu, own in zip(gpus, gpu_homes, strict=True)
             ),
             requires_home=request.device_locality is DeviceLocality.REQUIRE,
             gpu_nodes=0 if options.has_gpus else sum(bit.get(node, 0) for node in of_gpus),

@@ -167,7 +167,7 @@ def with_hint(
 def space_for(request: GuestRequest, problem: SearchProblem, fallback: Fallback) -> int:
     """vCPUs that the cores of a fallback have space for, whatever their memory."""
     total = sum(supply.groups for supply in problem.supplies)
-    return total * (fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1)
+    return total * (fallback.grouping.threads if request.keep_vcpus else 1)
 
 
 def host_core(request: GuestRequest, problem: SearchProblem) -> Rejection:
@@ -186,7 +186,7 @@ def most_vcpus(request: GuestRequest, problem: SearchProblem, fallback: Fallback
     tries = range(min(problem.groups - 1, total), 0, -1)
     place = bisect_left(tries, True, key=lambda groups: fits(_smaller(problem, groups)))
     groups = tries[place] if place < len(tries) else 0
-    return groups * (fallback.grouping.threads if request.keep_vcpus or fallback.falls_back else 1)
+    return groups * (fallback.grouping.threads if request.keep_vcpus else 1)
 
 
 def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:

@@ -6,26 +6,30 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import combinations, islice
+from math import comb
 from operator import add, itemgetter
 from typing import NamedTuple
 
 from homenode.plan.search.candidates import Candidates
+from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms
 from homenode.plan.search.gpu_choice import GpuSelection, gpu_choices
 from homenode.plan.search.problem import SearchProblem, Split
-from homenode.plan.search.split import GroupRange, least_split
-from homenode.topology import LOCAL_DISTANCE
+from homenode.plan.search.split import least_split
 
 MOST_RUNNERS_UP = 3
 
 MOST_WORKED_OUT = 300
 """Sets of nodes that are equally good by the first terms and are worked out."""
+
+MOST_SPLITS = 70
+"""Splits of one set of nodes that are asked one by one for their GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,39 +53,44 @@ class Solution:
     runners_up: tuple[Placing, ...]
 
 
+_COSTS_OF_EQUALITY = (
+    "device_class",
+    "packages_spanned",
+    "gpus_away_from_home",
+    "nodes_spanned",
+)
+"""Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
+
+
 def solve(problem: SearchProblem) -> Solution | None:
     """The solution of least cost, or None where none fits. Same problem, same solution.
 
-    Equal cells are preferred while they cost no class of device distance, no package and no GPU
-    its home.
+    Equal cells are preferred while they cost no class of device distance, no package, no GPU its
+    home and no further node. Where they do, they are a runner-up.
     """
     if sum(problem.capacities) < problem.groups:
         return None
     terms = FirstTerms(problem)
-    found = _Search(terms, equal=True).best if problem.equal else None
-    if found is not None and _is_local(found.best.cost):
-        return found
+    equal = _Search(terms, equal=True)
+    preferred = equal.best if problem.equal else None
     uneven = _Search(terms, equal=False)
-    if found is None:
+    if preferred is None:
         return uneven.best
-    nearness = uneven.least_nearness(found.best.cost)
-    cost = found.best.cost
-    costs = cost.device_class, cost.packages_spanned, cost.gpus_away_from_home
-    if all(mine <= theirs for mine, theirs in zip(costs, nearness, strict=True)):
-        return found
-    return uneven.best
+    if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
+        return preferred
+    costs = zip(problem.first, equal.ranked[0][0], uneven.ranked[0][0], strict=True)
+    if all(mine <= least for name, mine, least in costs if name in _COSTS_OF_EQUALITY):
+        return preferred
+    found = uneven.best
+    assert found is not None, "the nodes of equal cells hold the VM"
+    runners = (preferred.best, *found.runners_up)
+    return Solution(found.best, found.optimal, runners[:MOST_RUNNERS_UP])
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
-    return not _Search(FirstTerms(problem), equal=False).cannot_beat(cost)
-
-
-def _is_local(cost: Cost) -> bool:
-    """Whether nothing can be nearer: one package, and all devices and GPUs at home in it."""
-    near = cost.device_class <= LOCAL_DISTANCE and cost.gpus_away_from_home == 0
-    return cost.packages_spanned == 1 and near
+    return not _Search(FirstTerms(problem), equal=False).cannot_be_nearer(cost)
 
 
 def fits(problem: SearchProblem) -> bool:
@@ -133,7 +142,7 @@ class _Search:
         the least terms."""
         found = []
         least: list[tuple[int, ...]] = []
-        for bound, sets in self.candidates.groups(self.terms.device_class):
+        for bound, sets in self.candidates.groups(self.terms.least_class):
             if least and bound > least[0][: len(bound)]:
                 break
             for nodes in sets:
@@ -145,30 +154,16 @@ class _Search:
         found.sort()
         return found
 
-    def least_nearness(self, cost: Cost) -> tuple[int, int, int]:
-        """(device class, packages, GPUs away) of the best set of nodes, or this cost's where none
-        can be less."""
-        here = cost.device_class, cost.packages_spanned, cost.gpus_away_from_home
-        if self.cannot_beat(cost):
-            return here
-        if "device_class" not in self.problem.first:
-            found = self.best
-            if found is None:
-                return here
-            best = found.best.cost
-            return best.device_class, best.packages_spanned, best.gpus_away_from_home
-        if not self.ranked:
-            return here
-        nodes = self.ranked[0][1]
-        packages = self.problem.distances.packages_of(nodes)
-        return self.terms.device_class(packages), packages.bit_count(), self.terms.away(nodes)
-
-    def cannot_beat(self, cost: Cost) -> bool:
-        """Whether no split could cost fewer packages, nearer devices or more homes."""
+    def cannot_be_nearer(self, cost: Cost) -> bool:
+        """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
         if cost.gpus_away_from_home:
             return False
-        bound, _ = next(self.candidates.groups(self.terms.device_class), ((), ()))
+        bound, _ = next(self.candidates.groups(self.terms.least_class), ((), ()))
         return bound == (cost.device_class, cost.packages_spanned)
+
+    def cannot_undercut(self, cost: Cost) -> bool:
+        """Whether no split could cost less of what equal cells may not; a few sums."""
+        return cost.nodes_spanned == self.candidates.least_nodes() and self.cannot_be_nearer(cost)
 
     # The rest: the split and the GPUs of one set of nodes.
 
@@ -180,6 +175,11 @@ class _Search:
         least = ranked[0][0]
         tied = [nodes for terms, nodes in ranked if terms == least]
         others = [nodes for _, nodes in ranked[len(tied) :]]
+        if self.problem.even_splits and len(tied) > 1:
+            sizes = {nodes: self.candidates.splits(nodes).sizes for nodes in tied}
+            tied.sort(key=sizes.__getitem__)
+            most = sum(sizes[nodes] == sizes[tied[0]] for nodes in tied)
+            tied, others = tied[:most], tied[most:] + others
         if len(tied) > MOST_WORKED_OUT:
             others = tied[MOST_WORKED_OUT:] + others
             tied = tied[:MOST_WORKED_OUT]
@@ -213,27 +213,27 @@ class _Search:
         ranges = (
             tuple(GroupRange(groups, groups) for groups in fixed)
             if fixed
-            else self.candidates.ranges(positions)
+            else self.candidates.splits(nodes).ranges
         )
-        is_fixed = all(one.least == one.most for one in ranges)
-        split = tuple(one.least for one in ranges) if is_fixed else None
-        selections, is_complete = gpu_choices(self.terms, nodes, split)
-        self.exact &= is_complete
-        if "device_distance" not in problem.rest:
-            return [Choice(0, gpus, ranges) for gpus in selections]
         named = [self.terms.named_rows[node] for node in positions]
-        least: list[tuple[GpuSelection, list[int]]] = []
+        compares = "device_distance" in problem.rest
+        groups = self.terms.home_groups(nodes)
+        asks_gpus = compares and problem.options.count
         nearest: int | None = None
-        for gpus in selections:
-            weights = list(map(add, named, gpus.rows))
-            distance = _least_distance(ranges, weights, problem.groups)
-            if nearest is None or distance < nearest:
-                least, nearest = [], distance
-            if distance == nearest:
-                least.append((gpus, weights))
+        least: list[tuple[GpuSelection, list[int], tuple[GroupRange, ...]]] = []
+        for some, split in _few_splits(ranges, problem.groups) if asks_gpus else ((ranges, None),):
+            selections, is_complete = gpu_choices(self.terms, groups, nodes, positions, split)
+            self.exact &= is_complete
+            for gpus in selections:
+                weights = list(map(add, named, gpus.rows)) if compares else [0] * len(some)
+                distance = _least_distance(some, weights, problem.groups)
+                if nearest is None or distance < nearest:
+                    least, nearest = [], distance
+                if distance == nearest:
+                    least.append((gpus, weights, some))
         return [
-            Choice(nearest or 0, gpus, _nearest(ranges, weights, problem.groups))
-            for gpus, weights in least
+            Choice(nearest or 0, gpus, _nearest(some, weights, problem.groups))
+            for gpus, weights, some in least
         ]
 
     def work_out(self, nodes: int, choices: Sequence[Choice]) -> Placing:
@@ -241,8 +241,7 @@ class _Search:
         lose comes before the terms of the split, so that few splits are compared."""
         problem = self.problem
         positions = tuple(members(nodes))
-        packages = problem.distances.packages_of(nodes)
-        nearness = (self.terms.device_class(packages), self.terms.away(nodes))
+        nearness = (self.terms.device_class(nodes), self.terms.away(nodes))
         chosen = [problem.options.least_lost(gpus.sure, gpus.tied) for _, gpus, _ in choices]
         self.exact &= all(one.is_complete for one in chosen)
         fewest = min((one.link_groups, one.sets_lost) for one in chosen)
@@ -262,14 +261,35 @@ class _Search:
         return min(found, key=self.rest_of)
 
 
+def _few_splits(
+    ranges: tuple[GroupRange, ...], groups: int
+) -> Iterator[tuple[tuple[GroupRange, ...], list[int] | None]]:
+    """The splits one by one where they are few, as ranges and as groups: the GPUs that are nearest
+    to each are known at once, and those that are nearest to one of many are not. Else the ranges as
+    they are, and None."""
+    low = [one.least for one in ranges]
+    wide = [i for i, one in enumerate(ranges) if one.most > one.least]
+    more, step = (groups - sum(low)) // ranges[0].step, ranges[0].step
+    if any(ranges[i].most - low[i] > step for i in wide) or comb(len(wide), more) > MOST_SPLITS:
+        yield ranges, None
+        return
+    lowest = [GroupRange(one, one) for one in low]
+    highest = [GroupRange(one.most, one.most) for one in ranges]
+    for chosen in combinations(wide, more):
+        split, its_ranges = low.copy(), lowest.copy()
+        for i in chosen:
+            split[i], its_ranges[i] = ranges[i].most, highest[i]
+        yield tuple(its_ranges), split
+
+
 def _least_distance(ranges: Sequence[GroupRange], weights: Sequence[int], groups: int) -> int:
     """The least sum of groups times weight."""
     total, left = 0, groups
-    for (least, _), weight in zip(ranges, weights, strict=True):
+    for (least, *_), weight in zip(ranges, weights, strict=True):
         total += least * weight
         left -= least
-    for weight, (least, most) in sorted(zip(weights, ranges, strict=True)) if left else ():
-        more = min(most - least, left)
+    for weight, one in sorted(zip(weights, ranges, strict=True)) if left else ():
+        more = min(one.most - one.least, left)
         total += more * weight
         left -= more
         if not left:
@@ -284,14 +304,14 @@ def _nearest(
     left = groups - sum(one.least for one in ranges)
     if not left:
         return tuple(ranges)
-    narrowed = [GroupRange(one.least, one.least) for one in ranges]
+    narrowed = [one._replace(most=one.least) for one in ranges]
     for weight in sorted(set(weights)):
         if not left:
             break
         here = [i for i, other in enumerate(weights) if other == weight]
         space = sum(ranges[i].most - ranges[i].least for i in here)
         for i in here:
-            narrowed[i] = GroupRange(ranges[i].most, ranges[i].most) if space <= left else ranges[i]
+            narrowed[i] = ranges[i]._replace(least=ranges[i].most) if space <= left else ranges[i]
         left -= min(space, left)
     return tuple(narrowed)
 

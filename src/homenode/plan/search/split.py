@@ -1,19 +1,13 @@
 """Split: how many sibling groups each of the chosen nodes gets, where that is left open."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.problem import SearchProblem, Split
+from homenode.plan.search.supply import are_unequal
 
 MOST_SUMS = 60_000
 """Sums that are compared for one split; beyond, the even split is used."""
-
-
-class GroupRange(NamedTuple):
-    """At least and at most so many groups on a node."""
-
-    least: int
-    most: int
 
 
 def least_split(
@@ -21,28 +15,50 @@ def least_split(
 ) -> tuple[Split, bool]:
     """(the split within these ranges of least cost, whether all were compared).
 
-    Cores outside isolcpus first, then LLCs, then huge pages to reserve, then evenness; of equals
-    the one with the larger parts on the lower nodes.
+    Cores outside isolcpus first, then LLCs, then as many groups on each of them, then huge pages to
+    reserve, then evenness; of equals the one with the larger parts on the lower nodes.
     """
     left = problem.groups - sum(one.least for one in ranges)
     even = _even(ranges, left)
     if not left or sum(one.most > one.least for one in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
-    if _sums(problem, nodes, even) == _bound(problem, nodes):
+    sums = _sums(problem, nodes, even)
+    if not sums[2] and (*sums[:2], sums[3]) == _bound(problem, nodes):
         return tuple(zip(nodes, even, strict=True)), True
-    work = sum(one.most - one.least + 1 for one in ranges) * (left + 1)
+    every = [tuple(range(one.least, one.most + 1, one.step)) for one in ranges]
+    work = sum(map(len, every)) * (left + 1)
     if work > MOST_SUMS:
         return tuple(zip(nodes, even, strict=True)), False
-    # groups beyond the least -> (unisolated, LLCs, short pages, squares, negated split)
-    best: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {0: (0, 0, 0, 0, ())}
-    for node, one in zip(nodes, ranges, strict=True):
-        following: dict[int, tuple[int, int, int, int, tuple[int, ...]]] = {}
-        for groups in range(one.least, one.most + 1):
+    by_size = [_by_size(problem, node, some) for node, some in zip(nodes, every, strict=True)]
+    sizes = sorted(set(by_size[0]).intersection(*by_size[1:]))
+    alike = [_least(problem, nodes, [one[size] for one in by_size]) for size in sizes]
+    best = min(
+        (unisolated, llcs, unequal, short, squares, split)
+        for unequal, ways in enumerate((alike, [_least(problem, nodes, every)]))
+        for unisolated, llcs, short, squares, split in filter(None, ways)
+    )
+    return tuple(zip(nodes, (-groups for groups in best[-1]), strict=True)), True
+
+
+_Sums = tuple[int, int, int, int, tuple[int, ...]]
+"""Unisolated, LLCs, short pages, squares, negated split."""
+
+
+def _least(
+    problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
+) -> _Sums | None:
+    """The least sums where each node gets one of these numbers of groups, None where no way comes
+    to the groups of the VM."""
+    rest = [sum(min(some) for some in choices[i + 1 :]) for i in range(len(choices))]
+    best: dict[int, _Sums] = {0: (0, 0, 0, 0, ())}
+    for node, some, later in zip(nodes, choices, rest, strict=True):
+        following: dict[int, _Sums] = {}
+        for groups in some:
             cost = problem.cost_of(node, groups)
             short = problem.short_pages(node, groups)
             for used, value in best.items():
-                more = used + groups - one.least
-                if more > left:
+                more = used + groups
+                if more + later > problem.groups:
                     continue
                 candidate = (
                     value[0] + cost.unisolated,
@@ -54,7 +70,17 @@ def least_split(
                 if more not in following or candidate < following[more]:
                     following[more] = candidate
         best = following
-    return tuple(zip(nodes, (-groups for groups in best[left][4]), strict=True)), True
+    return best.get(problem.groups)
+
+
+def _by_size(problem: SearchProblem, node: int, numbers: Sequence[int]) -> dict[int, list[int]]:
+    """Those of these numbers of groups that give as many to each LLC, by how many these are."""
+    found: dict[int, list[int]] = {}
+    for groups in numbers:
+        size = problem.cost_of(node, groups).per_llc
+        if size:
+            found.setdefault(size, []).append(groups)
+    return found
 
 
 def _even(ranges: Sequence[GroupRange], left: int) -> tuple[int, ...]:
@@ -62,29 +88,32 @@ def _even(ranges: Sequence[GroupRange], left: int) -> tuple[int, ...]:
     split = [one.least for one in ranges]
     if not left:
         return tuple(split)
+    step = ranges[0].step
     total = sum(split) + left
-    low, high = min(split), max(one.most for one in ranges)
+    low, high = min(split) // step, max(one.most for one in ranges) // step
     while low < high:
         level = (low + high + 1) // 2
-        if sum(min(max(one.least, level), one.most) for one in ranges) <= total:
+        if sum(min(max(one.least, level * step), one.most) for one in ranges) <= total:
             low = level
         else:
             high = level - 1
+    low *= step
     split = [min(max(one.least, low), one.most) for one in ranges]
     over = total - sum(split)
     for i, one in enumerate(ranges):
         if over and split[i] == low and split[i] < one.most:
-            split[i] += 1
-            over -= 1
+            split[i] += step
+            over -= step
     return tuple(split)
 
 
 def _sums(
     problem: SearchProblem, nodes: Sequence[int], split: Sequence[int]
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
+    """Unisolated, LLCs, whether these are unequal, short pages."""
     costs = [problem.cost_of(node, groups) for node, groups in zip(nodes, split, strict=True)]
     short = sum(problem.short_pages(node, n) for node, n in zip(nodes, split, strict=True))
-    return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), short
+    return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), are_unequal(costs), short
 
 
 def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]:

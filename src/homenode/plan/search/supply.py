@@ -2,11 +2,17 @@
 
 A sibling group is what one guest core gets: one PU of a core, or several. The tiers of a node are
 used in order, each to its end before the next: performance cores before efficiency cores,
-and of either the isolated ones (isolcpus, nohz_full) first. Within a tier: the LLCs that are in use
-already, then the fewest further LLCs, of those the tightest.
+and of either the isolated ones (isolcpus, nohz_full) first. Of the last tier: the fewest further
+LLCs; where these allow it, as many groups of each LLC in use; else the LLCs that are in use already
+to their ends, then the tightest.
+
+Where PUs are counted and not cores, each core gives a group before any gives its second: whole
+cores first, then those of which others have a part. Second groups are shared out over the LLCs.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -166,21 +172,27 @@ def _node_cores(position: int, node: NumaNode, shaped: list[tuple[int, CoreShape
     return NodeCores(position, node.index, node.pus, tuple(shaped), tuple(counts.values()))
 
 
+Rank = tuple[int, bool, bool]
+"""Order of use of a tier: turn of its cores, efficiency cores, cores that are not isolated."""
+
+
 class SiblingGroup(NamedTuple):
-    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending."""
+    """PUs for one guest core, as bits; one vCPU is pinned to each, ascending. core: the lowest PU
+    of its core that is free, as a bit."""
 
     pus: int
+    core: int
     llc: int
     package: PackageIndex
     kind: CoreKind | None
-    isolated: bool
+    rank: Rank
 
 
 class Grouping(NamedTuple):
     """What a sibling group is: `threads` siblings of a core of these kinds.
 
-    counts_pus: of the free PUs of any core, and several groups of one core; else one group of each
-    free whole core that has enough PUs.
+    counts_pus: of the free PUs of any core, and several groups of one core, turn by turn; else one
+    group of each free whole core that has enough PUs.
     """
 
     threads: int
@@ -199,33 +211,45 @@ class Grouping(NamedTuple):
         for core in cores:
             if core.kind not in self.kinds or not (self.counts_pus or core.whole):
                 continue
-            free = core.free
+            free, number = core.free, 0
+            first = free & -free
             while free.bit_count() >= self.threads:
                 pus = lowest(free, self.threads)
-                yield SiblingGroup(pus, core.llc, core.package, core.kind, core.isolated)
+                rank = _rank(core, number)
+                yield SiblingGroup(pus, first, core.llc, core.package, core.kind, rank)
                 if not self.counts_pus:
                     break
                 free &= ~pus
+                number += 1
 
 
 class Tier(NamedTuple):
     """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use."""
 
-    rank: tuple[bool, bool]
+    rank: Rank
     total: int
     llcs: tuple[tuple[int, int], ...]
 
     @property
     def isolated(self) -> bool:
-        return not self.rank[1]
+        return not self.rank[2]
 
 
 class AllocationCost(NamedTuple):
-    """How many groups are not isolated, and the LLCs and packages in use, for so many groups."""
+    """How many groups are not isolated, and the LLCs and packages in use, for so many groups.
+
+    per_llc: groups on each of these LLCs; 0 where they cannot have as many each.
+    """
 
     unisolated: int
     llcs: int
     packages: int
+    per_llc: int
+
+
+def are_unequal(costs: Sequence[AllocationCost]) -> int:
+    """0 where all LLCs of these allocations get as many groups, else 1."""
+    return int(not costs[0].per_llc or len({cost.per_llc for cost in costs}) > 1)
 
 
 class Part(NamedTuple):
@@ -235,16 +259,16 @@ class Part(NamedTuple):
     total: int
     tiers: tuple[Tier, ...]
 
-    def draw(self, wanted: int) -> dict[tuple[tuple[bool, bool], int], int]:
+    def draw(self, wanted: int) -> dict[tuple[Rank, int], int]:
         """Groups of each tier's LLCs for so many in all, by the rule of this module. `wanted` is
         at most total."""
-        drawn: dict[tuple[tuple[bool, bool], int], int] = {}
-        used: set[int] = set()
+        drawn: dict[tuple[Rank, int], int] = {}
+        used: dict[int, int] = {}
         left = wanted
         for tier in self.tiers:
             if left >= tier.total:
                 for llc, groups in tier.llcs:
-                    used.add(llc)
+                    used[llc] = used.get(llc, 0) + groups
                     drawn[tier.rank, llc] = groups
                 left -= tier.total
                 continue
@@ -252,6 +276,19 @@ class Part(NamedTuple):
             inside = [one for one in tier.llcs if one[0] in used]
             here = sum(groups for _, groups in inside)
             tightest = fewest([groups for _, groups in outside], left - here)
+            each = _per_llc(wanted, len(used) + len(tightest), used, tier)
+            if each:
+                wide = sorted((groups, llc) for llc, groups in outside if groups >= each)
+                for llc, _ in inside:
+                    drawn[tier.rank, llc] = each - used[llc]
+                for _, llc in wide[: len(tightest)]:
+                    drawn[tier.rank, llc] = each
+                break
+            if tier.rank[0] >= _SECOND:
+                parts = even_parts([groups for _, groups in tier.llcs], left)
+                for (llc, _), groups in zip(tier.llcs, parts, strict=True):
+                    drawn[tier.rank, llc] = groups
+                break
             for llc, groups in (*inside, *(outside[i] for i in tightest)):
                 drawn[tier.rank, llc] = min(left, groups)
                 left -= min(left, groups)
@@ -260,15 +297,18 @@ class Part(NamedTuple):
 
     def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
         """What draw() would come to, without drawing."""
-        used: set[int] = set()
+        used: dict[int, int] = {}
         unisolated, left, extra = 0, wanted, 0
+        last: Tier | None = None
         for tier in self.tiers:
             if hosts_isolation and not tier.isolated:
                 unisolated += min(left, tier.total)
             if left >= tier.total:
-                used.update(llc for llc, _ in tier.llcs)
+                for llc, groups in tier.llcs:
+                    used[llc] = used.get(llc, 0) + groups
                 left -= tier.total
                 continue
+            last = tier
             left -= sum(groups for llc, groups in tier.llcs if llc in used)
             rest = (groups for llc, groups in tier.llcs if llc not in used)
             for count in sorted(rest, reverse=True):
@@ -277,7 +317,21 @@ class Part(NamedTuple):
                 left -= count
                 extra += 1
             break
-        return AllocationCost(unisolated, len(used) + extra, 1)
+        llcs = len(used) + extra
+        return AllocationCost(unisolated, llcs, 1, _per_llc(wanted, llcs, used, last))
+
+
+def _per_llc(wanted: int, llcs: int, used: Mapping[int, int], tier: Tier | None) -> int:
+    """Groups on each LLC where so many LLCs can have as many each, else 0. used: groups of earlier
+    tiers on each LLC, which stay; tier: what the others come from, None = there are none."""
+    each, rest = divmod(wanted, llcs) if llcs else (0, 0)
+    if rest:
+        return 0
+    sizes = dict(() if tier is None else tier.llcs)
+    if any(not groups <= each <= groups + sizes.get(llc, 0) for llc, groups in used.items()):
+        return 0
+    wide = sum(groups >= each for llc, groups in sizes.items() if llc not in used)
+    return each if len(used) + wide >= llcs else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,23 +349,32 @@ class Supply:
     whole_cores: int
 
     def allocate(self, wanted: int) -> tuple[SiblingGroup, ...]:
-        """That many groups, by LLC and PU."""
+        """That many groups, by LLC and PU; LLCs of which more is drawn first, so that what is not
+        filled comes last."""
         part = self._part(wanted)
         left = part.draw(wanted)
+        of_llc = Counter[int]()
+        for (_, llc), groups in left.items():
+            of_llc[llc] += groups
         chosen = []
         for group in self.grouping.groups(self.cores.cores):
-            key = (_rank(group.kind, group.isolated), group.llc)
+            key = (group.rank, group.llc)
             if part.package in (None, group.package) and left.get(key):
                 left[key] -= 1
                 chosen.append(group)
-        return tuple(sorted(chosen, key=lambda g: (_is_weak(g.kind), g.llc, g.pus & -g.pus)))
+
+        def place(group: SiblingGroup) -> tuple[bool, int, int, int, int]:
+            weak = _is_weak(group.kind)
+            return weak, -of_llc[group.llc], group.llc, group.core, group.pus & -group.pus
+
+        return tuple(sorted(chosen, key=place))
 
     def cost(self, wanted: int, hosts_isolation: bool) -> AllocationCost:
         part = self._part(wanted)
         found = part.cost(wanted, hosts_isolation)
         if part is self.whole and len(self.parts) > 1:
             packages = len({group.package for group in self.allocate(wanted)})
-            return AllocationCost(found.unisolated, found.llcs, packages)
+            return found._replace(packages=packages)
         return found
 
     def _part(self, wanted: int) -> Part:
@@ -322,9 +385,9 @@ class Supply:
         if not fitting:
             return self.whole
 
-        def tightness(part: Part) -> tuple[int, int, int]:
+        def tightness(part: Part) -> tuple[int, int, bool, int]:
             found = part.cost(wanted, True)
-            return found.unisolated, found.llcs, part.total
+            return found.unisolated, found.llcs, not found.per_llc, part.total
 
         return min(fitting, key=tightness)
 
@@ -332,11 +395,11 @@ class Supply:
 def supply(cores: NodeCores, grouping: Grouping) -> Supply:
     """What the node can give in such groups."""
     counts = [
-        (shape, count * each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
+        (shape, count, each) for shape, count in cores.shapes if (each := grouping.of_core(shape))
     ]
     whole = _part(None, counts)
     parts: tuple[Part, ...] = (whole,)
-    packages = {shape.package for shape, _ in counts}
+    packages = {shape.package for shape, *_ in counts}
     if len(packages) > 1:
         parts = tuple(
             _part(package, [one for one in counts if one[0].package == package])
@@ -366,20 +429,44 @@ def _is_weak(kind: CoreKind | None) -> bool:
     return kind is CoreKind.EFFICIENCY
 
 
-def _rank(kind: CoreKind | None, isolated: bool) -> tuple[bool, bool]:
-    return _is_weak(kind), not isolated
+_SECOND = 2
+"""The turn in which whole cores give their second group."""
 
 
-def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int]]) -> Part:
-    tiers: dict[tuple[bool, bool], dict[int, int]] = {}
-    for shape, count in counts:
-        tier = tiers.setdefault(_rank(shape.kind, shape.isolated), {})
-        tier[shape.llc] = tier.get(shape.llc, 0) + count
+def _rank(core: FreeCore | CoreShape, number: int) -> Rank:
+    """Of a core's group of that number, from 0."""
+    return 2 * number + (not core.whole), _is_weak(core.kind), not core.isolated
+
+
+def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
+    """counts: shape of cores, how many there are, groups of each."""
+    tiers: dict[Rank, dict[int, int]] = {}
+    for shape, count, each in counts:
+        for number in range(each):
+            tier = tiers.setdefault(_rank(shape, number), {})
+            tier[shape.llc] = tier.get(shape.llc, 0) + count
     made = [
         Tier(rank, sum(tiers[rank].values()), tuple(sorted(tiers[rank].items())))
         for rank in sorted(tiers)
     ]
     return Part(package, sum([tier.total for tier in made]), tuple(made))
+
+
+def even_parts(limits: Sequence[int], wanted: int) -> tuple[int, ...]:
+    """Parts that come to `wanted`, as even as these limits allow; the extra ones on the first.
+
+    >>> even_parts((8, 1, 8), 8), even_parts((4, 4), 8)
+    ((4, 1, 3), (4, 4))
+    """
+    levels = range(max(limits, default=0) + 1)
+    level = bisect_right(levels, wanted, key=lambda one: sum([min(one, n) for n in limits])) - 1
+    parts = [min(level, limit) for limit in limits]
+    left = wanted - sum(parts)
+    for i, limit in enumerate(limits):
+        if left and limit > level:
+            parts[i] += 1
+            left -= 1
+    return tuple(parts)
 
 
 def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:

@@ -1,6 +1,9 @@
 """Assemble: the guest's shape on a placement, and with it the whole Plan."""
 
+from collections import Counter
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -11,24 +14,24 @@ from homenode.pci import PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import mediated_gaps, parts_at
 from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
+from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
 from homenode.plan.search.allocations import uuid_of_device
+from homenode.plan.search.ladder import Concession
 from homenode.plan.shape.aperture import ApertureChoice, aperture
-from homenode.plan.shape.caches import guest_cache, llc_runs
+from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
 from homenode.plan.shape.guest_numa import guest_memory, page_size
-from homenode.plan.shape.guest_topology import guest_topology
+from homenode.plan.shape.guest_topology import guest_topology, may_share_sockets
 from homenode.plan.shape.initiators import initiator_cells
 from homenode.plan.shape.memory_devices import device_bytes_of_cells
+from homenode.plan.shape.numbering import numbering, offline_vcpus, without_online
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
-
-SHARED_CORES = "vcpus-share-cores"
-"""Id of the finding that vCPUs share cores. Source of its figures: xapi-project/xen-api#6763."""
+from homenode.wording import plural
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
 """More vCPUs need a vIOMMU with extended interrupt mode. Source: libvirt domain XML, <iommu>."""
@@ -41,17 +44,24 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     Unplannable where the guest's PCI space does not suffice.
     """
     layout = request.layout
-    memory = guest_memory(host, request, placement)
+    numbers = numbering(request, placement, may_share_sockets=may_share_sockets(host, request))
+    placement = numbers.placement
+    memory = guest_memory(host, request, placement, numbers.cells)
     cells = memory.cells
     vcpus = sum(len(cell.vcpus) for cell in cells)
+    offline = offline_vcpus(request, vcpus)
 
-    runs = llc_runs(host, placement, cells)
+    llcs = shared_llcs(host, placement.vcpu_pins) if placement.vcpu_pins else None
     is_x86 = request.guest.architecture == "x86_64"
-    dies = runs.dies_per_cell if runs is not None and is_x86 else 1
-    counts = tuple(len(cell.vcpus) for cell in cells)
-    packages = _package_vcpus(host, placement)
-    shape = guest_topology(host, request, counts, placement.threads_per_core, dies, packages)
-    cache = guest_cache(host, request, placement, shape.topology, runs)
+    shape = guest_topology(
+        host,
+        request,
+        numbers,
+        llc_vcpus=llcs.run_vcpus if llcs is not None and is_x86 else 0,
+        package_vcpus=_package_vcpus(host, placement),
+        shares_llc=llcs is not None and llcs.cross(numbers.cells),
+    )
+    cache = guest_cache(host, request, placement, shape.topology, llcs)
 
     by_bdf = {} if host is None else host.device_at
     pcie = _pcie(host, by_bdf, request, placement)
@@ -82,7 +92,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         cells=initiators.cells,
         topology=shape.topology,
         cache=cache.cache,
-        topoext=shape.topoext,
+        topoext=cache.topoext,
         memory_mode=mode,
         memory_nodes=nodes,
         devices=devices,
@@ -99,6 +109,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *placement.findings,
             *_shared_cores(host, request, placement),
             *memory.findings,
+            *without_online(numbers.cells, offline),
             *shape.findings,
             *cache.findings,
             *(() if pcie is None else pcie.findings),
@@ -130,6 +141,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             for one in request.guest.hostdevs
             if one.uuid is not None and one.uuid not in {device.uuid for device in devices}
         ),
+        objective=request.objective,
     )
 
 
@@ -276,24 +288,46 @@ def _binding(
 def _shared_cores(
     host: Host | None, request: GuestRequest, placement: Placement
 ) -> tuple[PlanFinding, ...]:
-    """What memory-first costs where vCPUs share cores, unless the placement says it already."""
-    known = any(finding.id == SHARED_CORES for finding in placement.findings)
-    if host is None or request.policy is not Policy.MEMORY_FIRST or known:
+    """The cores that run several vCPUs, where the VM gave up whole cores or the policy does not
+    count them, and what that costs."""
+    gave_up = Concession.SHARED_CORES in placement.concessions
+    counts_pus = request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+    if host is None or not (gave_up or counts_pus):
         return ()
-    core_of = {pu: core.index for core in host.cores for pu in core.pus}
-    cores = [core_of.get(pu) for pins in placement.vcpu_pins if len(pins) == 1 for pu in pins]
-    shared = sum(cores.count(core) > 1 for core in set(cores))
+    cores = [core.pus.bits for core in host.cores]
+    vcpus_on = Counter(pins.bits for pins in placement.vcpu_pins)
+    pus = CpuSet.from_bits(reduce(or_, vcpus_on, 0))
+    own = [core for core in cores if core & pus.bits]
+    vcpus = len(placement.vcpu_pins)
+    if request.layout.pinning is Pinning.NODE:
+        shared = [
+            core
+            for pins, count in vcpus_on.items()
+            if count > sum(bool(core & pins) for core in own)
+            for core in own
+            if core & pins
+        ]
+        where = f"they float over {plural(len(own), 'core')}, and while all are busy some share one"
+    else:
+        shared = [core for core in own if sum(n for p, n in vcpus_on.items() if p & core) > 1]
+        where = f"{plural(len(shared), 'core')} of {len(own)} run several"
     if not shared:
         return ()
+    floats = request.layout.pinning is Pinning.NODE
+    fix = (
+        f"lower vcpus to {len(own)}, or free cores"
+        + ("" if floats else "; with --pinning node vCPUs share cores only while all are busy")
+        if gave_up
+        else "take the policy cores-first, which counts whole cores"
+    )
     return (
         PlanFinding(
-            id=SHARED_CORES,
+            id="vcpus-share-cores",
             severity="warning",
-            subject=f"policy {request.policy}",
-            detail=f"{shared} core{'s run' if shared > 1 else ' runs'} several vCPUs: 40 to "
-            "75 % less CPU "
-            "throughput was published for VMs that are packed so onto one node",
-            fix="take the policy cores-first, which counts whole cores",
+            subject=f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
+            detail=f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are 40 "
+            "to 75 % slower than on whole cores (published for VMs that XAPI packs onto one node)",
+            fix=fix,
         ),
     )
 

@@ -1,104 +1,176 @@
-"""Guest caches: what the guest is shown must be true, so dies follow LLCs where that can be said.
+"""Guest caches: what a guest is told of its L3 is true, or it is told of none.
 
-Source: libvirt domain XML, <cpu><cache>: passthrough shows the host's CPUID leaves as they are
-(host-passthrough and maximum only), emulate shows one L3 a die. QEMU target/i386/cpu.c: the L3 of
-leaf 4 and leaf 0x8000001D is shared by the threads of a die. Booted under QEMU 7.2 without KVM,
-Linux 6.1 on an Intel model had one L3 a die; on EPYC-Milan, with 2 sockets of 2 dies, one a socket.
+What QEMU lists and what Linux makes of it. Intel, leaf 4: the emulated L3 is shared by the APIC ids
+of a die; without it there is none. AMD with topoext, leaf 0x8000001D: shared by the threads of a
+die; QEMU lists an L3 there even with l3-cache=off, and Linux then takes the socket for it. AMD
+without topoext, leaf 0x80000006: shared by the socket; with l3-cache=off there is none. Zen 1 and
+Hygon: eight APIC ids, whatever the leaf says. With host-cache-info the host's leaf: so many of the
+guest's APIC ids, on Intel at most a socket. Without <cache>, the emulated L3.
+
+Source: cpu_x86_cpuid in QEMU's target/i386/cpu.c (7.2, 10.0); cacheinfo_amd_init_llc_id,
+amd_detect_cmp and __cache_cpumap_setup in Linux 6.1 and 6.12; each booted, AMD's topoext forced on
+an emulated CPU (tests/verify/test_caches_boot.py).
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from homenode.cpuset import CpuSet, PuIndex
+from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.layout import GuestCells
-from homenode.plan.model import GuestCache, GuestTopology, PlanFinding, PlannedCell
+from homenode.plan.guest import Guest
+from homenode.plan.model import GuestCache, GuestTopology, PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.shape.guest_topology import AMD_VENDORS
-from homenode.topology import Host
+from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
+from homenode.topology import Host, Llc
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""
 
+_WITH_TOPOEXT = ("EPYC", "Dhyana")
+"""Models that bring the feature along. Source: builtin_x86_defs in QEMU's target/i386/cpu.c."""
+
+_OF_ZEN_1 = frozenset({"EPYC", "EPYC-IBPB", "Dhyana"})
+_ZEN_FAMILY, _LAST_ZEN_1_MODEL, _ZEN_1_BITS = 0x17, 0x1F, 3
+
+Groups = tuple[CpuSet, ...]
+"""Sets of vCPUs that share a cache, by their first vCPU."""
+
 
 @dataclass(frozen=True, slots=True)
-class LlcRuns:
-    """LLCs under the vCPUs. runs[cell]: (LLC, vCPUs) in vCPU order, one entry a run."""
+class GuestCpu:
+    """What decides how a Linux guest reads its L3.
 
-    runs: tuple[tuple[tuple[LlcIndex, int], ...], ...]
+    is_amd: by its CPUID vendor; None = not known. has_topoext: the feature is on. llc_bits: APIC
+    ids of an LLC as bits, where the kernel asks no leaf for it.
+    """
 
-    @property
-    def dies_per_cell(self) -> int:
-        """LLCs of each cell where all have equally many of equal size, else 1."""
-        shapes = {(len(cell), *{count for _, count in cell}) for cell in self.runs}
-        if len(shapes) != 1:
-            return 1
-        shape = shapes.pop()
-        return shape[0] if len(shape) == 2 and not self.split_llcs else 1
-
-    def follow_dies(self, die_vcpus: int) -> bool:
-        """Each die of so many vCPUs lies on one LLC, and no cell has two dies on the same one."""
-        llcs = [llc for cell in self.runs for llc, count in cell for _ in range(count)]
-        dies = [llcs[start : start + die_vcpus] for start in range(0, len(llcs), die_vcpus)]
-        if any(len(set(die)) > 1 for die in dies):
-            return False
-        end = 0
-        for cell in self.runs:
-            start, end = end, end + sum(count for _, count in cell)
-            inside = [dies[i][0] for i in range(-(-start // die_vcpus), end // die_vcpus)]
-            if len(set(inside)) < len(inside):
-                return False
-        return True
-
-    @property
-    def split_llcs(self) -> tuple[LlcIndex, ...]:
-        """LLCs that come twice in the vCPU order, in one cell or in two."""
-        seen: set[LlcIndex] = set()
-        twice: set[LlcIndex] = set()
-        for cell in self.runs:
-            for llc, _ in cell:
-                (twice if llc in seen else seen).add(llc)
-        return tuple(sorted(twice))
+    is_amd: bool | None
+    has_topoext: bool
+    llc_bits: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class CacheChoice:
-    """What the guest is shown of its L3, and what remains unsaid."""
+    """What the guest is shown of its L3, and what remains to be said.
+
+    topoext: True = the guest needs the feature; False = it must not have it; None = as it was.
+    """
 
     cache: GuestCache
+    topoext: bool | None
     findings: tuple[PlanFinding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
 
-def llc_runs(
-    host: Host | None, placement: Placement, cells: tuple[PlannedCell, ...]
-) -> LlcRuns | None:
-    """LLCs in vCPU order for each cell; None if an LLC is unknown or a vCPU spans several."""
-    if host is None or not placement.vcpu_pins:
+@dataclass(frozen=True, slots=True)
+class SharedLlcs:
+    """The LLCs under the vCPUs. groups: vCPUs of each; llcs: their indices, in the same order."""
+
+    groups: Groups
+    llcs: tuple[LlcIndex, ...]
+
+    @property
+    def run_vcpus(self) -> int:
+        """vCPUs of each LLC where all have as many, with consecutive numbers; else 0."""
+        sizes = {len(group) for group in self.groups}
+        runs = all(group == CpuSet(range(min(group), max(group) + 1)) for group in self.groups)
+        return sizes.pop() if runs and len(sizes) == 1 else 0
+
+    def cross(self, cells: tuple[CpuSet, ...]) -> bool:
+        """Whether an LLC has vCPUs of several cells."""
+        return any(
+            group - cell and not group.isdisjoint(cell) for group in self.groups for cell in cells
+        )
+
+
+def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlcs | None:
+    """LLCs of pinned vCPUs; None where one is unknown, or a vCPU is not kept to one."""
+    if host is None:
         return None
-    llcs: list[LlcIndex] = []
-    for pins in placement.vcpu_pins:
-        first = None if (index := pins.first()) is None else host.pu_at.get(index)
-        llc = None if first is None else first.llc
-        if llc is None or (len(pins) > 1 and any(_llc_of(host, pu) != llc for pu in pins)):
+    found: dict[LlcIndex, list[int]] = {}
+    for vcpu, pin in enumerate(pins):
+        known = {pu.llc if (pu := host.pu_at.get(index)) else None for index in pin or ()}
+        llc = known.pop() if len(known) == 1 else None
+        if llc is None:
             return None
-        llcs.append(llc)
-    runs: list[tuple[tuple[LlcIndex, int], ...]] = []
-    for cell in cells:
-        counted: list[tuple[LlcIndex, int]] = []
-        for vcpu in cell.vcpus:
-            if counted and counted[-1][0] == llcs[vcpu]:
-                counted[-1] = (llcs[vcpu], counted[-1][1] + 1)
-            else:
-                counted.append((llcs[vcpu], 1))
-        runs.append(tuple(counted))
-    return LlcRuns(tuple(runs))
+        found.setdefault(llc, []).append(vcpu)
+    return SharedLlcs(tuple(map(CpuSet, found.values())), tuple(found))
 
 
-def _llc_of(host: Host, index: PuIndex) -> LlcIndex | None:
-    pu = host.pu_at.get(index)
-    return None if pu is None else pu.llc
+def guest_cpu(host: Host, guest: Guest, topoext: bool | None = None) -> GuestCpu:
+    """The CPU of a guest on this host. topoext: whether the feature is on; None = as the document
+    has it."""
+    vendor = host.cpu.vendor
+    is_amd = None if vendor is None else vendor in AMD_VENDORS
+    named = guest.cpu_model if guest.cpu_mode == "custom" else None
+    if topoext is None:
+        topoext = guest.topoext
+    if topoext is None:
+        topoext = guest.cpu_mode == "host-model" or (named or "").startswith(_WITH_TOPOEXT)
+    family, model = host.cpu.family, host.cpu.model
+    is_zen_1 = vendor == "HygonGenuine" or (
+        family == _ZEN_FAMILY and model is not None and model <= _LAST_ZEN_1_MODEL
+    )
+    if named is not None:
+        is_zen_1 = named in _OF_ZEN_1
+    if guest.domain_type == "qemu":  # an emulated CPU: its model's vendor, and no topoext
+        is_amd = named is None or named.startswith(("EPYC", "Dhyana", "Opteron", "phenom", "qemu"))
+        topoext = False
+    return GuestCpu(is_amd, topoext, _ZEN_1_BITS if is_zen_1 else None)
+
+
+def told_l3(
+    cache: GuestCache, topology: GuestTopology, cpu: GuestCpu, host_threads: int | None = None
+) -> Groups | None:
+    """vCPUs that a Linux guest takes to share each L3; () where it is shown none, None where that
+    is not known. host_threads: PUs of each of the host's LLCs, for caches that are passed through.
+
+    >>> zen = GuestCpu(is_amd=True, has_topoext=True, llc_bits=None)
+    >>> told_l3(GuestCache.EMULATED, GuestTopology(1, 2, 2, 1), zen)
+    (CpuSet('0-1'), CpuSet('2-3'))
+    >>> told_l3(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), zen)
+    (CpuSet('0-3'),)
+    >>> told_l3(GuestCache.DISABLED, GuestTopology(1, 2, 2, 1), replace(zen, has_topoext=False))
+    ()
+    """
+    if cpu.is_amd is None:
+        ways = {
+            told_l3(cache, topology, replace(cpu, is_amd=is_amd), host_threads)
+            for is_amd in (True, False)
+        }
+        return ways.pop() if len(ways) == 1 else None
+    is_passed = cache is GuestCache.PASSTHROUGH
+    if is_passed and host_threads is None:
+        return None
+    if cache is GuestCache.DISABLED and not (cpu.is_amd and cpu.has_topoext):
+        return ()
+    per_die = topology.cores * topology.threads
+    per_socket = per_die * topology.dies
+    if cpu.is_amd:
+        if not cpu.has_topoext or cache is GuestCache.DISABLED:
+            return _grouped(topology, lambda vcpu: vcpu // per_socket)
+        threads = host_threads if is_passed and host_threads else per_die
+        bits = _bits(threads) if cpu.llc_bits is None else cpu.llc_bits
+        return _grouped(topology, lambda vcpu: _apic_id(topology, vcpu) >> bits)
+    if is_passed and host_threads is not None:
+        if 1 << _bits(host_threads) > per_socket:
+            return _grouped(topology, lambda vcpu: vcpu // per_socket)
+        return _grouped(topology, lambda vcpu: _apic_id(topology, vcpu) >> _bits(host_threads))
+    return _grouped(topology, lambda vcpu: vcpu // per_die)
+
+
+def stated_topology(guest: Guest, vcpus: int) -> GuestTopology:
+    """The document's topology; without one libvirt makes each vCPU a socket."""
+    stated = None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology)
+    return stated if stated and stated.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
+
+
+def stated_cache(guest: Guest) -> GuestCache:
+    """What the document's <cache> says; without one QEMU emulates an L3."""
+    known = {str(cache): cache for cache in GuestCache if cache is not GuestCache.AS_IT_WAS}
+    return known.get(guest.cpu_cache or "", GuestCache.EMULATED)
 
 
 def guest_cache(
@@ -106,68 +178,120 @@ def guest_cache(
     request: GuestRequest,
     placement: Placement,
     topology: GuestTopology | None,
-    runs: LlcRuns | None,
+    shared: SharedLlcs | None,
 ) -> CacheChoice:
-    """What to show the guest. A flat guest and other architectures stay as they were."""
-    guest = request.guest
-    if (
-        host is None
-        or topology is None
-        or guest.architecture != "x86_64"
-        or request.layout.cells is GuestCells.FLAT
-        or guest.cpu_mode is None
-    ):
-        return CacheChoice(GuestCache.AS_IT_WAS)
-    if runs is None:
-        gap = Gap("guest L3", "the LLCs under the vCPUs are not known: left as it was")
-        return CacheChoice(GuestCache.AS_IT_WAS, gaps=(gap,))
-    if not runs.follow_dies(topology.cores * topology.threads):
-        return CacheChoice(GuestCache.AS_IT_WAS, findings=(_not_mirrored(runs),))
-    if guest.cpu_mode in PASSTHROUGH_MODES and _equals_host(host, placement, runs):
-        return CacheChoice(GuestCache.PASSTHROUGH)
-    gaps: list[Gap] = []
-    if runs.split_llcs:
-        names = ", ".join(map(str, runs.split_llcs))
-        gaps.append(
-            Gap("guest L3", f"LLC {names} serves several cells; the guest is shown one L3 for each")
-        )
-    if topology.dies > 1 and (host.cpu.vendor is None or host.cpu.vendor in AMD_VENDORS):
-        gaps.append(
-            Gap(
-                "guest L3",
-                f"the guest is shown {topology.dies} dies a socket, one for each LLC, but Linux "
-                "6.1 on an AMD model under QEMU 7.2 takes each socket for one L3 all the same",
-            )
-        )
-    return CacheChoice(GuestCache.EMULATED, gaps=tuple(gaps))
-
-
-def _equals_host(host: Host, placement: Placement, runs: LlcRuns) -> bool:
-    """Every LLC under the guest is wholly its own, and its siblings are all shown."""
-    if runs.split_llcs:
-        return False
-    bits = 0
-    for pins in placement.vcpu_pins:
-        if len(pins) != 1 or pins.bits & bits:
-            return False
-        bits |= pins.bits
-    used = CpuSet.from_bits(bits)
-    whole = all(llc.pus <= used or llc.pus.isdisjoint(used) for llc in host.llcs)
-    threads = {len(core.pus) for core in host.cores if not core.pus.isdisjoint(used)}
-    return whole and threads == {placement.threads_per_core}
-
-
-def _not_mirrored(runs: LlcRuns) -> PlanFinding:
-    shown = "; ".join(
-        f"cell {i}: " + ", ".join(f"{count} on LLC {llc}" for llc, count in cell)
-        for i, cell in enumerate(runs.runs)
+    """What to show a guest with this topology (None = the document's stays). Where nothing is
+    pinned, and on other architectures, which have no such setting, it stays as it was."""
+    guest, pins = request.guest, placement.vcpu_pins
+    is_x86 = guest.architecture == "x86_64"
+    vendor = None if host is None else host.cpu.vendor
+    # Without siblings the guest can do without it, and libvirt takes it only with a CPU model.
+    can_say = guest.cpu_mode is not None or (topology is not None and topology.threads > 1)
+    wanted = True if vendor in AMD_VENDORS and is_x86 and can_say and topology else None
+    if host is None or not is_x86 or not pins:
+        return CacheChoice(GuestCache.AS_IT_WAS, wanted)
+    shape = topology or stated_topology(guest, len(pins))
+    threads = llc_threads(host, shared)
+    if topology is None:
+        stated = told_l3(stated_cache(guest), shape, guest_cpu(host, guest), threads)
+        if stated == () or (shared is not None and stated == shared.groups):
+            return CacheChoice(GuestCache.AS_IT_WAS, None)
+    cpu = guest_cpu(host, guest, wanted)
+    for cache in _ways(host, guest, placement, shape, shared):
+        if shared is not None and told_l3(cache, shape, cpu, threads) == shared.groups:
+            return CacheChoice(cache, wanted)
+    topoext = False if shape.threads == 1 and vendor != INTEL_VENDOR else wanted
+    shown = told_l3(GuestCache.DISABLED, shape, guest_cpu(host, guest, topoext))
+    return CacheChoice(
+        GuestCache.DISABLED, topoext, (_no_l3(shared, request, is_told=shown != ()),)
     )
+
+
+def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
+    """PUs of each LLC under the vCPUs; None where they differ or are not known."""
+    used = () if shared is None else shared.llcs
+    sizes = {len(llc.pus) for llc in host.llcs if llc.index in used}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _ways(
+    host: Host,
+    guest: Guest,
+    placement: Placement,
+    shape: GuestTopology,
+    shared: SharedLlcs | None,
+) -> Iterator[GuestCache]:
+    """What may be true, the best first: the host's own caches where the VM has them whole, else the
+    emulated L3, else the host's leaf, which counts off LLCs of which the last is not filled."""
+    pins = [pin for pin in placement.vcpu_pins if len(pin) == 1]
+    used = CpuSet.union(pins)
+    threads = {len(core.pus) for core in host.cores if not core.pus.isdisjoint(used)}
+    llcs = [llc for llc in host.llcs if shared is not None and llc.index in shared.llcs]
+    can_pass = (
+        guest.cpu_mode in PASSTHROUGH_MODES
+        and len(used) == len(placement.vcpu_pins)
+        and threads == {shape.threads}
+    )
+    if host.cpu.vendor in AMD_VENDORS:
+        can_pass = can_pass and all(_is_known_leaf(host, llc, shape.threads) for llc in llcs)
+    is_whole = len(used) == sum(len(llc.pus) for llc in llcs)
+    if can_pass and is_whole:
+        yield GuestCache.PASSTHROUGH
+    yield GuestCache.EMULATED
+    if can_pass and host.cpu.vendor in AMD_VENDORS:
+        yield GuestCache.PASSTHROUGH
+
+
+def _is_known_leaf(host: Host, llc: Llc, threads: int) -> bool:
+    """Whether AMD's leaf surely counts the PUs of the LLC: of a core complex with all its cores, 4
+    of Zen 2 and 8 or 16 since, and both threads of each. Others may count those that are off."""
+    least = 4 if host.cpu.family == _ZEN_FAMILY else 8
+    cores, rest = divmod(len(llc.pus), 2)
+    return threads == 2 and not rest and cores >= least and not cores & (cores - 1)
+
+
+def _bits(count: int) -> int:
+    """Bits of an APIC id that so many take."""
+    return (count - 1).bit_length()
+
+
+def _apic_id(topology: GuestTopology, vcpu: int) -> int:
+    """Source: x86_apicid_from_cpu_idx in QEMU's include/hw/i386/topology.h."""
+    apic_id, shift = 0, 0
+    for count in (topology.threads, topology.cores, topology.dies):
+        vcpu, number = divmod(vcpu, count)
+        apic_id |= number << shift
+        shift += _bits(count)
+    return apic_id | vcpu << shift
+
+
+def _grouped(topology: GuestTopology, key: Callable[[int], int]) -> Groups:
+    groups: dict[int, list[int]] = {}
+    for vcpu in range(topology.vcpus):
+        groups.setdefault(key(vcpu), []).append(vcpu)
+    return tuple(map(CpuSet, groups.values()))
+
+
+def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -> PlanFinding:
+    if shared is None:
+        why = "the LLCs under the vCPUs are not known, or a vCPU may run on several"
+    else:
+        pairs = zip(shared.groups, shared.llcs, strict=True)
+        some = ", ".join(f"{len(group)} on LLC {llc}" for group, llc in list(pairs)[:_SHOWN])
+        more = len(shared.llcs) - _SHOWN
+        why = "no setting of QEMU shows the guest the LLCs under its vCPUs "
+        why += f"({some}{f' and {more} more' if more > 0 else ''})"
+    shown = "so it is shown no L3"
+    if is_told:
+        shown = "and siblings of AMD need the feature topoext, with which Linux takes each guest "
+        shown += "socket for one L3"
     return PlanFinding(
         id="guest-l3-not-mirrored",
-        severity="info",
+        severity="warning" if is_told else "info",
         subject="guest L3",
-        detail=f"vCPUs do not fill equal LLCs ({shown}): the guest keeps the hypervisor's "
-        "default, one L3 "
-        f"a die, which is not what the host has",
-        fix="choose a number of vCPUs that fills whole LLCs",
+        detail=f"{why}, {shown}",
+        fix="choose a number of vCPUs that fills equal LLCs",
     )
+
+
+_SHOWN = 8

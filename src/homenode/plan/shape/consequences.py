@@ -1,6 +1,7 @@
 """Consequences: what the guest's user will see change, one sentence each."""
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.guest import GuestAddress
@@ -14,6 +15,7 @@ from homenode.plan.model import (
     PortModel,
 )
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.numbering import offline_vcpus, online_text
 from homenode.topology import Host
 from homenode.units import format_bytes, format_limit
 
@@ -39,7 +41,7 @@ def consequences(
             f"The guest has {format_bytes(request.memory_bytes)} of memory instead of "
             f"{format_bytes(guest.memory_bytes)}."
         )
-    said += _cells(host, request, cells)
+    said += _cells(host, request, cells, offline_vcpus(request, vcpus))
     said += _topology(host, request, cells, topology)
     if host is not None:
         before = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
@@ -59,11 +61,14 @@ def consequences(
     return tuple(said)
 
 
-def _cells(host: Host | None, request: GuestRequest, cells: tuple[PlannedCell, ...]) -> list[str]:
+def _cells(
+    host: Host | None, request: GuestRequest, cells: tuple[PlannedCell, ...], offline: CpuSet
+) -> list[str]:
     if request.layout.cells is GuestCells.FLAT:
         return []
     sizes = "; ".join(
-        f"node {cell.id} with vCPUs {cell.vcpus} and {format_bytes(cell.memory_bytes)}"
+        f"node {cell.id} with vCPUs {cell.vcpus}{online_text(cell.vcpus, offline)} and "
+        f"{format_bytes(cell.memory_bytes)}"
         for cell in cells
     )
     said = [f"The guest sees {_count(len(cells), 'NUMA node')}: {sizes}."]
@@ -86,13 +91,14 @@ def _topology(
     sockets = before[0] if before else request.guest.vcpus
     if topology.sockets != sockets:
         many = "socket" if topology.sockets == 1 else "sockets"
-        said.append(f"Per-socket licences now see {topology.sockets} {many}, not {sockets}.")
+        instead = f"not {sockets}" if before else f"not the {sockets} of no <topology>"
+        said.append(f"Per-socket licences see {topology.sockets} {many}, {instead}.")
     if host is not None and request.layout.cells is GuestCells.MIRRORED:
         nodes = {node.index: node for node in host.nodes}
         packages = {
             nodes[node].package for cell in cells for node in cell.host_nodes if node in nodes
         }
-        if None not in packages and len(packages) < len(cells):
+        if None not in packages and len(packages) < len(cells) == topology.sockets:
             said.append(
                 f"Each of {len(cells)} guest cells is a socket, although the host has them on "
                 f"{_count(len(packages), 'package')}."

@@ -34,20 +34,22 @@ class GuestMemory:
     gaps: tuple[Gap, ...]
 
 
-def guest_memory(host: Host | None, request: GuestRequest, placement: Placement) -> GuestMemory:
-    """Cells of the placement, with the pages that each host node must have free.
+def guest_memory(
+    host: Host | None, request: GuestRequest, placement: Placement, vcpus: tuple[CpuSet, ...]
+) -> GuestMemory:
+    """Cells of the placement, with the pages that each host node must have free. vcpus: of each.
 
     Raises InputError if the memory is not whole pages, or too few for a page in every cell.
     """
     gaps: list[Gap] = []
     page_bytes = page_size(host, request, gaps)
-    counts = cell_vcpu_counts(request, placement)
+    counts = tuple(map(len, vcpus))
     if request.layout.cells is GuestCells.FLAT:
         if page_bytes is not None:
             memory_granule(request.memory_bytes, page_bytes)
         nodes = placement.memory_nodes or placement.nodes
         cells: tuple[PlannedCell, ...] = (
-            PlannedCell(GuestCellId(0), _run(0, counts[0]), request.memory_bytes, nodes, ()),
+            PlannedCell(GuestCellId(0), vcpus[0], request.memory_bytes, nodes, ()),
         )
     else:
         granule = memory_granule(request.memory_bytes, page_bytes)
@@ -57,11 +59,10 @@ def guest_memory(host: Host | None, request: GuestRequest, placement: Placement)
             sizes = split_memory(request.memory_bytes, granule, counts)
         distances = guest_distances(host, placement.nodes, gaps)
         homes = memory_homes(host, placement)
-        starts = [sum(counts[:i]) for i in range(len(counts))]
         cells = tuple(
             PlannedCell(
                 GuestCellId(i),
-                _run(starts[i], counts[i]),
+                vcpus[i],
                 sizes[i],
                 homes[i],
                 distances[i] if distances else (),
@@ -71,35 +72,6 @@ def guest_memory(host: Host | None, request: GuestRequest, placement: Placement)
     reservations, findings = _reserve(host, request, placement, cells, page_bytes)
     gaps += device_gaps(request.guest, request.layout)
     return GuestMemory(cells, reservations, findings, tuple(gaps))
-
-
-def cell_vcpu_counts(request: GuestRequest, placement: Placement) -> tuple[int, ...]:
-    """vCPUs of each guest cell, in cell order. A flat guest has one cell.
-
-    Raises InputError if vCPUs of one cell are not neighbours, or a cell has none.
-    """
-    total = len(placement.vcpu_nodes) or len(placement.vcpu_pins) or request.vcpus
-    if request.layout.cells is GuestCells.FLAT:
-        return (total,)
-    cell_count = len(placement.nodes)
-    if not placement.vcpu_nodes:
-        # Cells without pins: nothing says which vCPU belongs where, so the counts are even.
-        if cell_count == 0 or total % cell_count:
-            raise InputError(
-                f"{total} vCPUs on {cell_count} guest cells: expected equal cells where vCPUs are "
-                f"not pinned",
-                hint="pin the vCPUs, or choose a number of vCPUs that the cells divide",
-            )
-        return (total // cell_count,) * cell_count
-    if any(a > b for a, b in zip(placement.vcpu_nodes, placement.vcpu_nodes[1:], strict=False)):
-        raise InputError("vCPUs of one guest cell must be neighbours: expected node by node")
-    counts = tuple(placement.vcpu_nodes.count(i) for i in range(cell_count))
-    if 0 in counts:
-        raise InputError(
-            f"host node {placement.nodes[counts.index(0)]}: expected vCPUs on each chosen node, "
-            f"found none"
-        )
-    return counts
 
 
 def page_size(host: Host | None, request: GuestRequest, gaps: list[Gap]) -> int | None:
@@ -260,10 +232,6 @@ def guest_distances(
             )
         )
     return tuple(rows)
-
-
-def _run(start: int, count: int) -> CpuSet:
-    return CpuSet.from_bits(((1 << count) - 1) << start)
 
 
 def _reserve(

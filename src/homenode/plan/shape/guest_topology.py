@@ -15,7 +15,9 @@ from homenode.errors import InputError
 from homenode.plan.layout import GuestCells, Siblings
 from homenode.plan.model import GuestTopology, PlanFinding
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.numbering import Numbering
 from homenode.topology import Host
+from homenode.wording import plural
 
 INTEL_VENDOR = "GenuineIntel"
 AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
@@ -24,50 +26,66 @@ AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
 
 @dataclass(frozen=True, slots=True)
 class TopologyChoice:
-    """topology: None = the document's stays. topoext: the CPU feature must be added."""
+    """topology: None = the document's stays."""
 
     topology: GuestTopology | None
-    topoext: bool
     findings: tuple[PlanFinding, ...] = ()
+
+
+def may_share_sockets(host: Host | None, request: GuestRequest) -> bool:
+    """Whether cells of a guest may share a socket: on Intel, where Linux expects sub-NUMA clusters
+    since 5.15."""
+    is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
+    return is_intel and request.guest.domain_type == "kvm"
 
 
 def guest_topology(
     host: Host | None,
     request: GuestRequest,
-    cell_vcpus: tuple[int, ...],
-    threads: int,
-    dies_per_cell: int = 1,
+    numbers: Numbering,
+    *,
+    llc_vcpus: int = 0,
     package_vcpus: tuple[int, ...] = (),
+    shares_llc: bool = False,
 ) -> TopologyChoice:
-    """The topology for these cells. dies_per_cell: LLCs of each cell where they are equal (caches).
+    """The topology for these cells. llc_vcpus: consecutive vCPUs on each LLC where all have as
+    many; 0 = dies say nothing. package_vcpus: vCPUs on each host package, in vCPU order; () = not
+    known, or not one after the other. shares_llc: an LLC has vCPUs of several cells.
 
-    package_vcpus: vCPUs on each host package, in vCPU order; () = not known, or not one after the
-    other. Raises InputError if a cell's vCPUs are not whole cores of that many threads.
+    Raises InputError if a cell's vCPUs are not whole cores.
     """
-    vcpus = sum(cell_vcpus)
+    threads = numbers.placement.threads_per_core
+    counts = tuple(map(len, numbers.cells))
     findings: tuple[PlanFinding, ...] = ()
     if request.layout.cells is GuestCells.FLAT:
-        topology = _flat(request, vcpus, threads, package_vcpus)
+        topology = _flat(request, counts[0], threads, package_vcpus)
     else:
-        _check_threads(cell_vcpus, threads)
-        if len(set(cell_vcpus)) == 1:
-            cores = cell_vcpus[0] // threads
-            dies = dies_per_cell if cores % dies_per_cell == 0 else 1
-            topology = GuestTopology(len(cell_vcpus), dies, cores // dies, threads)
-        else:
-            topology, findings = _unequal(host, request, cell_vcpus, threads, package_vcpus)
-    is_amd = host is not None and host.cpu.vendor in AMD_VENDORS
-    # Without siblings the guest can do without it, and libvirt takes it only with a CPU model.
-    can_say = threads > 1 or request.guest.cpu_mode is not None
-    is_x86 = request.guest.architecture == "x86_64"
-    topoext = is_amd and is_x86 and can_say and topology is not None
-    return TopologyChoice(topology, topoext, findings)
+        _check_threads(counts, threads)
+        sockets, findings = _sockets_of_cells(
+            host, request, numbers, package_vcpus, shares_llc=shares_llc
+        )
+        topology = GuestTopology(sockets, 1, sum(counts) // sockets // threads, threads)
+    return TopologyChoice(_with_dies(topology, llc_vcpus), findings)
+
+
+def _with_dies(topology: GuestTopology | None, llc_vcpus: int) -> GuestTopology | None:
+    """The sockets as dies of so many vCPUs each, where they divide."""
+    if topology is None or not llc_vcpus or llc_vcpus % topology.threads:
+        return topology
+    dies, rest = divmod(topology.cores * topology.threads, llc_vcpus)
+    if rest:
+        return topology
+    return topology._replace(dies=dies, cores=llc_vcpus // topology.threads)
 
 
 def _flat(
-    request: GuestRequest, vcpus: int, threads: int, package_vcpus: tuple[int, ...]
+    request: GuestRequest,
+    vcpus: int,
+    threads: int,
+    package_vcpus: tuple[int, ...],
 ) -> GuestTopology | None:
-    """What a flat guest is shown: nothing new, unless what it was given is no longer true."""
+    """What a flat guest is shown: nothing new, unless what it was given is no longer true, or
+    nothing was and its layout is chosen for it: without a topology each vCPU is a socket."""
     stated = request.guest.cpu_topology
     fits = stated is None or stated[0] * stated[1] * stated[2] * stated[3] == vcpus
     siblings = request.layout.siblings
@@ -76,8 +94,9 @@ def _flat(
         _check_threads((vcpus,), threads)
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed ones come here too, where the host had none to give.
-    no_siblings = siblings is not Siblings.AS_THEY_WERE
-    if fits and not (no_siblings and stated is not None and stated[3] > 1):
+    hides = siblings is not Siblings.AS_THEY_WERE and stated is not None and stated[3] > 1
+    is_chosen = stated is None and request.objective is not None and vcpus > 1
+    if fits and not hides and not is_chosen:
         return None
     return GuestTopology(sockets, 1, vcpus // sockets, 1)
 
@@ -101,41 +120,55 @@ def _check_threads(cell_vcpus: tuple[int, ...], threads: int) -> None:
             )
 
 
-def _unequal(
+def _sockets_of_cells(
     host: Host | None,
     request: GuestRequest,
-    cell_vcpus: tuple[int, ...],
-    threads: int,
+    numbers: Numbering,
     package_vcpus: tuple[int, ...],
-) -> tuple[GuestTopology, tuple[PlanFinding, ...]]:
-    """On Intel the sockets are the host's packages, or one, and the cells share them; elsewhere
-    sockets of the greatest size that divides every cell: a cell is then several sockets."""
-    cores = [count // threads for count in cell_vcpus]
-    subject = f"cells of {', '.join(map(str, cell_vcpus))} vCPUs"
-    fix = "choose a number of vCPUs that the cells divide evenly"
-    is_intel = host is not None and host.cpu.vendor == INTEL_VENDOR
-    if is_intel and request.guest.domain_type == "kvm":
-        sockets = _sockets(package_vcpus, sum(cell_vcpus), threads)
-        size = sum(cores) // sockets
+    *,
+    shares_llc: bool,
+) -> tuple[int, tuple[PlanFinding, ...]]:
+    """How many sockets, and what is to be said of them: one for each cell where these are equal.
+
+    On Intel cells that are not, or lie on one LLC, share the sockets of the host's packages, or
+    one. Elsewhere sockets are of the greatest size that divides every cell, or of that by which
+    cells take turns: a cell is then several sockets.
+    """
+    counts = tuple(map(len, numbers.cells))
+    threads = numbers.placement.threads_per_core
+    vcpus, size = sum(counts), numbers.socket_vcpus
+    subject = f"cells of {', '.join(map(str, counts))} vCPUs"
+    fix: str | None = "choose a number of vCPUs that the cells divide evenly"
+    is_equal = len(set(counts)) == 1
+    may_share = may_share_sockets(host, request)
+    in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
+    if may_share and (shares_llc or (size is None and (in_turns or not is_equal))):
+        sockets = _sockets(package_vcpus, vcpus, threads)
         finding = PlanFinding(
             id="cells-share-socket",
             severity="info",
             subject=subject,
             detail=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
-            f"{size} cores, "
+            f"{vcpus // threads // sockets} cores, "
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
-            fix=fix,
+            fix=None if is_equal else fix,
         )
-        return GuestTopology(sockets, 1, size, threads), (finding,)
-    size = gcd(*cores)
-    sockets = sum(cores) // size
+        return sockets, (finding,)
+    if size is None:
+        size = gcd(*counts)
+    sockets = vcpus // size
+    if sockets == len(counts):
+        return sockets, ()
+    reason = f"have no common socket larger than {plural(size // threads, 'core')}"
+    if in_turns:
+        reason = f"take turns by {plural(size // threads, 'core')}, so that each has its part "
+        reason += "of the vCPUs that are online at the start"
+        fix = "choose a number of online vCPUs that the cells divide evenly"
     finding = PlanFinding(
         id="sockets-exceed-cells",
-        severity="warning",
-        subject=f"{sockets} sockets for {len(cores)} guest cells",
-        detail=f"{subject} have no common socket larger than {size} "
-        f"core{'' if size == 1 else 's'}; "
-        "licences and some operating systems limit sockets",
+        severity="info" if in_turns and sockets <= 4 * len(counts) else "warning",
+        subject=f"{sockets} sockets for {len(counts)} guest cells",
+        detail=f"{subject} {reason}; licences and some operating systems limit sockets",
         fix=fix,
     )
-    return GuestTopology(sockets, 1, size, threads), (finding,)
+    return sockets, (finding,)

@@ -126,11 +126,12 @@ def initiator_nodes(
     every: (function, node) of all Grace GPUs of the host, ascending. They share the nodes, each
     CPU's among the GPUs of that CPU: nothing in sysfs names the GPU of a node.
     """
-    cpu_of_node = _nearest_cpu_nodes(host)
+    initiators = {node.index for node in host.nodes if node.generic_initiator}
+    near = {node: homes[0] for node, homes in host.nearest_cpu_nodes.items() if node in initiators}
     found: dict[Bdf, tuple[NodeIndex, ...]] = {}
     for gpu in gpus:
         siblings = [bdf for bdf, node in every if node == gpu.node]
-        nodes = [node for node, cpu in cpu_of_node.items() if cpu == gpu.node]
+        nodes = [node for node, home in near.items() if home == gpu.node]
         share, left = divmod(len(nodes), len(siblings) or 1)
         if gpu.bdf in siblings and share and not left:
             first = siblings.index(gpu.bdf) * share
@@ -171,15 +172,3 @@ def with_initiator_cells(
         stated = rows[i] if rows else ()
         grown.append(PlannedCell(GuestCellId(i), CpuSet(), 0, (node,), stated))
     return tuple(grown), cells_of_gpu
-
-
-def _nearest_cpu_nodes(host: Host) -> dict[NodeIndex, NodeIndex]:
-    """The nearest node with PUs of each initiator node without; ascending, the lowest of equals."""
-    homes = [node.index for node in host.nodes if node.pus]
-    if not homes:
-        return {}
-    return {
-        node.index: min(homes, key=lambda home: (host.distance(home, node.index) or 0, home))
-        for node in host.nodes
-        if node.generic_initiator and not node.pus
-    }

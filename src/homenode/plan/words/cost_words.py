@@ -46,6 +46,13 @@ def _free(kind: str) -> Callable[[int], str]:
 
 # name: (what the term is, its value in words)
 _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
+    "vcpus_beyond_cores": (
+        "vCPUs without a whole core",
+        _counted(
+            "vCPU gets no whole core of the chosen nodes",
+            "vCPUs get no whole core of the chosen nodes",
+        ),
+    ),
     "device_class": ("package distance to the devices", _device_class),
     "nodes_spanned": ("nodes spanned", _spanned("node")),
     "minus_nodes_spanned": (
@@ -72,6 +79,11 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
             "sets of free GPUs that later VMs can no longer get whole",
         ),
     ),
+    "lopsided_split": (
+        "a node with more than twice another's share",
+        lambda value: "one node has more than twice the cores of another",
+    ),
+    "guest_sockets": ("sockets of the guest", _counted("guest socket", "guest sockets")),
     "unevenness": (
         "evenness of the split over nodes",
         lambda value: (
@@ -86,12 +98,20 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
         "LLCs spanned",
         lambda value: f"{value} LLC{'' if value == 1 else 's'} spanned, counted on each node",
     ),
+    "unequal_llcs": (
+        "unequal numbers of vCPUs on the LLCs",
+        lambda value: "the vCPUs do not fill equal LLCs, so the guest cannot be told its L3",
+    ),
     "pages_to_reserve": (
         "huge pages to reserve",
         lambda value: f"to do: reserve {value} huge page{'' if value == 1 else 's'}",
     ),
     "balance_cores": ("whole cores left free", _free("cores")),
     "balance_memory": ("memory left free", _free("memory")),
+    "gpus_without_nic": (
+        "GPUs without a NIC of the VM next to them",
+        _counted("GPU has none of the VM's NICs next to it", "GPUs have none of the VM's NICs"),
+    ),
 }
 _SILENT_AT_0 = {
     "device_class",
@@ -100,7 +120,10 @@ _SILENT_AT_0 = {
     "gpu_link_groups",
     "gpu_sets_lost",
     "unisolated_cores",
+    "unequal_llcs",
     "pages_to_reserve",
+    "gpus_without_nic",
+    "lopsided_split",
 }
 _INDICES = {
     "nodes": ("node numbers, as a tie-break", "lowest node numbers among equals"),
@@ -149,7 +172,13 @@ def term_lines(
     )
 
 
-_SPANS = ("device_class", "gpus_away_from_home", "packages_spanned", "nodes_spanned")
+_SPANS = (
+    "vcpus_beyond_cores",
+    "device_class",
+    "gpus_away_from_home",
+    "packages_spanned",
+    "nodes_spanned",
+)
 
 
 def span_lines(cost: Sequence[CostTerm]) -> tuple[str, ...]:
@@ -178,9 +207,10 @@ def _line(term: CostTerm, *, has_gpus: bool) -> str:
 
 
 def _is_silent(term: CostTerm, cost: Sequence[CostTerm]) -> bool:
-    if term.name == "unevenness":
+    if term.name in ("unevenness", "guest_sockets"):
         parts = next((other.value for other in cost if other.name == "split"), ())
-        return isinstance(parts, tuple) and len(set(parts)) <= 1
+        even = isinstance(parts, tuple) and len(set(parts)) <= 1
+        return even or (term.name == "guest_sockets" and term.value == 0)
     return term.name in _INDICES or (term.name in _SILENT_AT_0 and term.value == 0)
 
 

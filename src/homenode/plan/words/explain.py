@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import Pinning
+from homenode.plan.layout import Pinning, layout_text
 from homenode.plan.model import Plan, Rejection
 from homenode.plan.words.cost_words import span_lines, term_lines, term_value, term_words
 from homenode.plan.words.explain_guest import (
@@ -56,7 +56,7 @@ def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanatio
     )
     return Explanation(
         f"VM {plan.domain_name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
-        f"layout {plan.layout.name}",
+        f"layout {layout_text(plan.layout)}",
         _summary(plan),
         tuple(s for s in sections if s.lines or s.commands or (s.table and s.table.rows)),
     )
@@ -127,6 +127,8 @@ _SPANS = {
 }
 _GAVE_WAY = {
     "host's reserved memory": "the memory that the host keeps",
+    "shared cores": "vCPUs share cores",
+    # Of plans before the ladder was monotone.
     "any free PUs": "vCPUs share cores, on any free PUs",
     "siblings exposed": "vCPUs share cores, pinned to their hyper-threads",
     "mixed core kinds": "performance and efficiency cores are mixed",
@@ -204,7 +206,7 @@ def _choice(plan: Plan, *, whole: bool) -> Section:
 def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     """Terms of the cost that count nothing on these nodes, as the host says nothing to count."""
     gaps = {gap.subject for gap in plan.gaps}
-    names = {"llcs_spanned"} if "LLCs" in gaps else set()
+    names = {"llcs_spanned", "unequal_llcs"} if "LLCs" in gaps else set()
     if any(f"node {node} memory" in gaps for node in nodes):
         names.add("balance_memory")
     return names

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
@@ -19,10 +20,11 @@ from homenode.units import KIB, MIB, format_bytes, format_limit
 
 def cells_section(plan: Plan) -> Section:
     pinned = bool(plan.vcpu_pins)
+    offline = CpuSet() if plan.kept is None else plan.kept.offline_vcpus
     rows = tuple(
         (
             "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
-            f"{cell.vcpus} ({len(cell.vcpus)})" if cell.vcpus else "none",
+            f"{cell.vcpus} ({_number(cell.vcpus, offline)})" if cell.vcpus else "none",
             (str(union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none") if pinned else "any",
             numbers_text(cell.host_nodes) or "any",
             format_bytes(cell.memory_bytes),
@@ -45,6 +47,11 @@ def cells_section(plan: Plan) -> Section:
     return Section("Guest cells", tuple(lines), Rows(columns, rows))
 
 
+def _number(vcpus: CpuSet, offline: CpuSet) -> str:
+    online = vcpus - offline
+    return f"{len(vcpus)}, online {online or 'none'}" if online != vcpus else str(len(vcpus))
+
+
 def topology_section(plan: Plan) -> Section:
     lines: list[str] = []
     if plan.topology is not None:
@@ -55,6 +62,7 @@ def topology_section(plan: Plan) -> Section:
     caches = {
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
+        GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
         GuestCache.AS_IT_WAS: "Its caches stay as the document has them.",
     }
     lines.append(caches[plan.cache])

@@ -1,0 +1,188 @@
+"""homenode plan of a VM that has no file yet, and what it writes when."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from lxml import etree
+from typer.testing import CliRunner, Result
+
+from homenode.cli import terminal
+from homenode.cli.plan import plan
+from homenode.cli.pool import place
+from homenode.errors import HomenodeError
+from homenode.targets.target import TARGETS
+
+DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
+VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")
+app = typer.Typer()
+app.command("plan")(plan)
+app.command("place")(place)
+
+
+def run(*arguments: str | Path) -> Result:
+    terminal.console.cache_clear()
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def planned(*arguments: str | Path, host: str = "hgx-h100") -> Result:
+    return run("plan", "--host", host, *arguments)
+
+
+def refused(*arguments: str | Path) -> HomenodeError:
+    """The error that a call ends with."""
+    error = planned(*arguments).exception
+    assert isinstance(error, HomenodeError), error
+    return error
+
+
+def text(path: Path, place: str) -> str | None:
+    return etree.fromstring(path.read_bytes()).findtext(place)
+
+
+def test_a_plan_needs_no_file_and_writes_none_unless_asked(tmp_path: Path) -> None:
+    done = planned(*VM)
+    assert done.exit_code == 0, done.output
+    assert "VM vm on host hgx-h100: layout pin-bound" in done.output
+    assert "instead of" not in done.output  # nothing changes for a VM that there was not
+
+
+def test_a_new_domain_is_written_as_it_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    done = planned(*VM, "--name", "trainer", "-o", path)
+    assert done.exit_code == 0, done.output
+    assert (text(path, "name"), text(path, "vcpu"), text(path, "memory")) == ("trainer", "16", "64")
+    root = etree.fromstring(path.read_bytes())
+    assert len(root.findall("devices/hostdev")) == 2 and root.find("devices/disk") is None
+    kind = root.find("os/type")
+    assert kind is not None and (kind.get("arch"), kind.get("machine")) == ("x86_64", "q35")
+    assert not path.with_name("vm.xml.orig").exists()
+    # The plan of what was written is the same.
+    again = planned(path, "--diff", "--quiet")
+    assert (again.exit_code, again.stdout) == (0, "")
+
+
+def test_the_machine_is_of_the_hosts_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    done = planned("--gpus", "1", "--vcpus", "8", "--memory", "16GiB", "-o", path, host="gh200x4")
+    assert done.exit_code == 0, done.output
+    kind = etree.fromstring(path.read_bytes()).find("os/type")
+    assert kind is not None and (kind.get("arch"), kind.get("machine")) == ("aarch64", "virt")
+
+
+def test_a_file_that_is_there_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xml"
+    assert planned(*VM, "-o", path).exit_code == 0
+    before = path.read_bytes()
+    error = refused("--vcpus", "4", "--memory", "4GiB", "-o", path)
+    assert "expected no file for a new domain" in error.message and "--force" in str(error.hint)
+    assert path.read_bytes() == before
+    assert planned("--vcpus", "4", "--memory", "4GiB", "-o", path, "--force").exit_code == 0
+    assert text(path, "vcpu") == "4"
+
+
+@pytest.mark.parametrize("target", ["libvirt", *TARGETS])
+def test_options_alone_are_written_for_every_target(target: str, tmp_path: Path) -> None:
+    path = tmp_path / "vm"
+    done = planned(*VM, "--target", target, "--name", "trainer", "-o", path, "--quiet")
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert b"trainer" in path.read_bytes()
+
+
+def test_cells_say_the_size_too(tmp_path: Path) -> None:
+    cells = ("--cell", "vcpus=8,memory=8GiB,node=0", "--cell", "vcpus=4,memory=4GiB,node=1")
+    done = planned("--layout", "pin-numa", *cells, "--json")
+    assert done.exit_code == 0, done.exception
+    made = json.loads(done.stdout)
+    assert (made["vcpus"], made["memory_bytes"]) == (12, 12 << 30)
+
+
+def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
+    done = planned("--host", "hgx-a100-ibm", *VM, "-o", tmp_path / "vm.xml")
+    assert done.exit_code == 0, done.exception
+    assert "best host:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ((), "found none"),
+        (("--vcpus", "16"), "found --vcpus alone"),
+        (("--memory", "64GiB", "--target", "libvirt"), "found --memory alone"),
+        (("--memory", "64GiB", "--target", "qemu"), "found --memory alone"),
+        (("--vcpus", "0", "--memory", "64GiB"), "more than 0"),
+        ((*VM, "--target", "vmware"), "expected libvirt, qemu, proxmox, openstack"),
+        ((*VM, "--name", "a/b"), "without / and line breaks"),
+        ((*VM, "--name", "a/b", "--target", "xen"), "without / and line breaks"),
+        ((*VM, "--node-pus", "0-3"), "expected a domain document"),
+    ],
+)
+def test_what_is_missing_is_named_with_what_to_do(arguments: tuple[str, ...], found: str) -> None:
+    error = refused(*arguments)
+    assert error.exit_code == 2
+    assert found in error.message
+
+
+def test_a_name_that_is_nearly_a_target_is_said() -> None:
+    assert refused(*VM, "--target", "libvrt").hint == "did you mean libvirt? "
+
+
+# What is written, and when.
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        ("-o", "same", "--save-plan", "same"),
+        ("-o", "same", "--svg", "./same"),
+        ("--save-plan", "same", "--svg", "same"),
+        ("-o", "a.xml", "--save-plan", "a.xml.orig"),
+        ("-o", "a.xml", "--svg", "a.xml.orig.sha256"),
+        ("-o", "a.xml", "--save-plan", "link"),
+        ("-o", "script", "--save-plan", "script.commands.sh", "--target", "openstack"),
+    ],
+)
+def test_two_outputs_in_one_file_are_refused_and_nothing_is_written(
+    outputs: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("a.xml")
+    error = refused(DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB", *outputs)
+    assert "the same one twice" in error.message
+    assert [one.name for one in tmp_path.iterdir()] == ["link"]
+
+
+PLACED = (DOCUMENT, "--gpus", "2", "--vcpus", "8", "--memory", "8GiB")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--save-plan", "plan.json"),
+        ("plan", *PLACED, "--host", "small-2n8c-2gpu", "--target", "qemu"),
+        ("pool", "place", *PLACED, "--pool", "small-2n8c-2gpu"),
+    ],
+)
+def test_files_are_written_where_nobody_reads_what_is_printed(
+    words: tuple[str | Path, ...], tmp_path: Path
+) -> None:
+    """As with `| head`: the reader of standard output is gone before anything is printed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        subprocess.run(
+            [sys.executable, "-m", "homenode.cli.main", *map(str, words), "-o", "vm"],
+            cwd=tmp_path,
+            stdout=writer,
+            stderr=writer,
+            check=False,
+            timeout=120,
+        )
+    finally:
+        os.close(writer)
+    assert (tmp_path / "vm").stat().st_size
+    assert ("plan.json" in words) is (tmp_path / "plan.json").exists()

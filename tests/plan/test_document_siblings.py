@@ -1,0 +1,226 @@
+"""Siblings as the document shows them: whole cores until these cost the host its last core."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode.auto_layout import settled
+from homenode.cpuset import CpuSet
+from homenode.errors import UsageError
+from homenode.evidence.sources import load_evidence
+from homenode.host_reserve import HostReserve
+from homenode.plan.guest import Guest
+from homenode.plan.layout import PRESETS, Siblings
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.options import AUTO, PlanOptions, request_for
+from homenode.plan.placement import Placement
+from homenode.plan.planner import plan
+from homenode.plan.request import DocumentSiblings, GuestRequest
+from homenode.plan.search.ladder import Concession
+from homenode.plan.search.place import place
+from homenode.sources import load_host
+from homenode.topology import CoreKind, Host
+from homenode.units import GIB
+from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
+
+R7950X3D = even_host(1, 1, 2, 8, 2, name="7950X3D")
+R5900X = even_host(1, 2, 1, 6, 2, name="5900X")
+R1900X = even_host(1, 2, 1, 4, 2, name="1900X")
+I9_14900K = load_host("rtx4080-i9-14900k")
+EPYC = load_host("rtx4090-epyc7702")
+
+
+def guest(vcpus: int, threads: int = 2) -> Guest:
+    shown = (1, 1, vcpus // threads, threads) if threads else None
+    return replace(small_request(vcpus, 4 * GIB).guest, cpu_topology=shown)
+
+
+def request(vcpus: int, threads: int = 2, layout: str = "pin-numa") -> GuestRequest:
+    """As auto asks for it."""
+    wanted = replace(small_request(vcpus, 4 * GIB), layout=PRESETS[layout])
+    rule = DocumentSiblings.WHEN_SHORT
+    return replace(wanted, guest=guest(vcpus, threads), document_siblings=rule)
+
+
+def auto(shown: Guest, host: Host, options: PlanOptions | None = None) -> Plan:
+    asked = settled(shown, options or PlanOptions(AUTO), host, load_evidence(())).options
+    return plan(host, request_for(shown, asked, host))
+
+
+def cores_of(host: Host, found: Placement | Plan) -> list[CpuSet]:
+    used = CpuSet.union(found.vcpu_pins)
+    return [core.pus for core in host.cores if not core.pus.isdisjoint(used)]
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "host", "cores"),
+    [
+        (16, R7950X3D, 8),
+        (12, R5900X, 6),
+        (8, R1900X, 4),
+        (16, I9_14900K, 8),
+        (32, R7950X3D, 16),
+        (24, R7950X3D, 12),
+    ],
+    ids=["7950X3D", "5900X", "1900X", "14900K", "all of it", "more than cores"],
+)
+def test_desktops_get_siblings_on_as_few_cores_and_llcs_as_hold_them(
+    vcpus: int, host: Host, cores: int
+) -> None:
+    made = auto(guest(vcpus), host)
+    used = cores_of(host, made)
+    assert len(used) == cores
+    assert made.topology is not None
+    assert (made.topology.threads, made.topology.vcpus) == (2, vcpus)
+    # Siblings that the guest is shown are siblings.
+    pins = made.vcpu_pins
+    assert all(pins[i] | pins[i + 1] in used for i in range(0, vcpus, 2))
+    assert len(made.llcs) == (1 if cores <= 8 else 2)
+    kinds = {core.kind for core in host.cores if core.pus in used}
+    assert CoreKind.EFFICIENCY not in kinds
+    (said,) = (f for f in made.findings if f.id == "document-siblings")
+    assert "--siblings hidden" in (said.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "host"),
+    [(8, EPYC), (16, EPYC), (8, R7950X3D), (14, R7950X3D), (8, I9_14900K), (4, R1900X)],
+    ids=lambda one: one.name if isinstance(one, Host) else str(one),
+)
+def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
+    vcpus: int, host: Host
+) -> None:
+    made = auto(guest(vcpus), host)
+    assert len(cores_of(host, made)) == vcpus
+    assert made.topology is not None
+    assert made.topology.threads == 1
+    (said,) = (f for f in made.findings if f.id == "document-siblings")
+    assert "--siblings as-document" in (said.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("reserve", "cores"), [(0, 14), (1, 14), (2, 7), (3, 7)], ids=lambda one: str(one)
+)
+def test_the_boundary_is_a_core_beyond_the_hosts_reserve(reserve: int, cores: int) -> None:
+    wanted = replace(request(14), host_reserve=HostReserve(reserve, None))
+    assert len(cores_of(R7950X3D, place(R7950X3D, wanted))) == cores
+
+
+def test_no_reserve_does_not_make_a_vm_take_every_core() -> None:
+    wanted = replace(request(16), host_reserve=HostReserve(0, None))
+    placement = place(R7950X3D, wanted)
+    assert len(cores_of(R7950X3D, placement)) == 8
+    assert placement.concessions == ()
+
+
+def test_what_other_vms_hold_counts() -> None:
+    busy = even_host(1, 1, 2, 8, 2, domains=[pinned_domain("0-7")])
+    assert len(cores_of(busy, place(busy, request(6)))) == 6
+    assert len(cores_of(busy, place(busy, request(8)))) == 4
+
+
+def test_whole_cores_may_take_more_nodes_than_siblings() -> None:
+    host = even_host(2, 1, 1, 16, 2)
+    placement = place(host, request(24))
+    assert placement.nodes == (0, 1)
+    assert len(cores_of(host, placement)) == 24
+
+
+def test_mixed_kinds_that_are_wanted_cost_nothing() -> None:
+    host = host_of([NodeSpec(((2,) * 8 + (1,) * 16,), efficiency_cores=16)])
+    wanted = request(12)
+    assert len(cores_of(host, place(host, wanted))) == 6
+    mixed = place(host, replace(wanted, mixed_kinds=True))
+    assert len(cores_of(host, mixed)) == 12
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(2, 4), (4, 2)])
+def test_a_guest_core_has_no_more_threads_than_the_document_shows(threads: int, cores: int) -> None:
+    host = even_host(1, 1, 1, 8, 4)
+    placement = place(host, request(8, threads))
+    assert placement.threads_per_core == threads
+    assert len(cores_of(host, placement)) == cores
+
+
+def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> None:
+    single = even_host(1, 1, 1, 8, 1)
+    plain = replace(request(8), document_siblings=DocumentSiblings.IGNORED)
+    assert place(single, request(8)) == place(single, plain)
+    made = auto(guest(16, 0), R7950X3D)
+    assert len(cores_of(R7950X3D, made)) == 16
+    assert Concession.HOST_CORE in made.fallback
+
+
+def test_a_refusal_is_that_of_whole_cores() -> None:
+    with pytest.raises(Unplannable, match="34 vCPUs"):
+        place(R7950X3D, request(34))
+
+
+def test_the_option_keeps_siblings_always_and_hidden_never() -> None:
+    for asked, cores in (("always", 4), ("hidden", 8)):
+        options = (
+            PlanOptions(AUTO, document_siblings=DocumentSiblings.ALWAYS)
+            if asked == "always"
+            else PlanOptions(AUTO, siblings=Siblings.HIDDEN)
+        )
+        assert len(cores_of(EPYC, auto(guest(8), EPYC, options))) == cores
+    hidden = PlanOptions(AUTO, siblings=Siblings.HIDDEN)
+    assert len(cores_of(R7950X3D, auto(guest(16), R7950X3D, hidden))) == 16
+    always = PlanOptions("default", document_siblings=DocumentSiblings.ALWAYS)
+    with pytest.raises(UsageError, match="as-document"):
+        request_for(guest(8), always, EPYC)
+    as_shown = PlanOptions("pin-numa-smt", document_siblings=DocumentSiblings.ALWAYS)
+    assert request_for(guest(8, 0), as_shown, EPYC).layout.name == "pin-numa"
+
+
+@pytest.mark.parametrize(("threads", "vcpus"), [(2, 16), (1, 32), (0, 32)])
+def test_smt_layouts_keep_the_vcpus_of_a_document_that_shows_siblings(
+    threads: int, vcpus: int
+) -> None:
+    shown = guest(16, threads)
+    made = plan(EPYC, request_for(shown, PlanOptions("pin-numa-smt"), EPYC))
+    assert made.vcpus == vcpus
+
+
+def test_more_vcpus_in_the_command_are_threads_too() -> None:
+    asked = PlanOptions("pin-numa-smt", vcpus=24)
+    made = plan(EPYC, request_for(guest(16), asked, EPYC))
+    assert (made.vcpus, len(cores_of(EPYC, made))) == (24, 12)
+
+
+DESKTOP = b"""<domain type='kvm'><name>win11</name><memory unit='GiB'>16</memory><vcpu>16</vcpu>
+<os><type arch='x86_64' machine='q35'>hvm</type></os><features><acpi/></features>
+<cpu mode='host-passthrough'><topology sockets='1' dies='1' cores='8' threads='2'/></cpu>
+<devices><emulator>/usr/bin/qemu-system-x86_64</emulator></devices></domain>
+"""
+RYZEN = """name = "ryzen"
+cores_per_package = 16
+threads_per_core = 2
+llcs_per_package = 2
+memory_per_node = "64GiB"
+cpu = { vendor = "AuthenticAMD", name = "AMD Ryzen 9 7950X", family = 25, model = 97 }
+"""
+
+
+def test_plan_and_doctor_agree_and_the_doctor_finds_what_was_planned_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.doctor.test_cli import run
+
+    given, host, bad, fixed, out = (
+        tmp_path / name for name in ("vm.xml", "host.toml", "bad.xml", "fixed.xml", "out.xml")
+    )
+    given.write_bytes(DESKTOP)
+    host.write_text(RYZEN)
+    run("plan", str(given), "--host", str(host), "-q", "-l", "pin", "-o", str(bad))
+    assert run("doctor", str(bad), "--host", str(host)) == 1
+    run("doctor", str(given), "--host", str(host), "--fix", str(fixed))
+    run("plan", str(given), "--host", str(host), "-q", "-o", str(out))
+    assert fixed.read_bytes() == out.read_bytes()
+    capsys.readouterr()
+    assert run("doctor", str(fixed), "--host", str(host), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    run("plan", str(out), "--host", str(host), "-q", "--force", "-o", str(fixed))
+    assert fixed.read_bytes() == out.read_bytes()

@@ -1,0 +1,127 @@
+"""More vCPUs never get fewer cores, and their memory is not further away without a reason."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import homenode
+from homenode.cpuset import CpuSet
+from homenode.plan.layout import PRESETS, Layout, Pinning
+from homenode.plan.model import Unplannable
+from homenode.plan.placement import Placement
+from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.search.place import Inventory, place
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.small_hosts import small_request
+
+HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
+FLOATING = replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
+LAYOUTS = (*(one for name, one in PRESETS.items() if name != "default"), FLOATING)
+WAYS = (
+    *(
+        (layout, policy, False)
+        for layout in LAYOUTS
+        for policy in (Policy.CORES_FIRST, Policy.SPREAD)
+    ),
+    *((layout, Policy.CORES_FIRST, True) for layout in LAYOUTS if layout.name.endswith("-smt")),
+    (FLOATING, Policy.MEMORY_FIRST, False),
+    (PRESETS["pin-numa-smt"], Policy.MEMORY_FIRST, True),
+)
+
+
+def request(layout: Layout, policy: Policy, keeps: bool, vcpus: int) -> GuestRequest:
+    wanted = small_request(vcpus, 2 * GIB)
+    return replace(wanted, layout=layout, policy=policy, keep_vcpus=keeps)
+
+
+def attempt(host: Host, wanted: GuestRequest, inventory: Inventory) -> Placement | None:
+    try:
+        return place(host, wanted, inventory, brief=True)
+    except Unplannable:
+        return None
+
+
+def cores_used(host: Host, placement: Placement) -> int:
+    pus = CpuSet.union(placement.vcpu_pins)
+    return sum(not core.pus.isdisjoint(pus) for core in host.cores)
+
+
+def reach(host: Host, placement: Placement) -> tuple[int, int]:
+    """(nodes, worst distance between two of them)."""
+    nodes = sorted(set(placement.nodes))
+    return len(nodes), max((host.distance(a, b) or 0 for a in nodes for b in nodes), default=0)
+
+
+def climb(
+    host: Host,
+    inventory: Inventory,
+    way: tuple[Layout, Policy, bool],
+    counts: Iterable[int],
+) -> Iterator[tuple[GuestRequest, Placement]]:
+    """The placements of ever more vCPUs, to the first number that the host refuses."""
+    refused = 0
+    for vcpus in counts:
+        wanted = request(*way, vcpus)
+        placement = attempt(host, wanted, inventory)
+        assert placement is None or not refused, f"{refused} vCPUs are refused, {vcpus} are not"
+        if placement is None:
+            refused = vcpus
+        else:
+            yield wanted, placement
+
+
+def has_reason(
+    host: Host,
+    wanted: GuestRequest,
+    placement: Placement,
+    before: Placement,
+    inventory: Inventory,
+) -> bool:
+    """Whether no nodes as few and as near as before hold the VM with nothing more given up."""
+    near = attempt(host, replace(wanted, max_nodes=len(set(before.nodes))), inventory)
+    if near is None or not set(near.concessions) <= set(placement.concessions):
+        return True
+    return reach(host, near) > reach(host, before)
+
+
+def check_ladder(
+    host: Host, layout: Layout, policy: Policy, keeps: bool, counts: Iterable[int]
+) -> None:
+    inventory = Inventory(host)
+    steps = list(climb(host, inventory, (layout, policy, keeps), counts))
+    assert steps
+    for (_, before), (wanted, after) in pairwise(steps):
+        say = f"{layout.name} {policy} at {wanted.vcpus} vCPUs"
+        assert cores_used(host, before) <= cores_used(host, after), say
+        if reach(host, before) < reach(host, after) and policy is not Policy.SPREAD:
+            assert has_reason(host, wanted, after, before, inventory), say
+
+
+def edges(host: Host) -> list[int]:
+    """Numbers of vCPUs about those of the cores of a node and of the host, and of the PUs."""
+    cores, pus = len(host.cores), len(host.pus)
+    node = max(sum(core.pus <= one.pus for core in host.cores) for one in host.nodes)
+    near = {edge + more for edge in (node, cores) for more in (-2, -1, 0, 1, 2)}
+    return sorted(n for n in near | {1, cores + cores // 3, pus - 1, pus} if 0 < n <= pus)
+
+
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_more_vcpus_never_get_fewer_cores_or_further_memory(path: Path) -> None:
+    host = load_host(str(path))
+    for number, way in enumerate(WAYS):
+        counts = edges(host)
+        # Large hosts: some of the numbers in each way, all of them together.
+        check_ladder(host, *way, counts if len(host.pus) < 64 else counts[number % 3 :: 3])
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
+def test_nor_at_any_number_of_vcpus(path: Path) -> None:
+    host = load_host(str(path))
+    for way in WAYS:
+        check_ladder(host, *way, range(1, len(host.pus) + 1))

@@ -1,0 +1,313 @@
+"""`--layout auto`: the evidence decides what the guest sees, and its memory is always bound."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from homenode.analyse.decide import decide, decide_all
+from homenode.analyse.machine_facts import facts_of_host, facts_of_runs
+from homenode.analyse.statement import memory_text
+from homenode.analyse.verdict import ReasonId, Verdict
+from homenode.auto_layout import NotRecommended, settled
+from homenode.description.shipped import shipped_hosts
+from homenode.doctor.diagnosis import diagnose
+from homenode.domain.metadata import read_record
+from homenode.domain.numatune import read_binding
+from homenode.domain.read import open_domain, read_guest
+from homenode.evidence.documents import publications
+from homenode.evidence.model import Evidence
+from homenode.findings import Finding
+from homenode.objective import Objective
+from homenode.pci import DeviceKind, PciDevice
+from homenode.plan.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.plan.options import PlanOptions, layout_for
+from homenode.plan.request import MemoryMode
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import Tuning, tune
+from homenode.units import GIB
+from tests.simulated_runs import simulated_run
+
+EVIDENCE = Evidence(publications())
+EVERY_HOST = pytest.mark.parametrize("name", shipped_hosts())
+DOCUMENT = (
+    (Path(__file__).parents[1] / "demo" / "gpu-vm.xml")
+    .read_bytes()
+    .replace(
+        b"<hugepages>\n      <page size='1' unit='GiB'/>\n    </hugepages>", b"<nosharepages/>"
+    )
+)
+LARGE = "x86-2p8n128c256t-64gpu"
+
+
+@cache
+def host_named(name: str) -> Host:
+    return load_host(name)
+
+
+def document_for(host: Host) -> bytes:
+    if host.architecture != "aarch64":
+        return DOCUMENT
+    return DOCUMENT.replace(b"x86_64' machine='q35'", b"aarch64' machine='virt'")
+
+
+def auto(host: Host, options: PlanOptions, evidence: Evidence = EVIDENCE) -> PlanOptions:
+    return settled(read_guest(document_for(host), "vm.xml"), options, host, evidence).options
+
+
+def tuned(host: Host, options: PlanOptions, document: bytes | None = None) -> Tuning:
+    return tune(document or document_for(host), "vm.xml", options, host)
+
+
+def seen(layout: Layout) -> tuple[GuestCells, GuestPcie]:
+    """What a guest sees of its host; siblings follow from the pins."""
+    return layout.cells, layout.pcie
+
+
+# What is decided.
+
+
+@EVERY_HOST
+def test_every_answer_binds_memory_and_shows_the_guest_what_the_evidence_chose(name: str) -> None:
+    host = host_named(name)
+    for made in decide_all(EVIDENCE, facts_of_host(host, publications())):
+        if made.layout is None:
+            continue
+        layout = layout_for(auto(host, PlanOptions("auto", objective=made.objective)))
+        assert layout.memory is not MemoryBinding.AS_IT_WAS
+        assert layout.pinning is not Pinning.NONE
+        if made.choice in PRESETS:
+            assert seen(layout) == seen(PRESETS[made.choice])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layouts=st.lists(st.sampled_from(sorted(PRESETS)), min_size=2, max_size=4, unique=True),
+    objective=st.sampled_from(Objective),
+    data=st.data(),
+)
+def test_whatever_was_measured_memory_is_bound_and_no_worse_pins_are_taken(
+    layouts: list[str], objective: Objective, data: st.DataObject
+) -> None:
+    rng = random.Random(len(layouts))
+    metric, unit = {
+        Objective.COLLECTIVE: ("allreduce-busbw-peak", "bytes_per_s"),
+        Objective.LATENCY: ("memory-latency", "s"),
+    }.get(objective, ("memory-bandwidth", "bytes_per_s"))
+    runs = tuple(
+        simulated_run(one, {metric: (unit, data.draw(st.sampled_from((1.0, 1.3, 2.0))))}, rng)
+        for one in layouts
+    )
+    machine = facts_of_runs("H200", runs, ())
+    made = decide(Evidence((), runs), machine, objective)
+    assert made.layout is not None
+    preset = PRESETS[made.layout]
+    assert made.floating or preset.memory is not MemoryBinding.AS_IT_WAS
+    if made.choice in PRESETS:
+        assert seen(preset) == seen(PRESETS[made.choice])
+    pins = {"pin", "pin-bound"} & {*layouts}
+    floats = made.choice == "default" and bool(pins) and not pins & {*made.also}
+    assert made.floating is floats
+    assert (made.why(ReasonId.BOUND) is not None) is (made.choice in ("pin", "default"))
+
+
+def collective(name: str) -> Verdict:
+    return decide(EVIDENCE, facts_of_host(host_named(name), publications()), Objective.COLLECTIVE)
+
+
+def test_the_answer_says_that_its_figures_are_of_the_layout_without_the_binding() -> None:
+    made = collective("h200-xeon8558")
+    assert (made.choice, made.layout) == ("pin", "pin-bound")
+    assert "pin-bound" not in {one.alternative for one in made.results}
+    assert made.memory_mode == "strict, on the chosen nodes"
+    assert "as in pin, and does not see the binding" in memory_text(made)
+
+
+def test_of_equals_the_layout_that_binds_memory_is_chosen_with_its_own_figures() -> None:
+    rng = random.Random(1)
+    of = {"memory-bandwidth": ("bytes_per_s", 1e11)}
+    noisy = {"memory-bandwidth": ("bytes_per_s", 0.5e11)}
+    runs = [simulated_run(one, of, rng) for one in ("pin", "pin-bound")]
+    runs.append(simulated_run("default", noisy, rng))
+    machine = facts_of_runs("H200", runs, ())
+    made = decide(Evidence((), tuple(runs)), machine, Objective.HOST_BANDWIDTH)
+    assert (made.choice, made.layout) == ("pin-bound", "pin-bound")
+    assert made.why(ReasonId.BOUND) is None
+
+
+# What the user says next to it.
+
+
+def test_a_switch_of_the_user_wins_and_the_others_follow() -> None:
+    host = host_named("hgx-h100")
+
+    def switched(**switches: object) -> Layout:
+        return layout_for(auto(host, PlanOptions("auto", gpu_count=2, **switches)))  # type: ignore[arg-type]
+
+    assert switched() == PRESETS["pin-bound"]
+    assert switched(memory_binding=MemoryBinding.AS_IT_WAS) == PRESETS["pin"]
+    assert switched(cells=GuestCells.MIRRORED) == PRESETS["pin-numa"]
+    assert switched(pcie=GuestPcie.MIRRORED) == PRESETS["pin-numa-pci"]
+    one = {"objective": Objective.DEVICE_TRANSFER}
+    assert switched(**one) == PRESETS["pin-numa-pci"]
+    assert switched(**one, cells=GuestCells.FLAT) == PRESETS["pin-bound"]
+    assert switched(**one, memory_binding=MemoryBinding.BOUND).memory is MemoryBinding.BOUND
+
+
+def test_where_pins_were_worse_vcpus_float_over_the_nodes_of_their_memory() -> None:
+    host = host_named("rtx4080-i9-14900k")
+    wanted = PlanOptions("auto", vcpus=8, memory_bytes=8 * GIB, objective=Objective.THROUGHPUT)
+    made = tuned(host, auto(host, wanted)).plan
+    assert (made.layout.pinning, made.layout.siblings) == (Pinning.NODE, Siblings.AS_THEY_WERE)
+    assert (made.memory_mode, made.memory_nodes) == (MemoryMode.STRICT, (0,))
+    pinned = auto(host, PlanOptions("auto", objective=Objective.THROUGHPUT, pinning=Pinning.NONE))
+    assert layout_for(pinned).pinning is Pinning.NONE
+
+
+@pytest.mark.parametrize(
+    "numatune",
+    [
+        b"",
+        b"<numatune><memory mode='strict' nodeset='1'/></numatune>",
+        b"<numatune><memory mode='preferred' nodeset='0'/></numatune>",
+        b"<numatune><memory mode='interleave' nodeset='0-1'/></numatune>",
+        b"<numatune><memory mode='restrictive' nodeset='0-1'/></numatune>",
+        b"<numatune><memory mode='strict' placement='auto'/></numatune>",
+    ],
+)
+def test_memory_is_bound_strictly_to_the_chosen_nodes_whatever_the_document_said(
+    numatune: bytes,
+) -> None:
+    host = host_named("hgx-h100")
+    given_document = DOCUMENT.replace(b"<os ", numatune + b"<os ", 1)
+    options = auto(host, PlanOptions("auto", gpu_count=2, vcpus=8, memory_bytes=8 * GIB))
+    document = open_domain(tuned(host, options, given_document).document, "vm.xml")
+    binding = read_binding(document)
+    assert binding is not None and (binding[0], str(binding[1])) == ("strict", "0")
+
+
+def test_what_auto_wrote_records_its_objective_and_is_planned_again_unchanged() -> None:
+    host = host_named("hgx-h100")
+    options = PlanOptions("auto", gpu_count=5, vcpus=48, memory_bytes=64 * GIB)
+    first = tuned(host, auto(host, options)).document
+    record = read_record(open_domain(first, "vm.xml"))
+    assert record is not None and record.objective is Objective.COLLECTIVE
+    guest = read_guest(first, "vm.xml")
+    again = settled(guest, PlanOptions("auto"), host, EVIDENCE).options
+    assert tuned(host, again, first).document == first
+    named = tuned(host, PlanOptions("pin-bound"), first).document
+    record = read_record(open_domain(named, "vm.xml"))
+    assert record is not None and record.objective is None
+
+
+# What comes of it on every shipped host.
+
+
+def whole_gpus(host: Host) -> list[PciDevice]:
+    """GPUs that a VM gets whole: not divided, and virtual functions in place of their GPU."""
+    gpus = host.devices_of_kind(DeviceKind.GPU)
+    divided = {gpu.bdf for gpu in gpus if gpu.parts}
+    parents = {gpu.physical_function for gpu in gpus} | divided
+    return [one for one in gpus if not {one.bdf, one.physical_function} & (parents - {None})]
+
+
+def sizes(host: Host) -> Iterator[tuple[int, int, int]]:
+    """(GPUs, vCPUs, bytes of memory) of VMs that a node with so many GPUs holds, if one has them;
+    without any, of a quarter of a node."""
+    gpus = whole_gpus(host)
+    nodes = [node for node in host.nodes if node.pus and node.memory_bytes]
+    cores = min(sum(not core.pus.isdisjoint(node.pus) for core in host.cores) for node in nodes)
+    memory = min(node.memory_bytes or 0 for node in nodes)
+    counts = (1, 2, 8) if host.name == LARGE else range(1, min(len(gpus), 8) + 1)
+    for count in (0, *counts):
+        yield count, max(1, cores // 3), max(GIB, memory // 4 // GIB * GIB)
+
+
+@EVERY_HOST
+def test_doctor_finds_nothing_that_a_layout_of_equal_evidence_would_cure(name: str) -> None:
+    """Equal evidence: the layouts that the verdict finds no worse than its choice."""
+    host = host_named(name)
+    machine = facts_of_host(host, publications())
+    document = document_for(host)
+    known = {one.id for one in diagnose(host).findings}
+    for count, vcpus, memory in sizes(host):
+        wanted = PlanOptions("auto", vcpus=vcpus, memory_bytes=memory, gpu_count=count or None)
+        try:
+            options = auto(host, wanted)
+        except NotRecommended:
+            assert diagnose(host).findings
+            return
+        made = tuned(host, options)
+        found = {one.id for one in diagnosed(host, made.document)} - known
+        assert not found & {"memory-unbound", "unpinned", "sockets-implicit"}
+        assert made.plan.objective is not None
+        verdict = decide(EVIDENCE, machine, made.plan.objective)
+        equal = [one for one in PRESETS if one in (verdict.choice, *verdict.also)]
+        for layout in equal if found else ():
+            other = PlanOptions(layout, vcpus=vcpus, memory_bytes=memory, gpu_count=count or None)
+            left = {one.id for one in diagnosed(host, tuned(host, other, document).document)}
+            assert found <= left, (count, layout)
+
+
+def diagnosed(host: Host, document: bytes) -> tuple[Finding, ...]:
+    return diagnose(host, open_domain(document, "vm.xml")).findings
+
+
+@EVERY_HOST
+def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -> None:
+    host = host_named(name)
+    gpus = {gpu.bdf: gpu.node for gpu in whole_gpus(host)}
+    gpus_of_node = Counter(gpus.values())
+    homes = [
+        node.index
+        for node in host.nodes
+        if node.pus and node.memory_bytes and node.index in gpus_of_node
+    ]
+    for count, vcpus, memory in sizes(host):
+        most = max((gpus_of_node[node] for node in homes), default=0)
+        if not 0 < count <= most:
+            continue
+        wanted = PlanOptions("auto", vcpus=vcpus, memory_bytes=memory, gpu_count=count)
+        try:
+            made = tuned(host, auto(host, wanted)).plan
+        except NotRecommended:
+            return
+        (node,) = made.nodes
+        assert made.memory_nodes == (node,)
+        chosen = [gpus[one.bdf] for one in made.devices if one.bdf in gpus]
+        assert chosen == [node] * count
+
+
+FLAT = PlanOptions("auto", gpu_count=8, vcpus=48, memory_bytes=64 * GIB)
+
+
+def over_nodes(host: Host, document: bytes) -> bool:
+    return "flat-over-nodes" in {one.id for one in diagnosed(host, document)}
+
+
+def test_doctor_does_not_contradict_the_evidence_on_guests_over_several_nodes() -> None:
+    host = host_named("mi350x-epyc9575f")
+    chosen = tuned(host, auto(host, FLAT)).document
+    assert not over_nodes(host, chosen)
+    (said,) = [
+        one for one in diagnose(host, open_domain(chosen, "vm.xml")).checked if "evidence" in one
+    ]
+    assert "nodes 0-1" in said and "collective" in said
+    # Nobody chose it for the user, or for this host.
+    named = PlanOptions("pin-bound", gpu_count=8, vcpus=48, memory_bytes=64 * GIB)
+    assert over_nodes(host, tuned(host, named).document)
+    assert over_nodes(host, chosen.replace(b" host='", b" host='0"))

@@ -46,7 +46,7 @@ def hand_plan(
     emulator_pus: CpuSet | None = None,
     extra_devices: tuple[Bdf, ...] = (),
     distances: bool = True,
-    topoext: bool = False,
+    topoext: bool | None = None,
     iommu_needed: bool = False,
 ) -> Plan:
     """A plan on both nodes, cells of equal size. `first_core` moves it along each node."""

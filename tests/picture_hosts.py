@@ -313,7 +313,7 @@ def hand_plan(
         cells=cells,
         topology=GuestTopology(cell_count, 1, len(pins) // cell_count, 1),
         cache=GuestCache.AS_IT_WAS,
-        topoext=False,
+        topoext=None,
         memory_mode=MemoryMode.STRICT if bound else None,
         memory_nodes=host_nodes if bound else (),
         devices=devices,

@@ -60,7 +60,6 @@ def _assert_refused(ended: "subprocess.CompletedProcess[str]", path: Path) -> No
         "doctor --host hgx-h100 DARK/vm.xml",
         "plan -l pin --host DARK VM",
         "plan -l pin --host hgx-h100 DARK/vm.xml",
-        "plan -l pin --host hgx-h100 DARK",
         "plan -l pin --host hgx-h100 VM -o DARK/plan.json",
         "plan -l pin --host hgx-h100 VM --svg DARK/plan.svg",
         "compare DARK DARK",

@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.objective import Objective
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import AUTO, PlanOptions
+from homenode.plan.options import AUTO, PlanOptions, refuse_objective
 from homenode.results.model import Run
 from homenode.sources import load_host
 from homenode.topology import Host
@@ -67,6 +67,7 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
     content, source = _document(domain)
     machine = _host(host)
     asked = options or PlanOptions(AUTO)
+    refuse_objective(asked)
     if asked.layout == AUTO:
         asked = settled(read_guest(content, source), asked, machine, load_evidence(())).options
     return tune_document(content, source, asked, machine)
@@ -161,14 +162,11 @@ def to_json(value: Host | Plan | Findings | Comparison) -> str:
 
 def _document(domain: Domain) -> tuple[bytes, str]:
     """A domain's document, and what to call it in messages."""
-    from homenode.errors import of_os
+    from homenode.input_files import read_input
 
     if isinstance(domain, bytes):
         return domain, "domain"
-    try:
-        return Path(domain).read_bytes(), str(domain)
-    except (OSError, ValueError) as error:
-        raise of_os(error, str(domain), "a domain document") from None
+    return read_input(domain, "a domain document"), str(domain)
 
 
 def _host(source: HostSource) -> Host:

@@ -13,10 +13,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
-from pathlib import Path
 
 from homenode.findings import Severity
+from homenode.package_files import package_names, package_text
+
+_FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
+"""Where the pages are: as it is built, and in the source tree."""
 
 _SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
 _MEANING = re.compile(r"\*\*([A-Za-z, ]+)\.\*\* ([^\n]+(?:\n[^\n]+)*)")
@@ -42,14 +44,11 @@ class Entry:
 @lru_cache(1)
 def catalogue() -> Mapping[str, Entry]:
     """Every finding by its id."""
-    package = files("homenode")
-    folder = package / "finding_pages"
-    if not folder.is_dir():
-        folder = Path(str(package)).parents[1] / "docs" / "findings"
+    folder = next(one for one in _FOLDERS if package_names(*one))
     found: dict[str, Entry] = {}
-    for page in sorted(folder.iterdir(), key=lambda page: page.name):
-        if page.name.endswith(".md") and page.name != "README.md":
-            for entry in entries(page.read_text(encoding="utf-8"), page.name):
+    for page in package_names(*folder):
+        if page.endswith(".md") and page != "README.md":
+            for entry in entries(package_text(*folder, page), page):
                 found |= dict.fromkeys(entry.ids, entry)
     return found
 

@@ -64,13 +64,15 @@ class HostError(HomenodeError):
     exit_code = 3
 
 
-_NOTHING_THERE = {
+_NOT_AS_NAMED = {
     errno.ENOENT,
     errno.ENOTDIR,
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.ELOOP,
     errno.ENXIO,
+    errno.EFBIG,
+    errno.EXDEV,
 }
 
 
@@ -84,7 +86,7 @@ def of_os(
     """
     found = getattr(error, "strerror", None) or str(error)
     where = where if len(where) <= 200 else f"{where[:197]}..."
-    is_input = isinstance(error, ValueError) or error.errno in _NOTHING_THERE
+    is_input = isinstance(error, ValueError) or error.errno in _NOT_AS_NAMED
     kind = InputError if is_input else HostError
     if hint is None and isinstance(error, PermissionError):
         hint = "run as root, or as the owner of the file"

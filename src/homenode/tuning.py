@@ -3,10 +3,12 @@
 The whole main job as one pure step, for the command line and everything else that places VMs.
 """
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.domain.copy import copy_domain, shared_with_original
-from homenode.domain.crosscheck import crosscheck
+from homenode.domain.crosscheck import Broken, crosscheck
 from homenode.domain.findings import document_findings
 from homenode.domain.iommu import can_accelerate, edit_smmus, smmu_buses, smmu_left_out
 from homenode.domain.iommufd import (
@@ -30,6 +32,8 @@ from homenode.plan.planner import plan
 from homenode.plan.shape.assemble import assemble
 from homenode.tools.versions import Version
 from homenode.topology import Host
+
+_MOST_ALIKE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,8 @@ def _tuned(
     if iommufd_of is not None:
         after = edit_iommufd(open_domain(after, source), iommufd_of).to_bytes()
     broken_before = crosscheck(open_domain(before, source))
-    new = [one for one in crosscheck(open_domain(after, source)) if one not in broken_before]
+    were_there = set(broken_before)
+    new = [one for one in crosscheck(open_domain(after, source)) if one not in were_there]
     if new:
         raise HomenodeError(
             f"{source}: the tuned document would contradict itself: {new[0]}",
@@ -154,8 +159,20 @@ def _tuned(
         before,
         replace(made, kept=kept),
         after,
-        (*(f"warning: {one}" for one in broken_before), *map(_sentence, known), *notes),
+        (*_warnings(broken_before), *map(_sentence, known), *notes),
     )
+
+
+def _warnings(broken: Sequence[Broken]) -> Iterator[str]:
+    """A line for each, and one for what many more have."""
+    counts = Counter(one.id for one in broken)
+    seen: Counter[str] = Counter()
+    for one in broken:
+        seen[one.id] += 1
+        if seen[one.id] <= _MOST_ALIKE:
+            yield f"warning: {one}"
+        elif seen[one.id] == counts[one.id]:
+            yield f"warning: {counts[one.id] - _MOST_ALIKE} more of this kind ({one.id})"
 
 
 def _sentence(finding: PlanFinding) -> str:

@@ -39,6 +39,15 @@ def command_line(*words: object) -> str:
     return " ".join(_word(str(word)) for word in words)
 
 
+def operands(*words: object) -> tuple[object, ...]:
+    """Names at the end of a command: behind "--" where one of them could be taken for an option.
+
+    >>> command_line("virsh", "start", *operands("-vm")), command_line("ls", *operands("a"))
+    ('virsh start -- -vm', 'ls a')
+    """
+    return ("--", *words) if any(str(word).startswith("-") for word in words) else words
+
+
 def _word(text: str) -> str:
     if text.isprintable():
         return shlex.quote(text)

@@ -1,5 +1,6 @@
 """The user documentation against the program: fields, options, names, links, shown output."""
 
+import ast
 import dataclasses
 import inspect
 import itertools
@@ -10,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterator
 from enum import StrEnum
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
 from homenode.pool.outlook import PoolOutlook
 from homenode.topology import Host, HostSummary
-from tests.doc_pages import FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
+from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given
 
@@ -139,7 +141,12 @@ def test_a_format_page_tells_its_version_and_history(kind: str) -> None:
 
 
 def test_the_plan_page_names_every_term_of_the_cost() -> None:
-    names = {name for policy in Policy for part in order(policy, shows_pcie=True) for name in part}
+    names = {
+        name
+        for policy in Policy
+        for part in order(policy, shows_pcie=True, even_splits=True)
+        for name in part
+    }
     assert names <= page("docs/formats/plan.md").words_in_code()
 
 
@@ -224,6 +231,19 @@ def test_every_link_between_pages_leads_somewhere() -> None:
             assert (ROOT / path).exists(), f"{from_page.path}: no {target}"
             if anchor:
                 assert anchor in page(path).anchors(), f"{from_page.path}: no {target}"
+
+
+def test_every_page_has_a_place_in_the_contents_of_the_site() -> None:
+    """`make docs` refuses a page that is in no table of contents."""
+    tree = ast.parse((ROOT / "packaging" / "docs" / "conf.py").read_text())
+    (contents,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "CONTENTS"
+    ]
+    entries = ["index", *(entry for _, group in contents for entry in group)]
+    pages = {str(path.relative_to(DOCS).with_suffix("")) for path in DOCS.rglob("*.md")}
+    assert pages == {name for name in pages if any(fnmatch(name, entry) for entry in entries)}
 
 
 def test_the_supported_versions_are_those_that_the_program_checks() -> None:

@@ -91,7 +91,7 @@ def test_a_printed_range_makes_a_range_of_multiples(document: Document) -> None:
         for one in part_of(document, "Xen, 2 nodes of 16 cores").card.answers
         if one.objective == "throughput"
     ]
-    assert (losses.choice, losses.layout) == ("cores-first", "pin")
+    assert (losses.choice, losses.layout) == ("cores-first", "in a VM: pin-bound")
     assert losses.effect.endswith("1.67 to 4 x memory-first"), "40 to 75 % lost"
     reason = part_of(document, "GH200 x4").card.reason
     assert reason.endswith("best for device-transfer; is no worse for collective")

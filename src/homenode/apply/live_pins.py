@@ -14,6 +14,7 @@ from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.domain_state import DomainState, LivePin
 from homenode.hypervisor.virsh import Virsh
+from homenode.input_files import read_kernel_file
 from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.live.procfs import arguments_after
 
@@ -195,7 +196,5 @@ def _processes(proc: Path, uuid: str) -> Iterator[tuple[int, int]]:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:  # it has ended, or is not for us to see
-        return ""
+    content = read_kernel_file(str(path))
+    return (content or b"").decode("utf-8", "replace")  # none: it ended, or is not for us to see

@@ -1,6 +1,5 @@
 """Obstacles: what stands against changing a domain's definition, each by name."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from homenode.errors import HomenodeError
 from homenode.hypervisor.connection import with_connection
 from homenode.hypervisor.domain_state import DomainState
 from homenode.plan.guest import Guest
-from homenode.wording import command_line
+from homenode.wording import command_line, operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +75,13 @@ def obstacles(
         for snapshot, document in snapshots.items():
             owned = _held_topology(document, snapshot)
             if owned is None or owned != _topology(guest):
+                words = ("snapshot-delete", state.uuid, *operands(snapshot))
                 found.append(
                     Obstacle(
                         "snapshot",
                         f"{name}: expected no snapshot of another topology, found {snapshot!r}: "
                         "reverting to it would bring the old definition back",
-                        f"{virsh} snapshot-delete {state.uuid} {shlex.quote(snapshot)}"
+                        f"{virsh} {command_line(*words)}"
                         + ("" if restoring else ", or tune a copy: homenode plan --name COPY"),
                     )
                 )

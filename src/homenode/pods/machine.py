@@ -139,4 +139,6 @@ def _devices(
             for device in host.devices_of_kind(DeviceKind.GPU)
             if device.vendor_id == vendor and device.physical_function is None
         ]
-    return {str(d.bdf): () if d.node is None else (int(d.node),) for d in chosen}
+    # Device plugins announce what numa_node says, also where that node has no CPUs.
+    nodes = {d.bdf: d.reported_node for d in chosen}
+    return {str(bdf): () if node is None else (int(node),) for bdf, node in nodes.items()}

@@ -181,6 +181,8 @@ class _Writer:
             parts.append(device.driver)
         if device.iommu_group is not None:
             parts.append(f"IOMMU group {device.iommu_group}")
+        if device.firmware_node is not None:
+            parts.append(f"numa_node {device.firmware_node}, which has no CPUs")
         text = "".join(f", {printable(part)}" for part in parts if part)
         users = [self.user_of[f.bdf] for f in card.functions if f.bdf in self.user_of]
         style = "bold" if device.kind is DeviceKind.GPU else ""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from homenode.hypervisor.domain_state import domain_argument
 from homenode.pool.model import Pool
 from homenode.pool.moves import MOST_MOVED_TOGETHER, Move, MovePlan
 from homenode.pool.place import LostFits, RankedPlace, RefusedHosts
@@ -15,7 +16,7 @@ from homenode.wording import command_line, either, number_list, plural, printabl
 def places_text(
     vm: str,
     places: Sequence[RankedPlace],
-    refused: Sequence[RefusedHosts],
+    refused: Sequence[RefusedHosts] = (),
     hint: str | None = None,
 ) -> RenderableType:
     """The first hosts, each with what the choice costs; or that there is none, and why."""
@@ -136,8 +137,13 @@ def _moves_text(head: str, plan: MovePlan, pool: Pool, sources: Sequence[str]) -
         )
     host_of = {host.name: host for host in pool.hosts}
     for restart, what in ((True, "by stop and start"), (False, "live")):
-        first = next((move for move in plan.moves if move.restart == restart), None)
-        if first is not None:
+        alike = [move for move in plan.moves if move.restart == restart]
+        # Of virsh's operands a number is an id, and what begins with "-" an option.
+        first = next((move for move in alike if domain_argument(move.vm, "")), None)
+        if alike and first is None:
+            about = f"A move {what}, of {alike[0].vm!r}: by its UUID; the name is none to a command"
+            parts.append(Text(printable(about), style="yellow"))
+        elif first is not None:
             about = f"A move {what}, for example {first.vm}"
             if not first.restart:
                 about += f"; the second command on {first.to_host} when the VM is stopped: new pins"

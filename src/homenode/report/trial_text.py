@@ -223,13 +223,12 @@ def advice_text(conclusion: Conclusion) -> RenderableType:
         )
     if not conclusion.advice:
         return Text("no layout to make permanent: the figures cannot tell")
-    by_command: dict[str | None, list[str]] = {}
+    by_command: dict[str, list[str]] = {}
     for one in conclusion.advice:
         by_command.setdefault(one.command, []).append(str(one.objective))
     lines = [Text("To make a layout permanent", style="bold")]
     for command, objectives in by_command.items():
-        stated = "nothing to do: the VM is as it should be" if command is None else command
-        lines.append(Text(printable(f"  for {', '.join(objectives)}: {stated}")))
+        lines.append(Text(printable(f"  for {', '.join(objectives)}: {command}")))
     return AsciiWhereNeeded(Group(*lines))
 
 

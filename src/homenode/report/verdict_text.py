@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from homenode.analyse.comparison import PRINTED, Doubt, EvidenceLevel
-from homenode.analyse.statement import ground_of, sentence_of, source_sentence
+from homenode.analyse.statement import ground_of, memory_text, runs_as, sentence_of, source_sentence
 from homenode.analyse.verdict import ReasonId, Verdict, Verdicts
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import printable
@@ -50,10 +50,8 @@ def layout_text(verdict: Verdict) -> RenderableType:
 
 def answer_of(verdict: Verdict) -> str:
     """What to run: the choice, and the layout where that is not its name."""
-    answer = verdict.choice or "no answer"
-    if verdict.layout not in (None, verdict.choice):
-        answer += f" (layout {verdict.layout})"
-    return answer
+    layout = runs_as(verdict)
+    return f"{verdict.choice or 'no answer'}{f' ({layout})' if layout else ''}"
 
 
 def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]:
@@ -77,7 +75,7 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[Renderable
     lines = [sentence_of(verdict)]
     if verdict.choice is not None:
         pages = verdict.huge_pages or "not known"
-        lines.append(f"memory: {verdict.memory_mode or 'not known'}; huge pages: {pages}")
+        lines.append(f"memory: {memory_text(verdict)}; huge pages: {pages}")
     if verdict.level is EvidenceLevel.PROVISIONAL:
         lines.append("to be sure: boot each layout five times, in mixed order (homenode trial)")
     lines += [f"doubt: {one}" for one in doubts_of(verdict)]

@@ -1,13 +1,17 @@
 """hwloc XML: what `lstopo --of xml` (or hwloc-gather-topology) writes, as records.
 
 COMMAND needs --disallowed, or PUs outside the caller's cgroup are left out; and io:all, or only
-"important" PCI functions are there. Versions 2 and 3 of the format (hwloc 2.0 and newer) are read.
+"important" PCI functions are there. Versions 2 and 3 of the format (hwloc 2.0 and newer) are read,
+and version 1, whose records get the form of version 2: types, caches by level, a matrix of
+distances for the NUMA nodes, and a node for the memory of a machine that shows none.
 The document is untrusted: see tools/xml_text.py. Its DOCTYPE is ordinary and nothing is loaded.
 
-Source: hwloc2.dtd of hwloc 2.12, hwloc/topology-xml.c; seen: hwloc 2.8, 2.9, 3.0 (development).
+Source: hwloc2.dtd of hwloc 2.12, hwloc/topology-xml.c; seen: hwloc 1.11, 2.8, 2.9, 3.0
+(development).
 """
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 
 from lxml import etree
 
@@ -67,8 +71,8 @@ class HwlocTopology:
 def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
     """The records of a document.
 
-    Raises InputError for version 1 and for a document that is too large, and ParseError for other
-    XML, entities and malformed values.
+    Raises InputError for an unknown version and for a document that is too large, and ParseError
+    for other XML, entities and malformed values.
     """
     if isinstance(text, bytes):
         try:
@@ -76,16 +80,25 @@ def parse(text: str | bytes, source: str = "hwloc XML") -> HwlocTopology:
         except UnicodeDecodeError:
             raise ParseError(source, "UTF-8", repr(text[:20])) from None
     root = parse_xml(text, "topology", source)
-    version = root.get("version")
-    if version is None or not version.startswith(("2.", "3.")):
+    version = root.get("version", _VERSION_1)  # which version 1 does not say
+    if not version.startswith(("1.", "2.", "3.")):
         raise InputError(
-            f"{source}: expected hwloc XML version 2 or 3, found {version or 'version 1'}",
-            hint="export it again with `lstopo --of xml` of hwloc 2.0 or newer",
+            f"{source}: expected hwloc XML version 1, 2 or 3, found {version}",
+            hint="convert it with an hwloc that reads it: lstopo -i FILE --of xml NEW.xml",
         )
+    is_old = version.startswith("1.")
     machines = [child for child in root if child.tag == "object"]
-    if len(machines) != 1 or machines[0].get("type") != "Machine":
+    if len(machines) != 1 or machines[0].get("type") not in _MACHINE_TYPES[is_old]:
         raise InputError(f"{source}: expected one object of type Machine, found {len(machines)}")
     machine = _object(machines[0], source)
+    if is_old:
+        return HwlocTopology(
+            version=version,
+            machine=_with_a_node(_in_new_form(machine)),
+            distances=tuple(_old_distances(machines[0], source)),
+            cpu_kinds=(),
+            infos=machine.infos,
+        )
     return HwlocTopology(
         version=version,
         machine=machine,
@@ -165,6 +178,79 @@ def _distances(element: etree._Element, source: str) -> HwlocDistances:
         objects=tuple(index if of_type is None else f"{of_type}:{index}" for index in indices),
         values=tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count)),
     )
+
+
+_VERSION_1 = "1.0"
+_MACHINE_TYPES = {False: ("Machine",), True: ("Machine", "System")}
+_NODE_TYPES = ("NUMANode", "Node")
+_NEW_TYPES = {"System": "Machine", "Node": "NUMANode", "Socket": "Package"}
+"""What hwloc before 1.11 called them."""
+
+_INSTRUCTIONS = "2"
+"""cache_type of a cache that holds no data."""
+
+_LATENCY = re.compile(r"\d{1,9}(?:\.\d{1,9})?", re.ASCII)
+
+
+def _in_new_form(obj: HwlocObject) -> HwlocObject:
+    """An object of version 1, and those below it, by the types of version 2."""
+    of_type = _NEW_TYPES.get(obj.type, obj.type)
+    if of_type == "Cache":
+        holds = "i" if obj.attributes.get("cache_type") == _INSTRUCTIONS else ""
+        of_type = f"L{obj.attributes.get('depth', '')}{holds}Cache"
+    attributes = obj.attributes
+    if subtype := obj.infos.get("Type"):  # "MCDRAM", of a node; "Die", of a group
+        attributes = {"subtype": subtype, **attributes}
+        of_type = "Die" if (of_type, subtype) == ("Group", "Die") else of_type
+    children = tuple(_in_new_form(child) for child in obj.children)
+    return replace(obj, type=of_type, attributes=attributes, children=children)
+
+
+def _with_a_node(machine: HwlocObject) -> HwlocObject:
+    """A machine of version 1 that shows no NUMA node has the memory itself: version 2 gives it a
+    node, and so does this."""
+
+    def has_node(obj: HwlocObject) -> bool:
+        return obj.type == "NUMANode" or any(has_node(child) for child in obj.children)
+
+    if has_node(machine) or "local_memory" not in machine.attributes:
+        return machine
+    own = {**machine.attributes, "os_index": "0"}
+    node = HwlocObject("NUMANode", own, machine.infos, ())
+    return replace(machine, children=(node, *machine.children))
+
+
+def _old_distances(machine: etree._Element, source: str) -> list[HwlocDistances]:
+    """The matrices of the NUMA nodes: multiples of `latency_base`, in the order of the document.
+
+    Version 1 does not name what a matrix compares. As in hwloc's own import, one of the whole
+    machine with as many rows as it has nodes is theirs; others, which groups are made of, are left
+    out.
+    """
+    nodes = [node for node in machine.iter("object") if node.get("type") in _NODE_TYPES]
+    names = tuple(f"NUMANode:{node.get('os_index', '')}" for node in nodes)
+    count = len(nodes)
+    found: list[HwlocDistances] = []
+    for matrix in machine.iterchildren("distances"):
+        if matrix.get("nbobjs") != str(count) or matrix.get("latency_base") is None:
+            continue
+        base = _latency(matrix.get("latency_base", ""), matrix, source)
+        values = [
+            round(base * _latency(child.get("value", ""), child, source))
+            for child in matrix.iterchildren("latency")
+        ]
+        if len(values) != count * count:
+            expected = f"{count * count} latencies"
+            raise ParseError(source, expected, str(len(values)), line=_line(matrix))
+        rows = tuple(tuple(values[i * count : (i + 1) * count]) for i in range(count))
+        found.append(HwlocDistances("NUMALatency", 0, True, names, rows))
+    return found
+
+
+def _latency(text: str, element: etree._Element, source: str) -> float:
+    if _LATENCY.fullmatch(text) is None:
+        raise ParseError(source, "a latency such as 2.100000", text, line=_line(element))
+    return float(text)
 
 
 def pus_of(obj: HwlocObject, attribute: str, source: str) -> CpuSet:

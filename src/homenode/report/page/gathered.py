@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from homenode.durable import open_plain
 from homenode.errors import HomenodeError, InputError
 from homenode.evidence.model import Publication
 from homenode.evidence.sources import PUBLISHED, load_sources
+from homenode.input_files import read_plain
 from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.plan.fingerprint import host_fingerprint
@@ -22,7 +22,7 @@ from homenode.report.page.machine import UNNAMED, Stored
 from homenode.results.model import Run
 from homenode.results.store import FILE, load_runs
 from homenode.results.vantage import Vantage
-from homenode.sources import load_host
+from homenode.sources import load_host, shipped_host
 from homenode.topology import Host
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ def gather(
     for document in evidence:
         for system in document.systems:
             if system.host is not None and system.name in wanted:
-                known[system.host] = load_host(system.host)
+                known[system.host] = shipped_host(system.host)
     stored = _neighbours(runs, folders, known, skipped)
     return Gathered(tuple(runs), tuple(stored), known, tuple(skipped), len(imported))
 
@@ -197,12 +197,9 @@ def _read(read: Callable[[Path], T], path: Path, skipped: list[str]) -> T | None
 
 def _plan(path: Path) -> Plan:
     try:
-        with open_plain(path) as file:
-            text = file.read(MAX_PLAN_BYTES + 1)
+        text = read_plain(path, MAX_PLAN_BYTES)
     except OSError as error:
         raise InputError(f"expected a plan, found: {error.strerror}") from None
-    if len(text) > MAX_PLAN_BYTES:
-        raise InputError(f"expected at most {MAX_PLAN_BYTES >> 20} MiB, found more")
     return read_plan(text, path.name)
 
 

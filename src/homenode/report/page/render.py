@@ -3,9 +3,9 @@
 import base64
 import hashlib
 from functools import cache
-from importlib.resources import files
 
 from homenode.errors import HostError
+from homenode.package_files import package_names, package_text
 from homenode.report.page.document import Document
 from homenode.report.palette import chart_style, style_sheet
 from homenode.wording import printable
@@ -13,7 +13,7 @@ from homenode.wording import printable
 _HATCHED = "".join(
     f"svg.map [data-hatch={name}]{{fill:url(#{name})}}" for name in ("taken", "barred")
 )
-_TEMPLATES = "report/page/templates"
+_TEMPLATES = ("report", "page", "templates")
 _WORD_JOINER = "\u2060"
 
 
@@ -91,9 +91,9 @@ def _digest(text: str) -> str:
 
 @cache
 def _names() -> tuple[str, ...]:
-    return tuple(sorted(entry.name for entry in (files("homenode") / _TEMPLATES).iterdir()))
+    return package_names(*_TEMPLATES)
 
 
 @cache
 def _text(name: str) -> str:
-    return (files("homenode") / _TEMPLATES / name).read_text(encoding="utf-8")
+    return package_text(*_TEMPLATES, name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.grade import Grade
-from homenode.analyse.statement import effect_text, ground_of, sentence_of, source_sentence
+from homenode.analyse.statement import effect_text, ground_of, runs_as, sentence_of, source_sentence
 from homenode.analyse.verdict import SourceVerdict, Verdict
 from homenode.plan.layout import PRESETS
 from homenode.report.page.machine import Machine
@@ -148,7 +148,7 @@ def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
         str(one.objective),
         one.choice or "no answer",
         one.choice is not None,
-        "" if one.layout in (None, one.choice) else one.layout,
+        runs_as(one),
         effect_text(one),
         "" if one.level is None else str(one.level),
         sentence_of(one),

@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
-from homenode.plan.model import Plan, PlannedController, PortModel
+from homenode.plan.model import Plan, PlanFinding, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
@@ -145,6 +145,11 @@ def defined_guest(guest: Guest, ports: int = 6) -> Guest:
 def ask(devices: tuple[Bdf, ...], vcpus: int = 4, defined: bool = True) -> GuestRequest:
     request = small_request(vcpus, layout="pin-numa-pci", devices=[str(bdf) for bdf in devices])
     return replace(request, guest=defined_guest(request.guest)) if defined else request
+
+
+def on_devices(plan: Plan) -> list[PlanFinding]:
+    """Findings on the PCIe tree: hosts here have no LLCs, which is a finding of its own."""
+    return [finding for finding in plan.findings if finding.id != "guest-l3-not-mirrored"]
 
 
 def of_model(plan: Plan, model: PortModel) -> list[PlannedController]:

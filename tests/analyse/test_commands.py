@@ -131,7 +131,7 @@ def test_recommend_says_of_which_gpu_a_figure_is_and_what_a_doubt_may_come_from(
 
 def test_recommend_names_memory_and_huge_pages_wherever_it_names_a_choice() -> None:
     printed = call("recommend", "published:GH200 x4", "--objective", "device-transfer")
-    assert "memory: not known; huge pages: yes" in " ".join(printed.split())
+    assert "memory: strict, per cell; huge pages: yes" in " ".join(printed.split())
 
 
 def test_recommend_for_a_host_takes_the_best_rung_and_prints_the_documented_format() -> None:

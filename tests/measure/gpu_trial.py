@@ -10,8 +10,6 @@ from pathlib import Path
 
 from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Diagnosis, diagnose
-from homenode.description.parse import parse_description
-from homenode.description.render import render
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import JournalFile
 from homenode.measure.layouts.prepare import preflight, prepare
@@ -24,7 +22,7 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot
 from homenode.sources import load_host
 from tests.measure.collective_guests import CollectiveGuest, Settings
-from tests.simulated_trial import SimulatedGuest, SimulatedReach, trial_of, wanted
+from tests.simulated_trial import SimulatedGuest, SimulatedReach, guest_snapshot, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"
@@ -93,7 +91,7 @@ def shown_by(definition: bytes) -> MemorySnapshot:
     layout = layout_of(definition)
     roots = _EXPANDER_BUSES if layout == "pin-numa-pci" else _OWN_PORTS
     shape = _CELLS if "numa" in layout else _FLAT
-    made = render(parse_description(_GUEST.format(roots=roots, **shape), "guest"))
+    made = guest_snapshot(_GUEST.format(roots=roots, **shape), definition)
 
     def at_0(text: str) -> str:
         """libvirt's first port on an expander bus is device 0; a described host's is device 1."""

@@ -18,10 +18,10 @@ from homenode.results.store import load_runs
 from tests.study_folders import write_study_folders
 
 RECOMMENDED = {
-    ("H200", Objective.COLLECTIVE): "pin",
+    ("H200", Objective.COLLECTIVE): "pin-bound",
     ("H200", Objective.HOST_BANDWIDTH): "pin-numa",
-    ("MI350X", Objective.COLLECTIVE): "pin",
-    ("RTX PRO 6000", Objective.COLLECTIVE): "pin",
+    ("MI350X", Objective.COLLECTIVE): "pin-bound",
+    ("RTX PRO 6000", Objective.COLLECTIVE): "pin-bound",
     ("RTX 4090", Objective.HOST_BANDWIDTH): "pin-numa",
     ("RTX 4080", Objective.THROUGHPUT): "default",
 }

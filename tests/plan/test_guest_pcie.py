@@ -28,6 +28,7 @@ from tests.guest_shapes import (
     defined_guest,
     hgx_host,
     of_model,
+    on_devices,
     placed,
     with_virtual,
 )
@@ -77,8 +78,9 @@ def test_a_device_without_a_node_stays_on_the_root_bus_with_a_finding() -> None:
     plan = assemble(host, request, placed((2, 2), devices=devices))
     assert plan.devices[0].address == request.guest.hostdevs[0].address
     assert plan.devices[0].cell is None and plan.devices[1].cell == 1
-    assert [f.id for f in plan.findings] == ["device-node-unknown"]
-    assert "01:00.0" in plan.findings[0].subject and plan.findings[0].severity == "warning"
+    (finding,) = on_devices(plan)
+    assert (finding.id, finding.severity) == ("device-node-unknown", "warning")
+    assert "01:00.0" in finding.subject
 
 
 def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named() -> None:
@@ -91,7 +93,7 @@ def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named()
     plan = assemble(host, request, placement)
     assert [device.cell for device in plan.devices] == [0, 0, 1, 1]
     check_tree(request, plan)
-    (finding,) = plan.findings
+    (finding,) = on_devices(plan)
     assert (finding.id, finding.severity) == ("device-on-nearest-cell", "info")
     assert finding.subject == "2 devices" and "--policy spread" in (finding.fix or "")
     assert "0000:02:00.0" in finding.detail and "0000:04:00.0" in finding.detail

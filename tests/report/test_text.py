@@ -172,7 +172,7 @@ def test_hosts_are_ranked_best_first_and_those_that_cannot_say_why() -> None:
     text = _printed(rank_text(rank([(host, small_request(8)) for host in (small, far, near)])), 120)
     assert text.index("one-node") < text.index("two-nodes") < text.index("too-small")
     last = " ".join(text.split()).partition("too-small")[2]
-    assert "free whole cores" in last and "2 free" in last
+    assert "need 8 free PUs, 4 free" in last
 
 
 def test_only_what_placement_depends_on_is_shown_of_the_kernel_command_line() -> None:

@@ -63,10 +63,10 @@ class Locality:
 
     def node_listed(self, nodes: Iterable[int], pus: CpuSet | None) -> NodeIndex | None:
         """The one node with CPUs among those that a tool lists, as "0,5-11" on GH200; where it
-        lists none, the one that has all these PUs."""
+        lists none, the one of several that has all these PUs."""
         own = set(self.node_of_pus.values())
         found = own.intersection(NodeIndex(node) for node in nodes)
-        if not found and pus:
+        if not found and pus and len(own) > 1:
             found = {node for its, node in self.node_of_pus.items() if pus <= its}
         return found.pop() if len(found) == 1 else None
 

@@ -33,12 +33,19 @@ class NotRecommended(HomenodeError):
 
 def suggested_objective(guest: Guest, options: PlanOptions, host: Host) -> Objective:
     """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
-    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(options.devices)
-    gpus = {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
-    count = len(wanted & gpus) if options.gpu_count is None else options.gpu_count
+    count = _gpus(guest, options, host)
     if count > 1:
         return Objective.COLLECTIVE
-    return Objective.DEVICE_TRANSFER if count or wanted else Objective.HOST_BANDWIDTH
+    wanted = count or guest.hostdevs or options.devices
+    return Objective.DEVICE_TRANSFER if wanted else Objective.HOST_BANDWIDTH
+
+
+def _gpus(guest: Guest, options: PlanOptions, host: Host) -> int:
+    """GPUs that the VM gets."""
+    if options.gpu_count is not None:
+        return options.gpu_count
+    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(options.devices)
+    return len(wanted & {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)})
 
 
 def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) -> Settled:
@@ -53,7 +60,8 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
     machine = facts_of_host(host, evidence.publications)
     buses = guest.is_q35 or guest.is_virt
     known = replace(evidence, runs=of_host(evidence.runs, host))
-    verdict = decide(known, machine, objective, expander_buses=buses)
+    has_gpus = _gpus(guest, options, host) > 0
+    verdict = decide(known, machine, objective, expander_buses=buses, has_gpus=has_gpus)
     if verdict.layout is None:
         raise NotRecommended(
             f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",

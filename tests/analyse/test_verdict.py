@@ -374,6 +374,39 @@ def test_a_machine_type_without_expander_buses_is_not_given_one() -> None:
     assert made.why(ReasonId.NO_EXPANDER_BUS)
 
 
+@pytest.mark.parametrize("nodes", [4, 1])
+@pytest.mark.parametrize("objective", [Objective.COLLECTIVE, Objective.DEVICE_TRANSFER])
+def test_grace_gpus_get_a_layout_that_gives_their_memory_nodes(
+    objective: Objective, nodes: int
+) -> None:
+    machine = replace(facts("gh200x4"), nodes=nodes)
+    assert machine.grace_gpus
+    assert decide(PUBLISHED, machine, objective).layout == "pin-numa-pci"
+    assert decide(PUBLISHED, machine, objective, expander_buses=False).layout == "pin-bound"
+
+
+def test_a_vm_without_gpus_on_a_grace_host_needs_no_expander_bus() -> None:
+    machine = facts("gh200x4")
+    without = decide(PUBLISHED, machine, Objective.COLLECTIVE, has_gpus=False)
+    assert (without.layout, without.why(ReasonId.INITIATORS)) == ("pin-bound", None)
+    given = decide(PUBLISHED, machine, Objective.HOST_BANDWIDTH, has_gpus=True)
+    assert given.layout == "pin-numa-pci"
+    assert given.why(ReasonId.INITIATORS)
+
+
+def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None:
+    machine = facts("gh200x4")
+    rng = random.Random(4)
+    runs = tuple(
+        simulated_run(
+            layout, {"allreduce-busbw-peak": ("bytes_per_s", value)}, rng, host=machine.fingerprint
+        )
+        for layout, value in (("pin-bound", 2e11), ("pin-numa-pci", 1e11))
+    )
+    made = decide(Evidence(publications(), runs), machine, Objective.COLLECTIVE)
+    assert (made.here, made.layout) == (True, "pin-bound")
+
+
 def test_a_healthy_machine_of_an_excluded_kind_is_reasoned_about() -> None:
     sick = facts("rtx5090-epyc7702")
     made = decide(PUBLISHED, replace(sick, findings=()), Objective.COLLECTIVE)

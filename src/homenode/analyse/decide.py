@@ -41,12 +41,16 @@ def decide(
     objective: Objective,
     *,
     expander_buses: bool = True,
+    has_gpus: bool | None = None,
 ) -> Verdict:
     """The answer for an objective on a machine.
 
-    expander_buses: the VM's machine type takes them. Same input, same verdict.
+    expander_buses: the VM's machine type takes them. has_gpus: of the VM, None = as the objective
+    suggests. Same input, same verdict.
     """
-    (found,) = decide_all(evidence, machine, (objective,), expander_buses=expander_buses)
+    (found,) = decide_all(
+        evidence, machine, (objective,), expander_buses=expander_buses, has_gpus=has_gpus
+    )
     return found
 
 
@@ -56,6 +60,7 @@ def decide_all(
     objectives: Sequence[Objective] = tuple(Objective),
     *,
     expander_buses: bool = True,
+    has_gpus: bool | None = None,
     known: Sequence[Alternative] = (),
 ) -> tuple[Verdict, ...]:
     """The answers for several objectives.
@@ -68,8 +73,12 @@ def decide_all(
     like = {host: alternatives(runs) for host, runs in _like(evidence.runs, machine).items()}
     findings = (*machine.findings, *figure_findings(own))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
-    return tuple(
+    found = (
         _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
+    )
+    return tuple(
+        _with_answer(evidence, machine, _with_initiators(one, machine, expander_buses, has_gpus))
+        for one in found
     )
 
 
@@ -89,11 +98,29 @@ def _decided(
         found = _strongest(evidence, machine, objective, here, like, expander_buses)
         if found.layout is None and found.choice is not None:
             found = _with_layout(found, evidence, machine, expander_buses)
+    return found
+
+
+def _with_initiators(
+    found: Verdict, machine: MachineFacts, expander_buses: bool, has_gpus: bool | None
+) -> Verdict:
+    """The verdict with a layout that gives the memory of Grace GPUs its nodes in the guest: without
+    them the guest's driver cannot put it online. What was measured here has shown that it works."""
+    has_gpus = found.objective in _OF_GPUS if has_gpus is None else has_gpus
+    needs = machine.grace_gpus and has_gpus and expander_buses and not found.here
+    layout = found.layout
+    if not needs or layout is None or PRESETS[layout].pcie is GuestPcie.MIRRORED:
+        return found
+    reasons = (*found.reasons, Reason(ReasonId.INITIATORS, layout))
+    return replace(found, layout="pin-numa-pci", reasons=reasons, floating=False, measure_next=None)
+
+
+def _with_answer(evidence: Evidence, machine: MachineFacts, found: Verdict) -> Verdict:
     found = with_memory_bound(found)
     exposes = found.layout is not None and PRESETS[found.layout].siblings is Siblings.EXPOSED
     return replace(
         found,
-        keep_vcpus=exposes and objective is Objective.DENSITY,
+        keep_vcpus=exposes and found.objective is Objective.DENSITY,
         published=tuple(_published_verdicts(evidence, machine, found)),
     )
 
@@ -228,6 +255,8 @@ def _with_layout(
     )
 
 
+_OF_GPUS = frozenset({Objective.COLLECTIVE, Objective.DEVICE_TRANSFER})
+
 PRIOR = {
     Objective.COLLECTIVE: "pin",
     Objective.HOST_BANDWIDTH: "pin-numa",
@@ -290,8 +319,7 @@ def _reasoned(
         layout, reasons = "pin", [Reason(ReasonId.ONE_NODE)]
     elif PRESETS[layout].pcie is GuestPcie.MIRRORED and not expander_buses:
         layout, reasons = "pin", [Reason(ReasonId.NO_EXPANDER_BUS)]
-    talks = objective in (Objective.COLLECTIVE, Objective.DEVICE_TRANSFER)
-    measure = talks and not one_node and expander_buses and (machine.gpus or 0) > 0
+    measure = objective in _OF_GPUS and not one_node and expander_buses and (machine.gpus or 0) > 0
     return Verdict(
         objective,
         machine.name,

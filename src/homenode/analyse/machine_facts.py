@@ -9,6 +9,7 @@ from homenode.evidence.model import Evidence, Publication, System
 from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.shape.initiators import is_grace
 from homenode.results.model import Origin, Run, host_kind
 from homenode.topology import Host
 
@@ -19,7 +20,8 @@ class MachineFacts:
 
     fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
     its runs name, where they name no host; None where the machine itself is known. nodes: with
-    PUs, None = unknown. systems: of publications, that are its kind. findings: about its links.
+    PUs, None = unknown. grace_gpus: it has some, with initiator nodes. systems: of publications,
+    that are its kind. findings: about its links.
     """
 
     name: str
@@ -29,6 +31,7 @@ class MachineFacts:
     nodes: int | None
     has_siblings: bool
     gpus: int | None
+    grace_gpus: bool
     systems: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
 
@@ -44,6 +47,7 @@ def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFac
         sum(bool(node.pus) for node in host.nodes),
         any(len(core.pus) > 1 for core in host.cores),
         len(gpus),
+        any(map(is_grace, gpus)) and any(node.generic_initiator for node in host.nodes),
         _systems(host.name, host.cpu.name or "", [gpu.name or "" for gpu in gpus], publications),
         link_health(host),
     )
@@ -63,6 +67,7 @@ def facts_of_runs(
         None,
         True,
         None,
+        False,
         _systems("", kind or "", [kind or ""], publications),
         (),
     )

@@ -25,7 +25,8 @@ def runs_as(verdict: Verdict) -> str:
         return "run with memory bound"
     if verdict.layout in (None, verdict.choice):
         return ""
-    if verdict.why(ReasonId.BOUND) is not None and verdict.why(ReasonId.NO_LAYOUT) is None:
+    changed = verdict.why(ReasonId.BOUND) or verdict.why(ReasonId.INITIATORS)
+    if changed is not None and verdict.why(ReasonId.NO_LAYOUT) is None:
         return f"run as {verdict.layout}"
     return f"in a VM: {verdict.layout}"
 
@@ -195,6 +196,8 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             return "the machine has one node: guest cells and expander buses have nothing to show"
         case ReasonId.NO_EXPANDER_BUS:
             return "the VM's machine type takes no expander bus"
+        case ReasonId.INITIATORS:
+            return f"the memory of Grace GPUs needs the NUMA nodes of {verdict.layout}"
         case ReasonId.PRIOR:
             metrics = titles_of(verdict.objective)
             own = f"stronger figures of {metrics} cannot tell"

@@ -28,6 +28,7 @@ class ReasonId(StrEnum):
     PRIOR = "prior"  # figures of other machines
     COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
+    INITIATORS = "initiators"  # Grace GPUs need NUMA nodes in the guest for their memory
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong
@@ -91,15 +92,15 @@ class Verdict:
     level: of the evidence; None where there is no answer. here: it is of this very machine; False:
     of others of its kind, or of none. choice: the alternative to run, None where none can be named.
     layout: the preset to run: the guest is the choice's, and memory is always bound; where the
-    choice is no layout, the reasoned one. keep_vcpus: siblings take half the cores rather than
-    double the vCPUs. floating: pins are worse, so the layout is default, with vCPUs that float over
-    the nodes that memory is bound to. also: others that are no worse. avoid: those that are
-    worse; of one in neither nothing is known. memory_mode, huge_pages: in words, None
-    where nothing is known. results: by metric, best first. boots: fewest and most of an
-    alternative, None for printed figures. findings: what stops any recommendation. measure_next:
-    the layout that was not measured and that could change the answer. published: what
-    publications recommend. passed: what stronger evidence could not tell. notes: what is wrong with
-    published figures.
+    choice is no layout, the reasoned one; for Grace GPUs one that gives their memory its nodes.
+    keep_vcpus: siblings take half the cores rather than double the vCPUs. floating: pins are worse,
+    so the layout is default, with vCPUs that float over the nodes that memory is bound to. also:
+    others that are no worse. avoid: those that are worse; of one in neither nothing is known.
+    memory_mode, huge_pages: in words, None where nothing is known. results: by metric, best first.
+    boots: fewest and most of an alternative, None for printed figures. findings: what stops any
+    recommendation. measure_next: the layout that was not measured and that could change the answer.
+    published: what publications recommend. passed: what stronger evidence could not tell. notes:
+    what is wrong with published figures.
     """
 
     objective: Objective

@@ -51,6 +51,15 @@ def header(
     return bytes(block)
 
 
+def signed_header(name: str) -> bytes:
+    """A folder's block as some old tars write it: bytes above 127 count as negative."""
+    block = bytearray(header(name, 0, b"5"))
+    block[345:360] = b"\xff" * 15
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(byte - 256 * (byte > 127) for byte in block)
+    return bytes(block)
+
+
 def member(name: str, content: bytes, kind: bytes = b"0") -> bytes:
     return header(name, len(content), kind) + content + bytes(-len(content) % 512)
 
@@ -244,6 +253,12 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "a pax size that is negative": lambda: pax({"size": "-512"}) + header("sys/x") + END,
     "a pax size of 4,000 digits": lambda: pax({"size": "9" * 5000}) + header("sys/x") + END,
     "500,000 members": lambda: gzip.compress(header("sys/a", 0, b"5") * 500_000 + END, 1),
+    "79,000 folders of an old tar": lambda: gzip.compress(
+        b"".join(signed_header(f"sys/{n}") for n in range(79_000)) + END, 1
+    ),
+    "an lspci of 7 million lines": lambda: gzip.compress(
+        host_tar({"commands/lspci": "\n" * (7 * MIB)}), 1
+    ),
     "75,000 folders": lambda: gzip.compress(
         b"".join(header(f"sys/{n}/{n}", 0, b"5") for n in range(75_000)) + END, 1
     ),

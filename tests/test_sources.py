@@ -138,3 +138,29 @@ def test_a_stored_host_is_the_host_that_was_stored(tmp_path: Path, name: str) ->
     path = tmp_path / "stored"
     path.write_text(encode("host", host))
     assert load_host(str(path)) == host
+
+
+@pytest.mark.parametrize("start", ["<topology>", '{"format": "homenode.host/3", "x": ['])
+def test_a_host_in_xml_or_json_that_would_take_a_gigabyte_is_refused(
+    tmp_path: Path, start: str
+) -> None:
+    path = tmp_path / "host"
+    path.write_text(start + " " * (8 << 20))
+    with pytest.raises(InputError, match="at most 8388608 characters"):
+        load_host(str(path))
+
+
+def test_a_text_that_would_take_seconds_is_refused_by_its_lines(tmp_path: Path) -> None:
+    path = tmp_path / "host"
+    for more, expected in (
+        ("\n" * 500_000, "at most 400000 lines"),
+        ("\v\u2028" * 250_000, "at most 400000 lines"),
+        (
+            "".join(f"{256 + (n >> 8):04x}:{n & 255:02x}:00.0 VGA: a\n" for n in range(10_002)),
+            "10000 func",
+        ),
+        ("a" * (16 << 20), "more than 16 MiB"),
+    ):
+        path.write_text(SMALL + more)
+        with pytest.raises(InputError, match=expected):
+            load_host(str(path))

@@ -3,7 +3,6 @@
 What a file is, is decided by its content and never by its name.
 """
 
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,11 @@ from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:
     from homenode.description.model import HostDescription
+
+_MAX_TEXT_BYTES = 16 << 20
+_MAX_TREE_CHARACTERS = 8 << 20
+"""Of a host in a text; of one in XML or JSON, which takes 30 times as much memory. The largest that
+are known have 2 MB."""
 
 _HEAD_BYTES = 4096
 _HEAD_CHARACTERS = 4096
@@ -109,6 +113,11 @@ def _from_text(text: str, name: str) -> Host:
     from homenode.tools.lspci import looks_like_lspci
 
     start = text.lstrip("\ufeff \t\r\n")
+    if start.startswith(("<", "{")) and len(text) > _MAX_TREE_CHARACTERS:
+        raise InputError(
+            f"{name}: expected a host of at most {_MAX_TREE_CHARACTERS} characters, found "
+            f"{len(text)}"
+        )
     if start.startswith("<"):
         if "<domain" in start[:_HEAD_CHARACTERS] and "<topology" not in start[:_HEAD_CHARACTERS]:
             raise InputError(
@@ -127,9 +136,11 @@ def _from_text(text: str, name: str) -> Host:
         from homenode.discover.lspci import host_from_lspci
 
         return host_from_lspci(text, name)
+    from homenode.toml_text import read_toml
+
     try:
-        tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
+        read_toml(text)
+    except ValueError as error:
         raise InputError(
             f"{name}: expected {_KINDS}; found a text that is none of them (as TOML: {error})"
         ) from None
@@ -167,7 +178,7 @@ def shipped_host(name: str) -> Host:
 
 
 def _text(path: Path) -> str:
-    data = read_file(path, "a file that can be read")
+    data = read_file(path, "a file that can be read", most=_MAX_TEXT_BYTES)
     if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise InputError(
             f"{path}: expected {_KINDS}; found an empty file",

@@ -25,7 +25,11 @@ Line = Annotated[str, Meta(pattern=r"\A[^\n\r\0]*\Z", extra={"expected": "a text
 NO_LIMIT = 1 << 62
 Count = Annotated[int, Meta(ge=0, le=NO_LIMIT)]
 
-MAX_TEXT_CHARACTERS = 1 << 20
+_MAX_CHARACTERS = 1 << 20
+_MAX_DOTS = 20_000_000
+"""Sum over lines of the squares of their dots: to read a key of n parts takes n^2 steps and as much
+memory (Python's tomllib, 3.11 to 3.14). No line has so many that lists addresses or sizes."""
+
 _MANY = 15
 _PATH = re.compile(r" - at `\$([^`]*)`\Z")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
@@ -92,15 +96,23 @@ def decode_toml(
     text: str, of: type[T], source: str, parse_float: Callable[[str], object] = float
 ) -> T:
     """The table of a whole file. source: its name, for messages. Raises InputError."""
-    if len(text) > MAX_TEXT_CHARACTERS:
-        raise InputError(
-            f"{source}: expected at most {MAX_TEXT_CHARACTERS} characters, found {len(text)}"
-        )
     try:
-        values = tomllib.loads(text, parse_float=parse_float)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits
+        values = read_toml(text, parse_float)
+    except ValueError as error:
         raise InputError(f"{source}: expected TOML, found: {error}") from None
     return decode_value(values, of, source, "")
+
+
+def read_toml(text: str, parse_float: Callable[[str], object] = float) -> dict[str, Any]:
+    """What a file holds. Raises ValueError for what is no TOML, or costs too much to read."""
+    if len(text) > _MAX_CHARACTERS:
+        raise ValueError(f"{len(text)} characters, more than {_MAX_CHARACTERS}")
+    if sum(line.count(".") ** 2 for line in text.split("\n")) > _MAX_DOTS:
+        raise ValueError("lines with too many dots: keys of thousands of parts")
+    try:
+        return tomllib.loads(text, parse_float=parse_float)
+    except RecursionError:
+        raise ValueError("values nested too deeply") from None
 
 
 def decode_value(value: object, of: type[T], source: str, where: str) -> T:

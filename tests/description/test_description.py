@@ -1,6 +1,7 @@
 """host.toml: what it means, and what is said about one that is wrong."""
 
 import re
+import time
 import tomllib
 from pathlib import Path
 
@@ -282,6 +283,29 @@ def test_a_file_that_is_no_toml_or_lacks_what_is_needed_is_refused() -> None:
     assert "cores_per_package" in refusal("name = 'a'\nmemory_per_node = '1GiB'")
     assert "memory_per_node: expected the memory" in refusal("name = 'a'\ncores_per_package = 1")
     assert "characters" in refusal("#" * (1 << 21))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 20_000 + "a = 1\n",
+        f"[{'a.' * 20_000}a]\n",
+        "x = { " + '"=".' * 20_000 + "a = 1 }\n",
+        "".join(f"a{n}.{'b.' * 200}c = 1\n" for n in range(2500)),
+    ],
+    ids=["key", "table", "quoted", "many"],
+)
+def test_keys_of_thousands_of_parts_are_refused_before_they_are_read(text: str) -> None:
+    """Python's TOML takes n^2 steps, and n^2 pointers of memory, for one of n parts."""
+    begun = time.process_time()
+    assert "too many dots" in refusal(text)
+    assert time.process_time() - begun < 0.5
+
+
+def test_lists_of_hundreds_of_addresses_on_one_line_are_read() -> None:
+    """They hold as many dots, and are no keys."""
+    listed = ", ".join(f'"0000:{n:02x}:00.0"' for n in range(256))
+    assert "too many dots" not in refusal(f"{TWO}unknown = [{', '.join([listed] * 10)}]\n")
     assert "expected TOML" in refusal("a = " + "[" * 5000)
     assert "expected TOML" in refusal("packages = " + "9" * 5000)
     assert "llc_size: expected a size with its unit" in refusal(f"llc_size = '{'9' * 5000}GiB'")

@@ -36,6 +36,7 @@ MAX_DEPTH = 64
 0.7 MB of text and 5 MB of names, in 58 MB of tar. TOTAL: of texts and names together."""
 
 _BLOCK = 512
+_LOW_BYTES = bytes(range(128))
 _PIECE = 1 << 16
 _OVERHEAD_BYTES = 200  # of a name in a mapping
 _DICTIONARY_BYTES = 80 << 20  # of xz -9
@@ -371,9 +372,9 @@ class _Header:
         stored = _number(block[148:156])
         # The low half of adler32 is the sum of all bytes and 1, modulo 65521; sum() takes 15 times
         # as long. Some old tars count bytes above 127 as negative.
-        if zlib.adler32(summed) & 0xFFFF != (stored + 1) % 65521 and stored != sum(
-            byte - 256 * (byte > 127) for byte in summed
-        ):
+        low = zlib.adler32(summed) & 0xFFFF
+        negative = 256 * len(summed.translate(None, _LOW_BYTES)) if low != stored + 1 else 0
+        if low not in ((stored + 1) % 65521, (stored + 1 + negative) % 65521):
             raise _DamagedError("a header with another checksum")
         self.kind = block[156:157]
         self.size = _number(block[124:136])

@@ -22,7 +22,12 @@ from homenode.units import KIB
 
 COMMAND = ("lspci", "-D", "-nn", "-vvv")
 
-MAX_CHARACTERS = 64 << 20
+MAX_CHARACTERS = 16 << 20
+MAX_LINES = 400_000
+MAX_FUNCTIONS = 10_000
+"""Of a listing. A function is 30 to 60 lines, and 256 more with -xxxx."""
+
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 _HEADER = re.compile(
     r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([^:\n]{1,100}?)"
@@ -212,6 +217,9 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
     """
     if len(text) > MAX_CHARACTERS:
         raise ParseError(source, f"at most {MAX_CHARACTERS} characters", str(len(text)))
+    count = sum(map(text.count, _LINE_ENDS))
+    if count > MAX_LINES:
+        raise ParseError(source, f"at most {MAX_LINES} lines", str(count))
     found: dict[Bdf, LspciFunction] = {}
     block: list[str] = []
     header: tuple[int, str] | None = None
@@ -235,6 +243,8 @@ def parse(text: str, source: str = "lspci") -> tuple[LspciFunction, ...]:
             if function.bdf in found:
                 expected = "each address once"
                 raise ParseError(source, expected, str(function.bdf), line=header[0])
+            if len(found) == MAX_FUNCTIONS:
+                raise ParseError(source, f"at most {MAX_FUNCTIONS} functions", line, line=number)
             found[function.bdf] = function
         # What follows a prompt is another program's output.
         header, block = None if is_prompt else (number, line), []

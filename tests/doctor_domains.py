@@ -26,6 +26,12 @@ def gpus(name: str, count: int) -> tuple[Bdf, ...]:
     return tuple(gpu.bdf for gpu in host(name).devices_of_kind(DeviceKind.GPU))[:count]
 
 
+def board(name: str) -> tuple[Bdf, ...]:
+    """All GPUs of a shipped host, and its NVSwitches."""
+    switches = host(name).devices_of_kind(DeviceKind.NVSWITCH)
+    return (*gpus(name, 16), *(one.bdf for one in switches))
+
+
 def domain(
     vcpus: int,
     devices: Sequence[Bdf] = (),

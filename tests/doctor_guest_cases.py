@@ -6,7 +6,7 @@ from homenode.bdf import Bdf
 from homenode.findings import Finding
 from homenode.units import GIB, MIB
 from tests.doctor_cases import Case, case, changed, is_gpu, settings
-from tests.doctor_domains import binding, cells, diagnosed, domain, host, topology
+from tests.doctor_domains import binding, cells, diagnosed, domain, gpus, host, topology
 from tests.doctor_guests import (
     BIG,
     DESKTOP,
@@ -416,6 +416,12 @@ GUEST_CASES: dict[str, Case] = {
         lambda: small(1, [5], devices=SMALL_GPUS[1:], on=in_use("2")),
         "the GPU that it has not",
         lambda: small(1, [0], devices=SMALL_GPUS[:1], on=in_use("2")),
+    ),
+    "nvswitches-left-out": case(
+        "all 8 GPUs of h200-xeon8558 without its NVSwitches",
+        lambda: diagnosed(domain(8, gpus(H200, 8)), H200),
+        "four of them",
+        lambda: diagnosed(domain(8, gpus(H200, 4)), H200),
     ),
     "iommu-group-shared": case(
         "the GPU passed, its audio function driven by snd_hda_intel",

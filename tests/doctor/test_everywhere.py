@@ -57,6 +57,7 @@ WARNED = {
     "mixed-kinds": "core-kinds-mixed",
     "siblings-not-exposed": "core-shared",
     "host-core-taken": "host-core-taken",
+    "nvswitches-left-out": "nvswitches-left-out",
 }
 """Findings of a plan, and of the doctor, on the same."""
 

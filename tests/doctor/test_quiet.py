@@ -11,7 +11,7 @@ from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
-from tests.doctor_domains import NAME, diagnosed, domain, gpus, host, ids, planned
+from tests.doctor_domains import NAME, board, diagnosed, domain, gpus, host, ids, planned
 from tests.doctor_guests import H200, companion, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
@@ -160,7 +160,7 @@ def test_vcpus_that_float_over_a_node_are_not_judged() -> None:
 
 def test_a_well_placed_vm_on_a_well_kept_host_gets_nothing() -> None:
     """One interrupt a PU for drives, the NIC's on the host's own PUs, and idle states of 2 µs."""
-    xml = planned(domain(88, gpus(HGX, 8), gib=1024), HGX, "pin-numa-pci")
+    xml = planned(domain(88, board(HGX), gib=1024), HGX, "pin-numa-pci")
     everywhere = [str(pu.index) for pu in host(HGX).pus]
     drive = host(HGX).devices_of_kind(DeviceKind.NVME)
     there = settings(

@@ -14,6 +14,7 @@ from homenode.findings import Severity
 from homenode.indices import LlcIndex
 from tests.doctor_domains import (
     binding,
+    board,
     cells,
     diagnosed,
     domain,
@@ -152,7 +153,7 @@ def test_a_cache_that_is_passed_through_ends_at_the_guests_socket(
 def test_only_a_vm_with_too_few_vcpus_for_two_cells_has_devices_far_and_no_alarm(
     vcpus: int, severity: Severity | None
 ) -> None:
-    xml = planned(domain(vcpus, gpus("hgx-h100", 8), gib=64), "hgx-h100", "pin-numa-pci")
+    xml = planned(domain(vcpus, board("hgx-h100"), gib=64), "hgx-h100", "pin-numa-pci")
     found = diagnosed(xml, "hgx-h100")
     assert {f.severity for f in found} == ({severity} if severity else set())
 

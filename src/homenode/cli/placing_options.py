@@ -119,6 +119,13 @@ class VmOptions:
             help="With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
         ),
     ] = None
+    with_nics: Annotated[
+        bool, _vm("--with-nics", help="Pass the NIC next to each of its GPUs as well.")
+    ] = False
+    with_nvswitches: Annotated[
+        bool,
+        _vm("--with-nvswitches", help="With all GPUs of a board: pass its NVSwitches as well."),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +347,8 @@ def plan_options(
         mediated=tuple(uuid for text in vm.device if (uuid := canonical_uuid(text)) is not None),
         gpu_count=vm.gpus,
         gpu_profile=vm.gpu_profile,
+        with_nics=vm.with_nics,
+        with_nvswitches=vm.with_nvswitches,
         policy=placement.policy,
         balance=placement.balance,
         max_nodes=placement.max_nodes,

@@ -232,6 +232,8 @@ def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs
         ("--svg", outputs.svg is not None),
         ("--vcpus", options.vcpus is not None),
         ("--gpus", options.gpu_count is not None),
+        ("--with-nics", options.with_nics),
+        ("--with-nvswitches", options.with_nvswitches),
         ("--device UUID", bool(options.mediated)),
         ("--replaces", bool(options.replaces)),
         ("--after", bool(sources.after)),

@@ -1,5 +1,6 @@
 """PlanOptions: what the user asks for on the command line, and the request that follows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -219,6 +220,7 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
         if mediated.setdefault(function, uuid) != uuid or function in options.devices:
             refuse_second(function, [GuestHostdev(function, None)])
     demands["devices"] = tuple(sorted({*documented, *options.devices, *mediated}))
+    _check_brought(options, demands["devices"], host)
     # The vCPUs of a document that shows siblings are hyper-threads already.
     demands["keep_vcpus"] |= guest.threads_per_core > 1 and layout.pinning is Pinning.ALL_PUS
     if not _may_weigh_siblings(guest, options, layout):
@@ -285,6 +287,25 @@ def _check_profile(options: PlanOptions, host: Host | None) -> None:
         f"has {profiles_text(host) if host else 'none'}",
         hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",
     )
+
+
+def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
+    """What GPUs bring needs GPUs, and NVSwitches whole ones."""
+    gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
+    for option, given in (
+        ("--with-nics", options.with_nics),
+        ("--with-nvswitches", options.with_nvswitches),
+    ):
+        if given and options.gpu_count is None and gpus.isdisjoint(devices):
+            raise UsageError(
+                f"{option}: expected GPUs that bring them, found none",
+                hint="--gpus N, or a document that has GPUs",
+            )
+    if options.with_nvswitches and options.gpu_profile is not None:
+        raise UsageError(
+            "--with-nvswitches: expected whole GPUs, found --gpu-profile",
+            hint="vGPUs are joined by Fabric Manager on the host, which keeps the NVSwitches",
+        )
 
 
 def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:

@@ -85,6 +85,7 @@ class Demands:
     devices: host functions that the VM gets, host order: those of the document, or of --gpus.
     gpu_profile: the GPUs to choose are parts of this profile ("NVIDIA A40-12Q").
     gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
+    with_nics, with_nvswitches: the VM's GPUs bring their own NICs, and their board's NVSwitches.
     policy, balance: docs/layouts.md; balance None = pack with GPUs, else spread.
     max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
     explicit_cells: the guest's cells one by one, () = as the layout and the nodes give them.
@@ -105,6 +106,8 @@ class Demands:
     devices: tuple[Bdf, ...] = ()
     gpu_count: int | None = None
     gpu_profile: str | None = None
+    with_nics: bool = False
+    with_nvswitches: bool = False
     policy: Policy = Policy.CORES_FIRST
     balance: Balance | None = None
     max_nodes: int | None = None

@@ -381,10 +381,12 @@ class Planner(States):
 
 
 def names_parts(request: GuestRequest) -> bool:
-    """Whether the request names PUs, nodes or devices, so that others are not interchangeable with
-    them."""
+    """Whether the request names PUs, nodes or devices, or its GPUs bring some, so that others are
+    not interchangeable with them."""
     return bool(
         request.devices
+        or request.with_nics
+        or request.with_nvswitches
         or request.explicit_cells
         or request.memory_nodes_allowed
         or request.reserved_pus

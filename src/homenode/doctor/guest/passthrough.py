@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
+from homenode.plan.search.brought import switched_gpus
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
@@ -31,6 +32,32 @@ def passthrough_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
     yield from _companions(facts, host, devices, passed)
+    yield from _nvswitches(facts, host, passed)
+
+
+def _nvswitches(facts: DomainFacts, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
+    """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
+    others = {
+        bdf
+        for domain in host.domains
+        if domain.name != facts.guest.name and (domain.running or domain.planned)
+        for bdf in domain.devices
+    }
+    for board in switched_gpus(host):
+        missing = board.left_out(passed)
+        if missing and others.isdisjoint(board.switches):
+            yield Finding(
+                id="nvswitches-left-out",
+                severity=Severity.WARNING,
+                subject=", ".join(map(str, missing)),
+                expected=f"passed to the VM with all {len(board.gpus)} GPUs that they join",
+                observed="the GPUs alone",
+                cost="CUDA fails to start (802, system not yet initialized), unless a Fabric "
+                "Manager outside activates the partition of all GPUs",
+                fix="plan with --with-nvswitches; leave it where a Fabric Manager on the host or "
+                "in a service VM serves all VMs (FABRIC_MODE=1)",
+                source=facts.source,
+            )
 
 
 def _companions(

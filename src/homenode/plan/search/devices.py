@@ -14,11 +14,12 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.gpu_parts import free_parts, is_divided, profiles_text
 from homenode.plan.model import PlanFinding, Rejection, Unplannable
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations
+from homenode.plan.search.brought import BroughtDevices, are_paired, link_groups
 from homenode.plan.search.distances import members
 from homenode.plan.search.fabric import Fabric, fabric_of_host
 from homenode.plan.search.gpu_ties import GpuTies
@@ -65,7 +66,7 @@ class DeviceOptions:
     are chosen: of an NVLink partition, of a package, or any_gpus = all in `open`. sets: GPU sets
     (bits) that are wholly free now. link_groups: of each
     GPU the number of its NVLink or xGMI group, () where none of the host's GPUs is linked.
-    without_node: functions whose node is unknown.
+    without_node: functions whose node is unknown. brought: what the GPUs bring along.
     """
 
     named: tuple[Bdf, ...]
@@ -82,6 +83,7 @@ class DeviceOptions:
     without_node: frozenset[Bdf]
     findings: tuple[PlanFinding, ...]
     gaps: tuple[Gap, ...]
+    brought: BroughtDevices
 
     @property
     def has_gpus(self) -> bool:
@@ -90,10 +92,10 @@ class DeviceOptions:
     def chosen(self, gpus: int) -> tuple[Bdf, ...]:
         """All functions of the VM, with these GPUs (bits) chosen; host order."""
         functions = set(self.named)
-        for gpu in self.gpus:
-            if gpus >> gpu.number & 1:
-                functions |= {gpu.bdf, *gpu.companions}
-        return tuple(sorted(functions))
+        own = [gpu for gpu in self.gpus if gpus >> gpu.number & 1]
+        for gpu in own:
+            functions |= {gpu.bdf, *gpu.companions}
+        return tuple(sorted(functions.union(self.brought.of(gpu.bdf for gpu in own))))
 
     def positions(self, gpus: int) -> tuple[int, ...]:
         """Positions among the host's GPUs of the named and these chosen ones."""
@@ -192,7 +194,7 @@ class DeviceInventory:
 
     @cached_property
     def link_of(self) -> Mapping[Bdf, Bdf]:
-        return _nvlink_groups(self.host)
+        return link_groups(self.host)
 
     @cached_property
     def sets(self) -> tuple[frozenset[Bdf], ...]:
@@ -240,8 +242,12 @@ def device_options(
     position = {gpu.bdf: i for i, gpu in enumerate(every)}
     unheld = _free_gpus(host, request, others, also=request.devices)
     named_nics = [device for device in named if device.kind is DeviceKind.NIC]
+    brought = BroughtDevices(host, request, others)
     nics_of = {
-        gpu.bdf: tuple(nic.bdf for nic in named_nics if are_paired(host, gpu, nic))
+        gpu.bdf: (
+            *(nic.bdf for nic in named_nics if are_paired(host, gpu, nic)),
+            *brought.next_to(gpu),
+        )
         for gpu in (*unheld, *named_gpus)
     }
     gpus = tuple(
@@ -264,6 +270,12 @@ def device_options(
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
+    if request.with_nvswitches:
+        boards = brought.board_choices(
+            [gpu.bdf for gpu in named_gpus], [gpu.bdf for gpu in free], count
+        )
+        of_boards = tuple(sum(bit_of[bdf] for bdf in one) for one in boards)
+        choices = replace(choices, groups=of_boards if count else None)
     open_gpus = sum(bit_of[gpu.bdf] for gpu in free)
     if choices.groups is None:
         placed = sum(bit_of[gpu.bdf] for gpu in free if gpu.node in known)
@@ -307,6 +319,7 @@ def device_options(
         inventory.without_node,
         choices.findings,
         choices.gaps,
+        brought,
     )
 
 
@@ -391,14 +404,6 @@ def _gpu_sets(
     return sets if fabric is None else sets | set(map(frozenset, fabric.all_partitions()))
 
 
-def are_paired(host: Host, gpu: PciDevice, nic: PciDevice) -> bool:
-    """Whether a NIC is on the switch or on the root complex of a GPU."""
-    if gpu.root_complex == nic.root_complex:
-        return True
-    switch = host.switch_above(gpu.bdf)
-    return switch is not None and switch == host.switch_above(nic.bdf)
-
-
 def _companions(by_bdf: dict[Bdf, PciDevice], gpu: PciDevice) -> list[Bdf]:
     functions = (
         Bdf(gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device, number)
@@ -430,23 +435,6 @@ def _free_gpus(
             or any(free_parts(host.device_at, gpu.bdf, held, profile))
         )
     ]
-
-
-def _nvlink_groups(host: Host) -> dict[Bdf, Bdf]:
-    linked: dict[Bdf, set[Bdf]] = {}
-    for link in host.links:
-        if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
-            linked.setdefault(link.a, set()).add(link.b)
-            linked.setdefault(link.b, set()).add(link.a)
-    group_of: dict[Bdf, Bdf] = {}
-    for start in sorted(linked):
-        waiting = [] if start in group_of else [start]
-        while waiting:
-            bdf = waiting.pop()
-            if bdf not in group_of:
-                group_of[bdf] = start
-                waiting += linked[bdf]
-    return group_of
 
 
 def _unknown(bdf: Bdf, host: Host) -> InputError:

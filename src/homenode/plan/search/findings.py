@@ -13,7 +13,7 @@ from homenode.plan.model import PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.allocations import Allocations, allocations, listed
-from homenode.plan.search.devices import are_paired
+from homenode.plan.search.brought import are_paired, switched_gpus
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.plan.search.memory import (
     memory_text,
@@ -50,6 +50,8 @@ def device_findings(
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
     yield from _parts_of_gpus(host, request, devices, others)
     yield from _nics_without_gpu(host, devices, others)
+    yield from _brought(host, request, devices, others)
+    yield from _nvswitches_left_out(host, request, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
         yield PlanFinding(
@@ -96,6 +98,68 @@ def _nics_without_gpu(
         if near
         else "name the GPUs next to the NICs: --device",
     )
+
+
+def _brought(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
+    if not request.with_nics:
+        return
+    ours = [host.device_at[bdf] for bdf in devices]
+    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    own = [nic for nic in nics if nic.bdf not in request.devices]
+    in_use = [nic for nic in own if nic.driver is not None and not is_viable_driver(nic.driver)]
+    unknown = [nic for nic in own if nic.driver is None] if _drivers_are_unknown(host) else []
+    leave = "leave the host with the VM's start, and so does what they carry for it"
+    drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
+    for found, severity, what in (
+        (in_use, "warning", f"{drivers} of the host has them"),
+        (unknown, "info", "the host's source does not say which drivers have them"),
+    ):
+        if found:
+            yield PlanFinding(
+                id="nic-of-host",
+                severity=severity,
+                subject=", ".join(str(nic.bdf) for nic in found),
+                detail=f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
+                fix="look on the host: ip route, ip -br address, /sys/bus/pci/devices/BDF/net; "
+                "where it needs one, name the others with --device in place of --with-nics",
+            )
+    for gpu in ours:
+        if gpu.kind is not DeviceKind.GPU or any(are_paired(host, gpu, nic) for nic in nics):
+            continue
+        near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(host, gpu, nic)]
+        held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
+        why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
+        yield PlanFinding(
+            id="gpu-without-nic",
+            severity="warning",
+            subject=str(gpu.bdf),
+            detail=f"--with-nics found no NIC for this GPU: {why}",
+            fix="choose other GPUs, or a NIC with --device",
+        )
+
+
+def _nvswitches_left_out(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
+    Manager for all."""
+    for board in () if request.without_nvlink else switched_gpus(host):
+        missing = board.left_out(devices)
+        if missing and all(others.holder(bdf) is None for bdf in board.switches):
+            yield PlanFinding(
+                id="nvswitches-left-out",
+                severity="warning",
+                subject=", ".join(map(str, missing)),
+                detail=f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
+                f"{'none' if len(missing) == len(board.switches) else 'not all'} of these: unless "
+                "a Fabric Manager outside activates the partition of all GPUs, CUDA fails to start "
+                "(802, system not yet initialized)",
+                fix="plan with --with-nvswitches; leave it where a Fabric Manager on the host or "
+                "in a service VM serves all VMs (FABRIC_MODE=1)",
+            )
 
 
 def _whole_gpus(host: Host) -> list[PciDevice]:
@@ -434,18 +498,27 @@ def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterato
         )
 
 
+def _endpoints(host: Host) -> list[PciDevice]:
+    return [
+        device
+        for device in host.pci_devices
+        if device.kind is not DeviceKind.BRIDGE and device.class_code >> 8 not in _CHIPSET_CLASSES
+    ]
+
+
+def _drivers_are_unknown(host: Host) -> bool:
+    """Whether the host's source names no endpoint's driver."""
+    return all(device.driver is None for device in _endpoints(host))
+
+
 def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFinding]:
     """VFIO gives away whole IOMMU groups: a function that stays must have no driver of the host.
 
     A source that names no endpoint's driver is silent, so that a driver has to be assumed.
     """
     ours = set(devices)
-    endpoints = [
-        device
-        for device in host.pci_devices
-        if device.kind is not DeviceKind.BRIDGE and device.class_code >> 8 not in _CHIPSET_CLASSES
-    ]
-    is_silent = all(device.driver is None for device in endpoints)
+    endpoints = _endpoints(host)
+    is_silent = _drivers_are_unknown(host)
     groups = {
         device.iommu_group: device.bdf
         for device in reversed(endpoints)

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, PortType
+from homenode.plan.search.brought import own_nics
 from homenode.topology import Host
 
 BdfKey = tuple[int, int, int, int]
@@ -111,7 +112,7 @@ def device_places(
 
     groups = _groups(physical)
     switches = {group[0].bdf: tree.switch_above(group[0].parent) for group in groups}
-    paired = _paired_nics([group[0] for group in groups], switches)
+    paired = set(own_nics((group[0] for group in groups), switches).values())
     places: list[Place] = []
 
     def add(
@@ -207,46 +208,6 @@ def _section(device: PciDevice, paired: set[Bdf]) -> Section:
             return Section.NVME
         case _:
             return Section.OTHER
-
-
-def _paired_nics(devices: list[PciDevice], switches: dict[Bdf, Bdf | None]) -> set[Bdf]:
-    """One NIC for each GPU: of its switch, else of its root complex; the fastest, then the nearest.
-
-    An HGX board has more NICs than GPUs below some switches (a storage NIC next to the Gen5 one).
-    """
-    nics: dict[str, list[PciDevice]] = {}
-    for device in devices:
-        if device.kind is DeviceKind.NIC:
-            nics.setdefault(device.root_complex, []).append(device)
-    paired: set[Bdf] = set()
-    gpus = [device for device in devices if device.kind is DeviceKind.GPU]
-    for same_switch in (True, False):
-        without: list[PciDevice] = []
-        for gpu in gpus:
-            bus = gpu.bdf.bus
-            near = [
-                nic
-                for nic in nics.get(gpu.root_complex, ())
-                if nic.bdf not in paired
-                and not (same_switch and switches[nic.bdf] != switches[gpu.bdf])
-            ]
-            if near:
-                best = min(
-                    near, key=lambda nic: (-_link_rate(nic), abs(nic.bdf.bus - bus), _key(nic.bdf))
-                )
-                paired.add(best.bdf)
-            else:
-                without.append(gpu)
-        gpus = without
-    return paired
-
-
-def _link_rate(device: PciDevice) -> float:
-    """GT/s over all lanes at best; 0 where unknown, which sorts last."""
-    link = device.link
-    if link is None or link.max_gt_per_s is None or link.max_width is None:
-        return 0.0
-    return link.max_gt_per_s * link.max_width
 
 
 def _key(bdf: Bdf) -> BdfKey:

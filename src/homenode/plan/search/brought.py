@@ -1,0 +1,236 @@
+"""Brought: the NICs and NVSwitches that a VM's GPUs bring along, where the user asks for them.
+
+Each GPU brings the one NIC that is nearest to it, and all GPUs of a board together bring its
+NVSwitches: in Fabric Manager's full passthrough a VM has both, or neither.
+
+Source: NVIDIA, Fabric Manager User Guide (2025), chapter Full Passthrough Virtualization.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.allocations import Allocations
+from homenode.topology import Host
+
+
+def are_paired(host: Host, gpu: PciDevice, nic: PciDevice) -> bool:
+    """Whether a NIC is on the switch or on the root complex of a GPU."""
+    if gpu.root_complex == nic.root_complex:
+        return True
+    switch = host.switch_above(gpu.bdf)
+    return switch is not None and switch == host.switch_above(nic.bdf)
+
+
+def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -> dict[Bdf, Bdf]:
+    """One NIC for each GPU: of its switch, else of its root complex; the fastest, then the nearest.
+
+    An HGX board has more NICs than GPUs below some switches (a storage NIC next to the Gen5 one).
+    switches: the switch above each device. Returns GPU -> NIC, without GPUs that get none.
+    """
+    devices = list(devices)
+    nics: dict[str, list[PciDevice]] = {}
+    for device in devices:
+        if device.kind is DeviceKind.NIC:
+            nics.setdefault(device.root_complex, []).append(device)
+    own: dict[Bdf, Bdf] = {}
+    gpus = [device for device in devices if device.kind is DeviceKind.GPU]
+    for same_switch in (True, False):
+        for gpu in gpus:
+            near = [
+                (-_link_rate(nic), abs(nic.bdf.bus - gpu.bdf.bus), nic.bdf)
+                for nic in nics.get(gpu.root_complex, ())
+                if nic.bdf not in own.values()
+                and not (same_switch and switches[nic.bdf] != switches[gpu.bdf])
+            ]
+            if near:
+                own[gpu.bdf] = min(near)[-1]
+        gpus = [gpu for gpu in gpus if gpu.bdf not in own]
+    return own
+
+
+def _link_rate(device: PciDevice) -> float:
+    """GT/s over all lanes at best; 0 where unknown, which sorts last."""
+    link = device.link
+    if link is None or link.max_gt_per_s is None or link.max_width is None:
+        return 0.0
+    return link.max_gt_per_s * link.max_width
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchedGpus:
+    """All GPUs of a board, and the NVSwitches that join them."""
+
+    gpus: frozenset[Bdf]
+    switches: tuple[Bdf, ...]
+
+    def left_out(self, devices: Collection[Bdf]) -> tuple[Bdf, ...]:
+        """The NVSwitches that a VM of these devices lacks though it has all GPUs of the board."""
+        if not self.gpus <= set(devices):
+            return ()
+        return tuple(bdf for bdf in self.switches if bdf not in devices)
+
+
+def switched_gpus(host: Host) -> tuple[SwitchedGpus, ...]:
+    """The host's boards; () where it shows no NVSwitch (those of B200 are on no PCI bus).
+
+    Where no source says which links end at which NVSwitch, all of them count as one board.
+    """
+    switches = [device.bdf for device in host.devices_of_kind(DeviceKind.NVSWITCH)]
+    whole = [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+    if not switches or not whole:
+        return ()
+    group_of = link_groups(host)
+    if all(bdf in group_of for bdf in switches):
+        boards = sorted({group_of[bdf] for bdf in switches})
+        return tuple(
+            SwitchedGpus(
+                frozenset(gpu.bdf for gpu in whole if group_of.get(gpu.bdf) == board),
+                tuple(bdf for bdf in switches if group_of[bdf] == board),
+            )
+            for board in boards
+        )
+    # Cards in slots of their own are of another model than the modules of a board.
+    models = [(gpu.vendor_id, gpu.device_id) for gpu in whole]
+    model = max(models, key=models.count)
+    gpus = (gpu.bdf for gpu, its in zip(whole, models, strict=True) if its == model)
+    return (SwitchedGpus(frozenset(gpus), tuple(switches)),)
+
+
+def link_groups(host: Host) -> dict[Bdf, Bdf]:
+    """For each function with NVLink or xGMI, the lowest function that its links reach."""
+    linked: dict[Bdf, set[Bdf]] = {}
+    for link in host.links:
+        if link.b is not None and link.kind in (LinkKind.NVLINK, LinkKind.XGMI):
+            linked.setdefault(link.a, set()).add(link.b)
+            linked.setdefault(link.b, set()).add(link.a)
+    group_of: dict[Bdf, Bdf] = {}
+    for start in sorted(linked):
+        waiting = [] if start in group_of else [start]
+        while waiting:
+            bdf = waiting.pop()
+            if bdf not in group_of:
+                group_of[bdf] = start
+                waiting += linked[bdf]
+    return group_of
+
+
+@dataclass(frozen=True)
+class BroughtDevices:
+    """What GPUs bring to one VM on a host where others have devices already."""
+
+    host: Host
+    request: GuestRequest
+    others: Allocations
+
+    @cached_property
+    def nics(self) -> dict[Bdf, Bdf]:
+        """NICs that a VM can get -> the function that it gets: the NIC, or its first free virtual
+        function where it has any, as these end with its driver."""
+        if not self.request.with_nics:
+            return {}
+        nics = self.host.devices_of_kind(DeviceKind.NIC)
+        virtual: dict[Bdf, list[Bdf]] = {nic.bdf: [] for nic in nics if not nic.physical_function}
+        for nic in nics:
+            if nic.physical_function is not None:
+                virtual.setdefault(nic.physical_function, []).append(nic.bdf)
+        named = self.request.devices
+        return {
+            nic: free[0]
+            for nic, functions in virtual.items()
+            if (free := [bdf for bdf in functions or [nic] if self._is_free(bdf)])
+            and nic not in named
+            and not any(bdf in named for bdf in functions)
+        }
+
+    @cached_property
+    def boards(self) -> tuple[SwitchedGpus, ...]:
+        return switched_gpus(self.host) if self.request.with_nvswitches else ()
+
+    def _is_free(self, bdf: Bdf) -> bool:
+        return self.others.holder(bdf) is None
+
+    def next_to(self, gpu: PciDevice) -> tuple[Bdf, ...]:
+        """The NICs that the GPU can bring."""
+        at = self.host.device_at
+        return tuple(
+            function for nic, function in self.nics.items() if are_paired(self.host, gpu, at[nic])
+        )
+
+    def of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
+        """What these GPUs, with those that the request names, bring."""
+        if not (self.nics or self.boards):
+            return
+        at = self.host.device_at
+        named = (bdf for bdf in self.request.devices if at[bdf].kind is DeviceKind.GPU)
+        gpus = sorted({*named, *chosen})
+        if self.nics:
+            yield from self._nics_of([at[bdf] for bdf in gpus])
+        for board in self.boards:
+            yield from board.left_out(gpus)
+
+    def _nics_of(self, gpus: Sequence[PciDevice]) -> Iterator[Bdf]:
+        """Those of GPUs that have no NIC of the document next to them."""
+        at = self.host.device_at
+        named = [at[bdf] for bdf in self.request.devices if at[bdf].kind is DeviceKind.NIC]
+        own = [*gpus, *named]
+        served = own_nics(own, {one.bdf: self.host.switch_above(one.bdf) for one in own})
+        every = [*(gpu for gpu in gpus if gpu.bdf not in served), *(at[bdf] for bdf in self.nics)]
+        switches = {one.bdf: self.host.switch_above(one.bdf) for one in every}
+        return (self.nics[nic] for nic in own_nics(every, switches).values())
+
+    def board_choices(
+        self, named: Collection[Bdf], free: Collection[Bdf], count: int
+    ) -> list[frozenset[Bdf]]:
+        """The sets of `count` free GPUs that are whole boards together with the named ones.
+
+        Raises Unplannable where there is none, or another VM has a board's NVSwitches.
+        """
+        held = [
+            f"{bdf} by {name!r}"
+            for board in self.boards
+            for bdf in (*board.switches, *sorted(board.gpus))
+            if (name := self.others.holder(bdf)) is not None
+        ]
+        ready = [
+            board
+            for board in self.boards
+            if all(map(self._is_free, board.switches)) and board.gpus <= {*named, *free}
+        ]
+        sets = {board.gpus for board in ready} | {
+            frozenset(gpu for board in ready for gpu in board.gpus)
+        }
+        wanted = set(named)
+        found = [
+            one - wanted for one in sets if wanted <= one and len(one - wanted) == count and one
+        ]
+        if found:
+            return sorted(found, key=sorted)
+        sizes = sorted({len(board.gpus) for board in self.boards})
+        if not sizes:
+            detail = "the host shows no NVSwitch on its PCI bus"
+            hint = (
+                "leave --with-nvswitches out; boards from B200 on have bridge devices in their "
+                "place, functions of a ConnectX-7: name these with --device"
+            )
+        else:
+            size = " or ".join(map(str, sizes))
+            detail = (
+                f"a VM gets NVSwitches together with all {size} GPUs that they join, and this one "
+                f"gets {count + len(wanted)}"
+            )
+            if held:
+                detail += f"; in use: {', '.join(held[:8])}"
+            hint = (
+                f"ask for --gpus {size}, or leave --with-nvswitches out: Fabric Manager outside "
+                "the VM joins fewer GPUs as one of its partitions"
+            )
+        raise Unplannable(
+            f"no placement on host {self.host.name!r}: {detail}",
+            (Rejection("nvswitches", (), detail, hint),),
+            hint=hint,
+        )

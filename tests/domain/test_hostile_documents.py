@@ -81,6 +81,13 @@ def test_100_000_pins_are_one_message(tmp_path: Path, command: str) -> None:
     assert "expected at most 4096 elements <vcpupin>" in done.stderr
 
 
+@pytest.mark.parametrize("attribute", ["a{0}='1'", "xmlns:a{0}='u{0}'"])
+def test_attributes_by_the_thousand_are_refused_before_virsh_compares_them(attribute: str) -> None:
+    text = within()("<x " + " ".join(map(attribute.format, range(1000))) + "/>")
+    with pytest.raises(InputError, match="expected at most 256 attributes of an element"):
+        parse_document(text.encode(), "vm.xml")
+
+
 def test_a_guest_of_4096_vcpus_with_a_pin_for_each_is_read() -> None:
     pins = "".join(f"<vcpupin vcpu='{number}' cpuset='0'/>" for number in range(4096))
     vcpus = "".join(f"<vcpu id='{number}' enabled='yes'/>" for number in range(4095))

@@ -341,7 +341,8 @@ def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
     name = would.state.name
     print_diff(original, tuned, f"{name} (now)", f"{name} (tuned)")
     for obstacle in would.obstacles:
-        note(f"would refuse: {obstacle}\n  hint: {obstacle.fix}")
+        note(f"would refuse: {obstacle}")
+        note(f"  hint: {obstacle.fix}")
     if would.obstacles:
         raise SystemExit(UsageError.exit_code)
     if would.changed:

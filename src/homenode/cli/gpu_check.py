@@ -51,7 +51,7 @@ class Visit:
         try:
             outcome, done = work(), True
         except HomenodeError as error:
-            outcome, done = f"not possible: {error}", False
+            outcome, done = f"not possible: {error.message}", False
         self.checked.append(f"{name}: {outcome} ({time.monotonic() - begun:.0f} s)")
         note(self.checked[-1])
         return done

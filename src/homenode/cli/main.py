@@ -13,7 +13,7 @@ import typer
 
 from homenode import __version__
 from homenode.cli.help import HelpCommand, HelpGroup, wrong_call
-from homenode.cli.terminal import note, say
+from homenode.cli.terminal import note, note_error, say
 from homenode.errors import HomenodeError, HostError, UsageError
 
 _WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
@@ -156,10 +156,11 @@ def main() -> None:
         sys.exit(typer.main.get_command(app)(standalone_mode=False))
     except HomenodeError as error:
         sys.stdout.flush()
-        note(f"homenode: {error}")
+        note_error(error)
         sys.exit(error.exit_code)
     except _WRONG_CALL as error:
-        note(wrong_call(error))
+        for line in wrong_call(error).split("\n"):
+            note(line)
         sys.exit(UsageError.exit_code)
     except typer.Abort:
         note("homenode: stopped")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from homenode.cli.terminal import note, print_file, print_findings, say
+from homenode.cli.terminal import note, note_error, print_file, print_findings, say
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.input_files import read_input
 
@@ -67,7 +67,7 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
         except HomenodeError as error:
             if len(devices) == 1:
                 raise
-            note(f"homenode: {error}")
+            note_error(error)
             failure = error
     _print(findings, devices, as_json=as_json)
     if findings:

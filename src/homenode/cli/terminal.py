@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from homenode.errors import HomenodeError
     from homenode.findings import Finding, Findings
 
 
@@ -41,13 +42,25 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """One line to standard error: what was written where, and what was left out."""
-    print(_plain(text), file=sys.stderr)
+    """One line to standard error: what was written where, and what was left out. A newline in it is
+    a name's, which would pass for a line of ours."""
+    from homenode.wording import printable
+
+    print(printable(text), file=sys.stderr)
+
+
+def note_error(error: "HomenodeError", before: str = "homenode") -> None:
+    """An error and the next thing to try, a line each, to standard error."""
+    note(f"{before}: {error.message}")
+    if error.hint is not None:
+        note(f"  hint: {error.hint}")
 
 
 def update(text: str) -> None:
     """A line of standard error that the next one takes the place of; for terminals."""
-    print(f"\r{_plain(text)}\r", end="", file=sys.stderr, flush=True)
+    from homenode.wording import printable
+
+    print(f"\r{printable(text)}\r", end="", file=sys.stderr, flush=True)
 
 
 def _plain(text: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homenode.apply.store import default_root
 from homenode.cli.placing_options import hosts_after
-from homenode.cli.terminal import check_can_write, console, interruptible, note, update
+from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
 from homenode.cli.trial_options import (
     AccessOptions,
     TrialArguments,
@@ -233,7 +233,7 @@ def _report(folders: list[str], head: Head, host: str | None, path: Path) -> boo
     try:
         write_page(folders, host, f"Trial {head.id} of {head.source}", path)
     except (HostError, UsageError) as error:
-        note(f"no report: {error}")
+        note_error(error, "no report")
         return False
     return True
 

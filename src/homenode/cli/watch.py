@@ -148,7 +148,7 @@ def _before(folder: Path) -> "WatchState | None":
     try:
         return decode(read_input(path, "the last look"), KIND, WatchState, str(path))
     except InputError as error:
-        note(f"{error}; every alert counts as new")
+        note(f"{error.message}; every alert counts as new")
         return None
 
 

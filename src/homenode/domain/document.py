@@ -23,9 +23,11 @@ MAX_DEPTH = 100
 MAX_ELEMENTS = 20_000
 MAX_ALIKE = 4096
 MAX_DEVICES = 2048
+MAX_ATTRIBUTES = 256
 _ALIKE = {"sibling": 16_384}
 """Elements: all, of one name, and in <devices>. QEMU has at most 4,096 vCPUs and 256 PCI buses; of
-128 cells each may name its distance to all."""
+128 cells each may name its distance to all. ATTRIBUTES: of one element; libxml2, which virsh and
+libvirtd use, compares each with all of them."""
 
 _DECLARED = re.compile(rb"\A<\?xml[^>]*?\sencoding\s*=\s*[\"']([A-Za-z0-9._-]+)[\"']")
 _CODECS = frozenset(
@@ -214,13 +216,14 @@ class _Builder:
         self.source = source
         self.open: list[_OpenElement] = []
         self.root: Element | None = None
-        self.count = self.devices = 0
+        self.count = self.devices = self.namespaces = 0
         self.alike: dict[str, int] = {}
         # Every byte that we feed is UTF-8 by now, whatever the declaration says.
         self.parser = expat.ParserCreate("utf-8", namespace_separator="\n")
         self.parser.namespace_prefixes = True
         self.parser.ordered_attributes = True
         self.parser.buffer_text = True
+        self.parser.StartNamespaceDeclHandler = self.namespace
         self.parser.StartElementHandler = self.start
         self.parser.EndElementHandler = self.finish
         self.parser.CharacterDataHandler = self.characters
@@ -233,6 +236,10 @@ class _Builder:
             hint="remove the DOCTYPE: libvirt needs none",
         )
 
+    def namespace(self, *_: object) -> None:
+        """Of the element that starts next."""
+        self.namespaces += 1
+
     def start(self, name: str, attributes: list[str]) -> None:
         self.count += 1
         if len(self.open) >= MAX_DEPTH or self.count > MAX_ELEMENTS:
@@ -244,6 +251,9 @@ class _Builder:
             self.devices += 1
             if self.devices > MAX_DEVICES:
                 raise self.too_many(f"{MAX_DEVICES} elements in <devices>")
+        if len(attributes) // 2 + self.namespaces > MAX_ATTRIBUTES:
+            raise self.too_many(f"{MAX_ATTRIBUTES} attributes of an element")
+        self.namespaces = 0
         here = self.parser.CurrentByteIndex
         match = _TAG_END.match(self.text, here)
         assert match is not None, "expat found a start tag here"

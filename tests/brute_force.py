@@ -60,6 +60,7 @@ _LAST = (
     "balance_memory",
     "gpus_without_nic",
     "unevenness",
+    "gpu_nodes_used",
     "nodes",
     "split",
     "gpus",
@@ -902,10 +903,9 @@ class _Step:
         """Terms that no split changes."""
         homes = self.homes(gpus)
         near = self.request.device_locality is not DeviceLocality.IGNORE
-        lost = homes.sets_lost
-        if lost is None:
-            having = {self.position.get(self.device_of[bdf].node) for bdf in self.free_gpus}  # type: ignore[arg-type]
-            lost = len(having & set(nodes))
+        having = {self.position.get(self.device_of[bdf].node) for bdf in self.free_gpus}  # type: ignore[arg-type]
+        used = len(having & set(nodes))
+        lost = used if homes.sets_lost is None else homes.sets_lost
         return {
             "device_class": max(
                 (min(self.package_distance(home, n) for n in nodes) for home in homes.pulling),
@@ -924,6 +924,7 @@ class _Step:
             "gpu_link_groups": homes.link_groups,
             "gpu_sets_lost": lost,
             "sets_broken": homes.sets_lost or 0,
+            "gpu_nodes_used": used,
             "gpus_without_nic": self.without_nic(gpus),
         }
 

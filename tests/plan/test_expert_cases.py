@@ -104,6 +104,26 @@ def test_a_pair_of_gpus_is_left_whole_where_the_single_one_is_as_near(layout: st
     assert placement.devices == (Bdf.parse("10:00.0"),)
 
 
+# Of nodes that are as near, those that no other GPU is on.
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_second_node_is_one_without_other_gpus_where_it_is_as_near(layout: str) -> None:
+    devices = [gpu(0x10, 0), gpu(0x20, 2)]
+    host = even_host(1, 4, 1, 4, 2, devices=devices)
+    request = replace(small_request(6, 4 * GIB, layout=layout), devices=(Bdf.parse("20:00.0"),))
+    assert agreed(host, request).nodes == (1, 2)
+
+
+def test_nor_are_other_gpus_robbed_of_cores_on_hosts_of_many_nodes() -> None:
+    devices = [gpu(0x10 * (1 + node // 3), node) for node in range(0, 12, 3)]
+    host = even_host(1, 12, 1, 8, 2, devices=devices)
+    for gpus, vcpus in ((1, 21), (3, 56)):
+        request = replace(small_request(vcpus, 4 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
+        placement = place(host, request)
+        assert len({*placement.nodes} & {0, 3, 6, 9}) == gpus
+
+
 @needs_shared
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_toml(layout: str) -> None:

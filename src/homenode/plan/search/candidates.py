@@ -278,6 +278,14 @@ class Candidates:
                 order += its if len(its) == 1 else sorted(its, key=distance)
             yield _with_first(seed, order)
             yield _with_first(seed, sorted(by_package, key=distance))
+            if pulled[seed]:  # as many nodes of GPUs as it may take, and then the others
+                own, left = [seed], problem.options.count + pulled[seed]
+                for node in sorted(by_package, key=distance):
+                    if left > 0 and pulled[node] and node != seed:
+                        own.append(node)
+                        left += pulled[node]
+                rest = sorted(by_package, key=lambda node: -pulled[node])
+                yield own + [node for node in sorted(rest, key=distance) if node not in own]
         if any(pulled):
             yield by_weight
         yield by_capacity

@@ -32,9 +32,10 @@ class Cost(NamedTuple):
     that the guest cannot be told its L3. pages_to_reserve: huge pages not yet in the nodes' pools.
     balance_cores: free whole cores of the chosen nodes before the VM, negated to spread.
     balance_memory: bytes free there, likewise. gpus_without_nic: GPUs that none of the VM's NICs is
-    paired with, 0 where none could be. unevenness: sum of the squares of the groups on
-    each node. nodes: node indices, ascending. split: groups on each node, negated, so that the
-    extra one goes to the lowest node. gpus: positions among the host's GPUs, ascending.
+    paired with, 0 where none could be. unevenness: sum of the squares of the groups on each node.
+    gpu_nodes_used: chosen nodes that have free GPUs. nodes: node indices, ascending. split: groups
+    on each node, negated, so that the extra one goes to the lowest node. gpus: positions among the
+    host's GPUs, ascending.
     """
 
     vcpus_beyond_cores: int
@@ -56,12 +57,13 @@ class Cost(NamedTuple):
     balance_memory: int
     gpus_without_nic: int
     unevenness: int
+    gpu_nodes_used: int
     nodes: tuple[int, ...]
     split: tuple[int, ...]
     gpus: tuple[int, ...]
 
 
-INDICES = ("unevenness", "nodes", "split", "gpus")
+INDICES = ("unevenness", "gpu_nodes_used", "nodes", "split", "gpus")
 """Terms that only break ties."""
 
 _EVENNESS = ("lopsided_split", "guest_sockets", "unevenness")

@@ -285,6 +285,7 @@ class SearchProblem:
             * sum(self.memory[node].pages or 0 for node in nodes),
             gpus_without_nic=gpus.without_nic,
             unevenness=sizes.unevenness,
+            gpu_nodes_used=sum(self.gpu_nodes >> node & 1 for node in nodes),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
             split=tuple(-groups for _, groups in split),
             gpus=self.options.positions(gpus.gpus),
@@ -409,7 +410,7 @@ class PlacementSearch:
                 for gpu, own in zip(gpus, gpu_homes, strict=True)
             ),
             requires_home=request.device_locality is DeviceLocality.REQUIRE,
-            gpu_nodes=0 if options.has_gpus else sum(bit.get(node, 0) for node in of_gpus),
+            gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
             supplies=(),
             memory=(),
             groups=0,

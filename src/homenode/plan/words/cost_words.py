@@ -90,6 +90,10 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
             f"evenness of the split: {value}, the sum of its squared parts (least: equal)"
         ),
     ),
+    "gpu_nodes_used": (
+        "nodes with GPUs",
+        _counted("chosen node has GPUs that were free", "chosen nodes have GPUs that were free"),
+    ),
     "unisolated_cores": (
         "cores outside isolcpus and nohz_full",
         lambda value: f"{value} of the cores are not isolated",
@@ -211,7 +215,8 @@ def _is_silent(term: CostTerm, cost: Sequence[CostTerm]) -> bool:
         parts = next((other.value for other in cost if other.name == "split"), ())
         even = isinstance(parts, tuple) and len(set(parts)) <= 1
         return even or (term.name == "guest_sockets" and term.value == 0)
-    return term.name in _INDICES or (term.name in _SILENT_AT_0 and term.value == 0)
+    is_tie_break = term.name == "gpu_nodes_used" or term.name in _INDICES
+    return is_tie_break or (term.name in _SILENT_AT_0 and term.value == 0)
 
 
 def _indices(values: Sequence[int]) -> str:

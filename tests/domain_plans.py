@@ -74,7 +74,7 @@ def hand_plan(
         llcs=(),
         vcpu_pins=pins,
         emulator_pus=emulator,
-        iothread_pus=(CpuSet([first_core + 30]),) * guest.iothreads if pins else (),
+        iothread_pus=(CpuSet([first_core + 30]),) * len(guest.iothread_ids) if pins else (),
         cells=_cells(count, memory, mirrored, distances),
         topology=GuestTopology(2, 1, count // 2 // threads, threads) if mirrored else None,
         cache=GuestCache.AS_IT_WAS,

@@ -356,7 +356,7 @@ def small_guest(
         vcpus_online=vcpus,
         memory_bytes=memory_bytes,
         page_bytes=page_bytes,
-        iothreads=iothreads,
+        iothread_ids=tuple(range(1, iothreads + 1)),
         cpu_mode="host-passthrough",
         cpu_topology=None,
         cell_vcpus=(),

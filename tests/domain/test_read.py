@@ -175,7 +175,7 @@ def test_what_else_the_planner_asks_for() -> None:
     assert guest.memory_access_shared
     assert guest.has_dimms
     assert guest.max_memory_bytes == 64 * GIB
-    assert read_guest(sample("pins-with-comments"), "p").iothreads == 2
+    assert read_guest(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
 
 
 @pytest.mark.parametrize(

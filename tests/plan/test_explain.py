@@ -63,7 +63,7 @@ def test_people_are_shown_the_spans_and_the_best_runner_up_alone() -> None:
 def test_the_best_runner_up_is_named_with_the_term_that_decided() -> None:
     lines = _section(_plan(), h200_host(), "Why there").lines
     assert (
-        "The best runner-up, nodes 1-2: decided by distance between the chosen nodes, "
+        "A runner-up, nodes 1-2: decided by distance between the chosen nodes, "
         "12 here against 20 there." in lines
     )
 
@@ -79,7 +79,7 @@ def test_memory_left_free_is_compared_in_bytes() -> None:
     other = RunnerUp((NodeIndex(3),), (CostTerm("balance_memory", -64 * GIB),), "balance_memory")
     plan = replace(_plan(), cost=cost, runners_up=(other,))
     assert (
-        "The best runner-up, node 3: decided by memory left free, 512 GiB here against 64 GiB "
+        "A runner-up, node 3: decided by memory left free, 512 GiB here against 64 GiB "
         "there." in _section(plan, h200_host(), "Why there").lines
     )
 
@@ -87,6 +87,19 @@ def test_memory_left_free_is_compared_in_bytes() -> None:
 def test_a_plan_whose_search_ran_out_of_steps_says_so() -> None:
     lines = _section(replace(_plan(), optimal=None), h200_host(), "Why there").lines
     assert any("best placement is unknown" in line for line in lines)
+
+
+def test_a_plan_without_runners_up_claims_no_more_than_was_shown() -> None:
+    plan = replace(_plan(), runners_up=())
+    lines = _section(plan, h200_host(), "Why there").lines
+    assert any("ruled out by bounds" in line for line in lines)
+    assert not any("feasible" in line for line in lines)
+
+
+def test_iothreads_have_the_ids_of_the_document() -> None:
+    plan = replace(_plan(), iothread_pus=(CpuSet([7]), CpuSet([8])), iothread_ids=(2, 9))
+    lines = _section(plan, h200_host(), "Emulator and IOThreads").lines
+    assert "IOThread 2 runs on PU 7." in lines and "IOThread 9 runs on PU 8." in lines
 
 
 def test_a_cost_term_that_has_no_words_keeps_its_name() -> None:

@@ -40,7 +40,7 @@ def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) ->
         vcpus_online=8,
         memory_bytes=16 * GIB,
         page_bytes=page_bytes,
-        iothreads=0,
+        iothread_ids=(),
         cpu_mode="host-passthrough",
         cpu_topology=None,
         cell_vcpus=(),

@@ -7,7 +7,7 @@ from homenode.domain.read import open_domain
 from homenode.units import format_bytes
 from homenode.verify.domain_facts import DomainFacts, MemoryDeviceFacts, domain_facts
 
-_OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothreads")
+_OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothread_ids")
 _OF_THE_DOMAIN = (
     "vcpu_pins",
     "emulator_pus",

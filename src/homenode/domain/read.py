@@ -133,7 +133,7 @@ def guest_of(document: Document) -> Guest:
         vcpus_online=online,
         memory_bytes=memory,
         page_bytes=read_page_bytes(document),
-        iothreads=len(iothread_ids(document)),
+        iothread_ids=tuple(iothread_ids(document)),
         cpu_mode=_cpu_mode(cpu),
         cpu_topology=None if topology is None else read_topology(document, topology),
         cell_vcpus=tuple(vcpus_of_cell for _, vcpus_of_cell in cells),

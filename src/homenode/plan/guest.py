@@ -114,7 +114,7 @@ class Guest:
     vcpus_online: int
     memory_bytes: int
     page_bytes: int | None
-    iothreads: int
+    iothread_ids: tuple[int, ...]
     cpu_mode: str | None
     cpu_topology: tuple[int, int, int, int] | None
     cell_vcpus: tuple[CpuSet, ...]

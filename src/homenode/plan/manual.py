@@ -64,7 +64,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
         memory_nodes=() if layout.memory is MemoryBinding.AS_IT_WAS else nodes,
         threads_per_core=2 if pins_all and layout.siblings is Siblings.EXPOSED else 1,
         emulator_pus=emulator,
-        iothread_pus=() if emulator is None else (emulator,) * request.guest.iothreads,
+        iothread_pus=() if emulator is None else (emulator,) * len(request.guest.iothread_ids),
         devices=tuple(sorted(set(request.devices))),
         fallback="manual",
         findings=tuple(_overlap(emulator, pins)) if emulator is not None else (),

@@ -228,7 +228,7 @@ class Plan:
     emulator_pus: CpuSet | None
     """PUs of QEMU's own threads; None = not pinned."""
     iothread_pus: tuple[CpuSet, ...]
-    """PUs of each IOThread, IOThread 1 first; () = not pinned."""
+    """PUs of each IOThread, ascending by its id; () = not pinned."""
     cells: tuple[PlannedCell, ...]
     """NUMA cells that the guest is shown; () = a flat guest."""
     topology: GuestTopology | None
@@ -272,6 +272,15 @@ class Plan:
     """None in plans of earlier versions, and where there is no document."""
     objective: Objective | None = None
     """What the evidence chose the layout for; None: the user named it."""
+    iothread_ids: tuple[int, ...] = ()
+    """The document's ids of the IOThreads; () in plans of earlier versions, which have the PUs
+    alone."""
+
+    @property
+    def pus_of_iothreads(self) -> dict[int, CpuSet]:
+        """PUs of each IOThread by its id; numbered from 1 where a stored plan has no ids."""
+        ids = self.iothread_ids or range(1, len(self.iothread_pus) + 1)
+        return dict(zip(ids, self.iothread_pus, strict=False))
 
     @property
     def forbids_topoext(self) -> bool:

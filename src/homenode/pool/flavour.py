@@ -149,7 +149,7 @@ def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) ->
         vcpus_online=vcpus,
         memory_bytes=memory_bytes,
         page_bytes=None,
-        iothreads=0,
+        iothread_ids=(),
         cpu_mode="host-passthrough",
         cpu_topology=None,
         cell_vcpus=(),

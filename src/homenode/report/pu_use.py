@@ -13,7 +13,7 @@ class PuUse:
     """Who is on a PU. The empty use is a free PU.
 
     vcpus: of the plan, in vCPU order; cell: the guest cell of the first one. beside_cell: free, but
-    a sibling of a PU with vCPUs of that cell. iothreads count from 1. taken_by: other domains that
+    a sibling of a PU with vCPUs of that cell. iothreads: their ids. taken_by: other domains that
     have the PU or a sibling. barred: whoever looked at the host may not use the PU.
     """
 
@@ -74,7 +74,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
                 uses[sibling] = replace(use(sibling), other_cell=home)
     for own in plan.emulator_pus or ():
         uses[own] = replace(use(own), emulator=True)
-    for number, threads in enumerate(plan.iothread_pus, start=1):
+    for number, threads in plan.pus_of_iothreads.items():
         for own in threads:
             uses[own] = replace(use(own), iothreads=(*use(own).iothreads, number))
     return uses

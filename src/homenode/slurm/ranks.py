@@ -263,7 +263,7 @@ def _guest(host: Host, rank: int, cores: int) -> Guest:
         vcpus_online=cores,
         memory_bytes=_MEMORY_BYTES,
         page_bytes=None,
-        iothreads=0,
+        iothread_ids=(),
         cpu_mode=None,
         cpu_topology=None,
         cell_vcpus=(),

@@ -259,7 +259,7 @@ def guest_of(
         vcpus_online=vcpus,
         memory_bytes=facts.memory_bytes or 0,
         page_bytes=facts.page_bytes,
-        iothreads=len(facts.iothread_pus),
+        iothread_ids=tuple(range(1, len(facts.iothread_pus) + 1)),
         cpu_mode="host-passthrough",
         cpu_topology=facts.topology,
         cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),

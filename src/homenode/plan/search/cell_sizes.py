@@ -60,6 +60,8 @@ def least_uneven(most: Sequence[int], groups: int, *, counts_sockets: bool) -> C
     # Of splits in steps of a size the levelled ones are the least uneven, and the larger the step
     # the fewer the sockets.
     for step in _divisors(groups) if counts_sockets else (1,):
+        if groups // step < len(most):
+            continue
         splits = _levelled([one // step for one in most], groups // step, step)
         if splits is None:
             continue
@@ -81,14 +83,17 @@ def _levelled(most: Sequence[int], total: int, step: int) -> tuple[GroupRange, .
     one step; None where there are none."""
     if min(most) < 1 or sum(most) < total or total < len(most):
         return None
-    low, high = 1, max(most)
+    low, over = divmod(total, len(most))
+    if min(most) >= low + (over > 0):
+        return (GroupRange(low * step, (low + (over > 0)) * step, step),) * len(most)
+    high = max(most)
     while low < high:
         level = (low + high + 1) // 2
-        if sum(min(one, level) for one in most) <= total:
+        if sum([min(one, level) for one in most]) <= total:
             low = level
         else:
             high = level - 1
-    more = sum(min(one, low) for one in most) < total
+    more = sum([min(one, low) for one in most]) < total
     return tuple(
         GroupRange(min(one, low) * step, min(one, low + more) * step, step) for one in most
     )

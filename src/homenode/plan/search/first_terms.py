@@ -17,18 +17,6 @@ class HomeGpus:
     by_weight: tuple[tuple[int, int], ...]
     count: int
 
-    def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
-        """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
-        sure, weight = 0, 0
-        for each, gpus in self.by_weight:
-            here = gpus.bit_count()
-            if here > number:
-                return sure, weight + each * number, (gpus, number) if number else None
-            sure |= gpus
-            weight += each * here
-            number -= here
-        return sure, weight, None
-
     def device_class(self, packages: Sequence[int]) -> int:
         """The class of one of these GPUs with its NICs; 0 where no node is known."""
         homes = self.nics if self.home is None else (self.home, *self.nics)

@@ -194,7 +194,7 @@ def qemu_threads(
     pins: Sequence[CpuSet],
 ) -> ThreadPlaces:
     request = search.request
-    iothreads = request.guest.iothreads
+    iothreads = len(request.guest.iothread_ids)
     asked = request.emulator_pus
     if request.layout.pinning is Pinning.NODE and asked is None:
         return shared_places(CpuSet.union(pins), iothreads)

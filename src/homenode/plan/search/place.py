@@ -64,7 +64,14 @@ from homenode.plan.search.rejections import (
     whole_host,
     with_hint,
 )
-from homenode.plan.search.solve import Placing, Solution, may_be_nearer, solve, solve_fixed
+from homenode.plan.search.solve import (
+    Placing,
+    Solution,
+    may_be_nearer,
+    solve,
+    solve_fixed,
+    without_first_gpu,
+)
 from homenode.plan.search.supply import CoreInventory, Usable, usable
 from homenode.plan.search.threads import (
     ThreadPlaces,
@@ -312,9 +319,7 @@ def _explicit(search: PlacementSearch) -> Placement:
         solution = solve_fixed(problem, ways)
         if solution is not None:
             assigned = tuple(zip(ways[solution.best.split], groups, strict=True))
-            found = _placement(
-                search, fallback, problem, solution, rejections, assigned, tuple(ways)
-            )
+            found = _placement(search, fallback, problem, solution, rejections, assigned)
             if found is not None:
                 return replace(found, cell_memory_bytes=tuple(cell.memory_bytes for cell in wanted))
         free = search.free_on(fallback)
@@ -373,12 +378,10 @@ def _placement(
     solution: Solution,
     rejections: list[Rejection],
     assigned: tuple[tuple[int, int], ...] = (),
-    splits: tuple[Split, ...] = (),
 ) -> Placement | None:
     """The placement of a solution; None where its memory or the host's core is missing after all.
 
-    assigned: (node, groups) of each cell that the user gives, in cell order. splits: those that
-    the cells allow.
+    assigned: (node, groups) of each cell that the user gives, in cell order.
     """
     host, request = search.host, search.request
     best = solution.best
@@ -443,7 +446,7 @@ def _placement(
     )
     return replace(
         found,
-        runners_up=_runners_up(problem, solution, names, splits),
+        runners_up=_runners_up(problem, solution, names, cells_given=bool(assigned)),
         rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
         findings=(*search.options.findings, *findings, *places.findings),
         gaps=(
@@ -481,12 +484,12 @@ def _span(problem: SearchProblem, best: Placing) -> str:
 
 
 def _runners_up(
-    problem: SearchProblem, solution: Solution, names: tuple[str, ...], splits: tuple[Split, ...]
+    problem: SearchProblem, solution: Solution, names: tuple[str, ...], *, cells_given: bool
 ) -> tuple[RunnerUp, ...]:
-    """Other sets of nodes, and the best that another set of GPUs would have given."""
+    """Other sets of nodes, and the best that other GPUs would have given on the same nodes."""
     own = terms(solution.best.cost, names)
-    found = list(solution.runners_up)
-    other = _other_gpus(problem, solution, splits)
+    found = list(solution.runners_up())
+    other = without_first_gpu(problem, solution.best, keeps_split=cells_given)
     if other is not None and all(other.cost != one.cost for one in found):
         found.append(other)
     result = []
@@ -502,26 +505,6 @@ def _runners_up(
             )
         )
     return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
-
-
-def _other_gpus(
-    problem: SearchProblem, solution: Solution, splits: tuple[Split, ...]
-) -> Placing | None:
-    """The best placing without the first of the chosen GPUs; None where there is no choice. splits:
-    the only ones that may be, () = any."""
-    options, gpus = problem.options, solution.best.gpus
-    if not gpus:
-        return None
-    without = gpus & -gpus
-    others = tuple(one & ~without for one in options.groups)
-    others = tuple(one for one in others if one.bit_count() >= options.count)
-    if not others:
-        return None
-    problem = replace(
-        problem, options=replace(options, open=options.open & ~without, groups=others)
-    )
-    found = solve_fixed(problem, splits) if splits else solve(problem)
-    return None if found is None else found.best
 
 
 def _host_gaps(search: PlacementSearch, fallback: Fallback, free: Usable) -> Iterator[Gap]:

@@ -6,20 +6,17 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, islice
-from math import comb
-from operator import add, itemgetter
-from typing import NamedTuple
+from operator import itemgetter
 
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms
-from homenode.plan.search.gpu_choice import GpuSelection, gpu_choices
+from homenode.plan.search.gpu_choice import Choice, NearestGpus
 from homenode.plan.search.problem import SearchProblem, Split
 from homenode.plan.search.split import least_split
 
@@ -27,9 +24,6 @@ MOST_RUNNERS_UP = 3
 
 MOST_WORKED_OUT = 300
 """Sets of nodes that are equally good by the first terms and are worked out."""
-
-MOST_SPLITS = 70
-"""Splits of one set of nodes that are asked one by one for their GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +39,12 @@ class Placing:
 class Solution:
     """The placing of least cost. optimal: None where not all were compared.
 
-    runners_up: other sets of nodes, best first.
+    runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP.
     """
 
     best: Placing
     optimal: bool | None
-    runners_up: tuple[Placing, ...]
+    runners_up: Callable[[], Sequence[Placing]]
 
 
 _COSTS_OF_EQUALITY = (
@@ -83,8 +77,8 @@ def solve(problem: SearchProblem) -> Solution | None:
         return preferred
     found = uneven.best
     assert found is not None, "the nodes of equal cells hold the VM"
-    runners = (preferred.best, *found.runners_up)
-    return Solution(found.best, found.optimal, runners[:MOST_RUNNERS_UP])
+    runners_up = found.runners_up
+    return replace(found, runners_up=lambda: (preferred.best, *runners_up())[:MOST_RUNNERS_UP])
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
@@ -107,23 +101,45 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | N
         nodes = sum(1 << node for node, _ in split)
         first = terms.of(nodes)
         if first is not None:
-            choices = search.choices(nodes, [groups for _, groups in split])
-            placing = search.work_out(nodes, choices)
+            placing = search.work_out(nodes, search.nearest.choices(nodes, _fixed(split)))
             found.append((first, search.rest_of(placing), placing))
     found.sort(key=lambda item: item[:2])
     if not found:
         return None
     placings = [placing for *_, placing in found]
-    runners = tuple(_distinct(placings)[:MOST_RUNNERS_UP])
-    return Solution(placings[0], True if search.exact else None, runners)
+    is_exact = search.exact and search.nearest.exact
+    return Solution(
+        placings[0],
+        True if is_exact else None,
+        lambda: _distinct(placings)[:MOST_RUNNERS_UP],
+    )
 
 
-class Choice(NamedTuple):
-    """A choice of GPUs for a set of nodes, and the groups that keep the devices nearest."""
+def without_first_gpu(
+    problem: SearchProblem, best: Placing, *, keeps_split: bool
+) -> Placing | None:
+    """The best on the same nodes without the first of the GPUs that were chosen; None where there
+    is none. keeps_split: cells are given one by one; else it may be another one."""
+    options, without = problem.options, best.gpus & -best.gpus
+    if not without:
+        return None
+    groups = tuple(one & ~without for one in options.groups)
+    groups = tuple(one for one in groups if one.bit_count() >= options.count)
+    if not groups:
+        return None
+    fewer = replace(options, open=options.open & ~without, groups=groups)
+    terms = FirstTerms(replace(problem, options=fewer))
+    nodes = sum(1 << node for node, _ in best.split)
+    if terms.of(nodes) is None:
+        return None
+    is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
+    search = _Search(terms, equal=is_equal)
+    ranges = _fixed(best.split) if keeps_split else search.ranges(nodes)
+    return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
-    device_distance: int
-    gpus: GpuSelection
-    ranges: tuple[GroupRange, ...]
+
+def _fixed(split: Split) -> tuple[GroupRange, ...]:
+    return tuple([GroupRange(groups, groups) for _, groups in split])
 
 
 class _Search:
@@ -135,6 +151,7 @@ class _Search:
         self.equal = equal
         self.exact = True
         self.candidates = Candidates(terms.problem, equal=equal)
+        self.nearest = NearestGpus(terms)
 
     @cached_property
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
@@ -184,20 +201,58 @@ class _Search:
             others = tied[MOST_WORKED_OUT:] + others
             tied = tied[:MOST_WORKED_OUT]
             self.exact = False
-        choices = [(nodes, self.choices(nodes)) for nodes in tied]
-        choices.sort(key=lambda item: item[1][0].device_distance)
-        nearest = choices[0][1][0].device_distance
-        near = [item for item in choices if item[1][0].device_distance == nearest]
+        near: list[tuple[int, list[Choice]]] = []
+        far: list[int] = []
+        least_distance: int | None = None
+        bounds = {}
+        if len(tied) > 1:
+            bounds = {nodes: self.nearest.bound(nodes, self.ranges(nodes)) for nodes in tied}
+            tied.sort(key=bounds.__getitem__)
+        for i, nodes in enumerate(tied):
+            if least_distance is not None and bounds[nodes] > least_distance:
+                far += tied[i:]
+                break
+            choices = self.nearest.choices(nodes, self.ranges(nodes), least_distance)
+            if not choices:
+                far.append(nodes)
+                continue
+            if least_distance is None or choices[0].device_distance < least_distance:
+                far += [nodes for nodes, _ in near]
+                near, least_distance = [], choices[0].device_distance
+            near.append((nodes, choices))
         done = [self.work_out(*item) for item in near]
         done.sort(key=self.rest_of)
-        is_exact = self.exact and self.candidates.exact
+        is_exact = self.exact and self.nearest.exact and self.candidates.exact
         if not is_exact:
             is_exact = self.candidates.is_least(done[0].cost) and len(tied) <= MOST_WORKED_OUT
-        runners = _distinct(done)
-        more = (nodes for nodes in (*(nodes for nodes, _ in choices[len(near) :]), *others))
-        for nodes in islice(more, max(0, MOST_RUNNERS_UP - len(runners))):
-            runners.append(self.work_out(nodes, self.choices(nodes)))
-        return Solution(done[0], True if is_exact else None, tuple(runners[:MOST_RUNNERS_UP]))
+        return Solution(
+            done[0], True if is_exact else None, lambda: self._runners_up(done, far, others)
+        )
+
+    def ranges(self, nodes: int) -> tuple[GroupRange, ...]:
+        """The splits over these nodes (bits) that may be the best."""
+        return self.candidates.splits(nodes).ranges
+
+    def _runners_up(
+        self, done: Sequence[Placing], far: Sequence[int], others: Sequence[int]
+    ) -> list[Placing]:
+        """Sets of nodes after the first of those worked out: of the rest those whose devices are
+        next nearest, then others. far, others: sets, the latter best first."""
+        runners = _distinct(done)[:MOST_RUNNERS_UP]
+        wanted = MOST_RUNNERS_UP - len(runners)
+        nearest = NearestGpus(self.terms)
+        next_ones: list[tuple[int, int, list[Choice]]] = []
+        for nodes in far if wanted else ():
+            most = next_ones[-1][0] if len(next_ones) == wanted else None
+            choices = nearest.choices(nodes, self.ranges(nodes), most)
+            if choices:
+                next_ones.append((choices[0].device_distance, nodes, choices))
+                next_ones.sort(key=itemgetter(0))
+                del next_ones[wanted:]
+        runners += [self.work_out(nodes, choices) for _, nodes, choices in next_ones]
+        for nodes in others[: MOST_RUNNERS_UP - len(runners)]:
+            runners.append(self.work_out(nodes, nearest.choices(nodes, self.ranges(nodes))))
+        return runners
 
     @cached_property
     def rest_of(self) -> Callable[[Placing], tuple[object, ...]]:
@@ -205,49 +260,18 @@ class _Search:
         terms = itemgetter(*(Cost._fields.index(name) for name in self.problem.rest))
         return lambda placing: terms(placing.cost)
 
-    def choices(self, nodes: int, fixed: Sequence[int] = ()) -> list[Choice]:
-        """The nearest choices of GPUs and groups for one set of nodes. fixed: the groups of each
-        node, where they are given."""
-        problem = self.problem
-        positions = tuple(members(nodes))
-        ranges = (
-            tuple(GroupRange(groups, groups) for groups in fixed)
-            if fixed
-            else self.candidates.splits(nodes).ranges
-        )
-        named = [self.terms.named_rows[node] for node in positions]
-        compares = "device_distance" in problem.rest
-        groups = self.terms.home_groups(nodes)
-        asks_gpus = compares and problem.options.count
-        nearest: int | None = None
-        least: list[tuple[GpuSelection, list[int], tuple[GroupRange, ...]]] = []
-        for some, split in _few_splits(ranges, problem.groups) if asks_gpus else ((ranges, None),):
-            selections, is_complete = gpu_choices(self.terms, groups, nodes, positions, split)
-            self.exact &= is_complete
-            for gpus in selections:
-                weights = list(map(add, named, gpus.rows)) if compares else [0] * len(some)
-                distance = _least_distance(some, weights, problem.groups)
-                if nearest is None or distance < nearest:
-                    least, nearest = [], distance
-                if distance == nearest:
-                    least.append((gpus, weights, some))
-        return [
-            Choice(nearest or 0, gpus, _nearest(some, weights, problem.groups))
-            for gpus, weights, some in least
-        ]
-
     def work_out(self, nodes: int, choices: Sequence[Choice]) -> Placing:
         """The best placing on one set of nodes, of choices that are equally near. What GPU sets
         lose comes before the terms of the split, so that few splits are compared."""
         problem = self.problem
         positions = tuple(members(nodes))
         nearness = (self.terms.device_class(nodes), self.terms.away(nodes))
-        chosen = [problem.options.least_lost(gpus.sure, gpus.tied) for _, gpus, _ in choices]
+        chosen = [problem.options.least_lost(one.sure, one.tied) for one in choices]
         self.exact &= all(one.is_complete for one in chosen)
         fewest = min((one.link_groups, one.sets_lost) for one in chosen)
         splits: dict[tuple[GroupRange, ...], Split] = {}
         found = []
-        for (distance, _, ranges), gpus in zip(choices, chosen, strict=True):
+        for (distance, _, _, ranges), gpus in zip(choices, chosen, strict=True):
             if (gpus.link_groups, gpus.sets_lost) != fewest:
                 continue
             if ranges not in splits:
@@ -259,61 +283,6 @@ class _Search:
             cost = problem.cost(split, gpus, nearness, distance)
             found.append(Placing(split, gpus.gpus, cost))
         return min(found, key=self.rest_of)
-
-
-def _few_splits(
-    ranges: tuple[GroupRange, ...], groups: int
-) -> Iterator[tuple[tuple[GroupRange, ...], list[int] | None]]:
-    """The splits one by one where they are few, as ranges and as groups: the GPUs that are nearest
-    to each are known at once, and those that are nearest to one of many are not. Else the ranges as
-    they are, and None."""
-    low = [one.least for one in ranges]
-    wide = [i for i, one in enumerate(ranges) if one.most > one.least]
-    more, step = (groups - sum(low)) // ranges[0].step, ranges[0].step
-    if any(ranges[i].most - low[i] > step for i in wide) or comb(len(wide), more) > MOST_SPLITS:
-        yield ranges, None
-        return
-    lowest = [GroupRange(one, one) for one in low]
-    highest = [GroupRange(one.most, one.most) for one in ranges]
-    for chosen in combinations(wide, more):
-        split, its_ranges = low.copy(), lowest.copy()
-        for i in chosen:
-            split[i], its_ranges[i] = ranges[i].most, highest[i]
-        yield tuple(its_ranges), split
-
-
-def _least_distance(ranges: Sequence[GroupRange], weights: Sequence[int], groups: int) -> int:
-    """The least sum of groups times weight."""
-    total, left = 0, groups
-    for (least, *_), weight in zip(ranges, weights, strict=True):
-        total += least * weight
-        left -= least
-    for weight, one in sorted(zip(weights, ranges, strict=True)) if left else ():
-        more = min(one.most - one.least, left)
-        total += more * weight
-        left -= more
-        if not left:
-            break
-    return total
-
-
-def _nearest(
-    ranges: Sequence[GroupRange], weights: Sequence[int], groups: int
-) -> tuple[GroupRange, ...]:
-    """The ranges narrowed to the splits of least sum of groups times weight."""
-    left = groups - sum(one.least for one in ranges)
-    if not left:
-        return tuple(ranges)
-    narrowed = [one._replace(most=one.least) for one in ranges]
-    for weight in sorted(set(weights)):
-        if not left:
-            break
-        here = [i for i, other in enumerate(weights) if other == weight]
-        space = sum(ranges[i].most - ranges[i].least for i in here)
-        for i in here:
-            narrowed[i] = ranges[i]._replace(least=ranges[i].most) if space <= left else ranges[i]
-        left -= min(space, left)
-    return tuple(narrowed)
 
 
 def _distinct(found: Sequence[Placing]) -> list[Placing]:

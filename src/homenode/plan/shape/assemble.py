@@ -89,6 +89,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         vcpu_pins=placement.vcpu_pins,
         emulator_pus=placement.emulator_pus,
         iothread_pus=placement.iothread_pus,
+        iothread_ids=request.guest.iothread_ids,
         cells=initiators.cells,
         topology=shape.topology,
         cache=cache.cache,

@@ -42,7 +42,7 @@ def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanatio
     sections = (
         Section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
-        _choice(plan, whole=whole),
+        _choice(plan, host, whole=whole),
         Section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
         cells_section(plan),
         topology_section(plan),
@@ -170,7 +170,7 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
     return rows
 
 
-def _choice(plan: Plan, *, whole: bool) -> Section:
+def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
     if not plan.cost:
         return Section("Why there")
     decisive = {other.decided_by for other in plan.runners_up}
@@ -180,10 +180,10 @@ def _choice(plan: Plan, *, whole: bool) -> Section:
         lines = list(span_lines(plan.cost))
     if plan.optimal is None:
         lines.append("Whether this is the best placement is unknown: not all were compared.")
-    elif not plan.runners_up:
-        lines.append("No other set of nodes was feasible.")
+    elif plan.optimal and len(_nodes_with_pus(host)) != 1:
+        lines.append("No placement costs less: the others were compared, or ruled out by bounds.")
     for place, other in enumerate(plan.runners_up if whole else plan.runners_up[:1]):
-        who = "The best runner-up" if place == 0 else "Next"
+        who = "A runner-up" if place == 0 else "Another"
         mine = next((t.value for t in plan.cost if t.name == other.decided_by), None)
         theirs = next((t.value for t in other.cost if t.name == other.decided_by), None)
         here, there = (
@@ -201,6 +201,10 @@ def _choice(plan: Plan, *, whole: bool) -> Section:
     if every > len(lines) and not whole:
         lines.append(f"{every} figures were compared: homenode plan --explain lists them.")
     return Section("Why there", tuple(lines))
+
+
+def _nodes_with_pus(host: Host | None) -> tuple[NodeIndex, ...]:
+    return () if host is None else tuple(node.index for node in host.nodes if node.pus)
 
 
 def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
@@ -249,9 +253,7 @@ def _host_threads(plan: Plan) -> Section:
         shared = plan.emulator_pus & used
         if shared:
             lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
-    lines += [
-        f"IOThread {i} runs on {pus_text(pus)}." for i, pus in enumerate(plan.iothread_pus, 1)
-    ]
+    lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.pus_of_iothreads.items()]
     return Section("Emulator and IOThreads", tuple(lines))
 
 

@@ -45,7 +45,7 @@ class _Home(NamedTuple):
 
     row: tuple[int, ...]
     by_weight: tuple[tuple[int, int], ...]
-    count: int
+    total: int
 
     def first(self, number: int) -> tuple[int, int, tuple[int, int] | None]:
         """(sure GPUs, their weight with the tied ones, (tied GPUs, how many of them))."""
@@ -60,7 +60,7 @@ class _Home(NamedTuple):
         return sure, weight, None
 
 
-class _Problem(NamedTuple):
+class _Asked(NamedTuple):
     """One set of nodes and one group of GPUs. row: distances of what the VM gets in any case to
     each node, in sum; certain: the GPUs of it. homes: of the `left` others."""
 
@@ -107,7 +107,7 @@ class NearestGpus:
             found = _least([*found, *self._of_group(asked, _most(found, most))])
         return found
 
-    def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Problem]:
+    def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Asked]:
         """What is asked of each group of GPUs of which all may be chosen. GPUs at home on the nodes
         come before all others: all of them where they are not too many."""
         problem = self._terms.problem
@@ -115,24 +115,24 @@ class NearestGpus:
         named = tuple([self._terms.named_rows[node] for node in positions])
         count = problem.options.count
         if not count:
-            yield _Problem(ranges, problem.groups, named, 0, (), 0)
+            yield _Asked(ranges, problem.groups, named, 0, (), 0)
             return
         for group in self._terms.home_groups(nodes):
             near, far = group.near(nodes)
             left = count - sum(one.count for one in near)
             if left < 0:
                 homes = _merged(near, positions)
-                yield _Problem(ranges, problem.groups, named, 0, homes, count)
+                yield _Asked(ranges, problem.groups, named, 0, homes, count)
                 continue
             row, certain = named, 0
             for one in _merged(near, positions):
-                sure, weight, _ = one.first(one.count)
+                sure, weight, _ = one.first(one.total)
                 certain |= sure
                 row = _plus(row, weight, one.row)
             homes = _merged(far, positions) if left else ()
-            yield _Problem(ranges, problem.groups, row, certain, homes, left)
+            yield _Asked(ranges, problem.groups, row, certain, homes, left)
 
-    def _of_group(self, asked: _Problem, most: int | None) -> list[Choice]:
+    def _of_group(self, asked: _Asked, most: int | None) -> list[Choice]:
         if not asked.left:
             only = _choice(asked.ranges, asked.groups, asked.row, asked.certain, ())
             return _within(most, [only])
@@ -157,7 +157,7 @@ class NearestGpus:
         limit = start.device_distance if most is None else min(most, start.device_distance)
         return _within(most, _least([start, *self._branched(asked, limit)]))
 
-    def _branched(self, asked: _Problem, limit: int) -> list[Choice]:
+    def _branched(self, asked: _Asked, limit: int) -> list[Choice]:
         """Those of least distance, at most the limit: a branch and bound, depth first, over how
         many GPUs each home gives, the nearest home first."""
         alone = [_distance(asked.ranges, one.row, asked.groups) for one in asked.homes]
@@ -172,7 +172,7 @@ class NearestGpus:
             costs.sort()
             least_of.append([0, *accumulate(costs)])
         least_of.reverse()
-        weights = [[one.first(n)[1] for n in range(one.count + 1)] for one in homes]
+        weights = [[one.first(n)[1] for n in range(one.total + 1)] for one in homes]
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
         def visit(numbers: tuple[int, ...], left: int, row: tuple[int, ...]) -> None:
@@ -187,7 +187,7 @@ class NearestGpus:
                     found.append((numbers, row))
                 return
             rest = len(least_of[i + 1]) - 1
-            for number in range(min(left, homes[i].count), max(0, left - rest) - 1, -1):
+            for number in range(min(left, homes[i].total), max(0, left - rest) - 1, -1):
                 if not self._branches:
                     self.exact = False
                     return
@@ -252,7 +252,7 @@ def _of_each(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[int]:
         yield from [cost] * gpus.bit_count()
 
 
-def _alone(asked: _Problem) -> list[int]:
+def _alone(asked: _Asked) -> list[int]:
     """The least distance that each home can have, if it were the only one."""
     return [_distance(asked.ranges, home.row, asked.groups) for home in asked.homes]
 
@@ -261,7 +261,7 @@ def _plus(row: Sequence[int], weight: int, more: Sequence[int]) -> tuple[int, ..
     return tuple([a + weight * b for a, b in zip(row, more, strict=True)])
 
 
-def _of_split(asked: _Problem, split: Sequence[int], distances: Sequence[int]) -> Choice:
+def _of_split(asked: _Asked, split: Sequence[int], distances: Sequence[int]) -> Choice:
     """The GPUs that are nearest to a split. distances: of each home to it."""
     total, sure, left, tied = sum(map(mul, asked.row, split)), asked.certain, asked.left, 0
     level, wanted = -1, 0
@@ -279,7 +279,7 @@ def _of_split(asked: _Problem, split: Sequence[int], distances: Sequence[int]) -
     return Choice(total, sure | tied, (), ranges)
 
 
-def _alternating(asked: _Problem) -> Choice:
+def _alternating(asked: _Asked) -> Choice:
     """A choice to begin with: the GPUs nearest to a split, the split nearest to these, and so on
     until neither gets nearer."""
     row = tuple(map(sum, zip(asked.row, *(one.row for one in asked.homes), strict=True)))

@@ -29,6 +29,7 @@ from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.tools.versions import Version
 from homenode.topology import Host
@@ -43,6 +44,7 @@ class Tuning:
     original: the document as given, or its copy under another name. document: the tuned one.
     notes: what was wrong with the document before, what to know of the tuned one, and what a copy
     shares with its original; each opens with its severity. libvirt: of the host, None = unknown.
+    request: what was planned; None where the plan was given.
     """
 
     original: bytes
@@ -50,6 +52,7 @@ class Tuning:
     document: bytes
     notes: tuple[str, ...]
     libvirt: Version | None = None
+    request: GuestRequest | None = None
 
 
 def tune(
@@ -64,8 +67,9 @@ def tune(
     """
     before, notes = _given(original, source, copy_name)
     guest = guest_of(open_domain(before, source))
-    made = plan(host, request_for(guest, options, host))
-    return _on_host(before, source, guest, made, host, notes)
+    request = request_for(guest, options, host)
+    tuning = _on_host(before, source, guest, plan(host, request), host, notes)
+    return replace(tuning, request=request)
 
 
 def tune_as_planned(

@@ -42,7 +42,9 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
     machine = host_named(host)
     guest = vm_of_options(wanted, machine.architecture).guest
     rendering = target_named(target).render(made, guest, machine, None, "vm")
-    return TargetPlan(made, target, None, rendering, target_findings(target, made))
+    return TargetPlan(
+        _planned(host, wanted).request, made, target, None, rendering, target_findings(target, made)
+    )
 
 
 def edited(content: bytes, host: str, wanted: PlanOptions, source: str = "vm") -> TargetPlan:

@@ -126,7 +126,7 @@ def _print(
 
         print_json(encode_plan(planned.plan))
     elif not outputs.quiet:
-        planning.print_explanation(planned.plan, verdict, host, outputs)
+        planning.print_explanation(planned.plan, planned.request, verdict, host, outputs)
     else:
         planning.note_critical(planned.plan)
     if outputs.diff:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
     from homenode.plan.guest import Guest
     from homenode.plan.model import Plan
+    from homenode.plan.request import GuestRequest
     from homenode.topology import Host
 
 
@@ -343,7 +344,7 @@ def _print(
 
         print_json(encode_plan(tuning.plan))
     elif not outputs.quiet:
-        print_explanation(tuning.plan, verdict, host, outputs)
+        print_explanation(tuning.plan, tuning.request, verdict, host, outputs)
     else:
         note_critical(tuning.plan)
     if outputs.diff:
@@ -359,14 +360,20 @@ def note_critical(made: "Plan") -> None:
 
 
 def print_explanation(
-    made: "Plan", verdict: "Verdict | None", host: "Host | None", outputs: Outputs
+    made: "Plan",
+    request: "GuestRequest | None",
+    verdict: "Verdict | None",
+    host: "Host | None",
+    outputs: Outputs,
 ) -> None:
-    """Where the VM goes and why, for people."""
+    """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
+    from homenode.plan.nearby import nearby_sizes
     from homenode.plan.words.explain import explain
     from homenode.report.plan_text import plan_text
 
     shown = error_console() if outputs.to_standard_output else console()
-    shown.print(plan_text(explain(made, host, whole=outputs.explain)))
+    nearby = () if host is None or request is None else nearby_sizes(host, request, made)
+    shown.print(plan_text(explain(made, host, whole=outputs.explain, nearby=nearby)))
     if verdict is not None:
         from homenode.report.verdict_text import layout_text
 

@@ -10,6 +10,7 @@ from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
+from homenode.plan.request import GuestRequest
 from homenode.targets.qm_conf import OWN_SLOTS
 from homenode.targets.target import (
     Feature,
@@ -30,9 +31,10 @@ Source: QEMU 6.2, smp.prefer_sockets of older machine types; qm.conf(5), sockets
 
 @dataclass(frozen=True, slots=True)
 class TargetPlan:
-    """A plan and its files. given: the file that was edited; None = a new one. findings: of the
-    rendering, with what the target cannot express."""
+    """A plan of a request, and its files. given: the file that was edited; None = a new one.
+    findings: of the rendering, with what the target cannot express."""
 
+    request: GuestRequest
     plan: Plan
     target: str
     given: bytes | None
@@ -66,7 +68,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     findings = (*target_findings(target, made), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
-    return TargetPlan(made, target, given, rendering, findings)
+    return TargetPlan(request, made, target, given, rendering, findings)
 
 
 def _not_encrypted(guest: Guest, target: str) -> PlanFinding:

@@ -9,6 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.layout import Pinning, layout_text
 from homenode.plan.model import Plan, Rejection
+from homenode.plan.nearby import NearbySize
 from homenode.plan.words.cost_words import span_lines, term_lines, term_value, term_words
 from homenode.plan.words.explain_guest import (
     apertures_section,
@@ -33,11 +34,13 @@ from homenode.units import format_bytes
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
 
-def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanation:
+def explain(
+    plan: Plan, host: Host | None, *, whole: bool = False, nearby: Sequence[NearbySize] = ()
+) -> Explanation:
     """The explanation of a plan; without its host (manual mode) what the plan alone gives.
 
     whole: with every term that was compared and every runner-up, not only the ones that people ask
-    about first.
+    about first. nearby: sizes that would give the guest more.
     """
     sections = (
         Section("Critical", finding_lines(plan, ("critical",))),
@@ -52,6 +55,7 @@ def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanatio
         apertures_section(plan),
         Section("What changes in the guest", plan.consequences),
         Section("Findings", finding_lines(plan, ("warning", "info"))),
+        Section("Nearby sizes", tuple(map(_nearby_line, nearby))),
         _gaps(plan),
     )
     return Explanation(
@@ -60,6 +64,11 @@ def explain(plan: Plan, host: Host | None, *, whole: bool = False) -> Explanatio
         _summary(plan),
         tuple(s for s in sections if s.lines or s.commands or (s.table and s.table.rows)),
     )
+
+
+def _nearby_line(one: NearbySize) -> str:
+    size = count_text(one.vcpus, "vCPU") if one.vcpus else count_text(one.gpus or 0, "GPU")
+    return f"{size}: {', '.join(one.wins)}."
 
 
 def _summary(plan: Plan) -> str:

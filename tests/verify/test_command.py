@@ -149,7 +149,7 @@ def test_without_a_host_a_plan_for_another_machine_is_compared_with_none(files: 
             3,
             "expected a folder /nowhere",
         ),
-        (("--live", "vm", "--plan", "/dev/zero"), 2, "expected at most 64 MiB"),
+        (("--live", "vm", "--plan", "/dev/zero"), 2, "found: a device"),
         (("--live", "vm", "--lspci", "@plan"), 2, "--live: expected no document, --host, --lspci"),
     ],
 )

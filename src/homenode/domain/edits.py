@@ -60,9 +60,9 @@ def set_attribute(document: Document, element: Element, name: str, value: str) -
     spans = document.attribute_spans(element)
     span = spans.get(name)
     if span is not None:
-        return [Edit(span.value_start, span.value_end, _escape(value, span.quote))]
+        return [Edit(span.value_start, span.value_end, escaped(value, span.quote))]
     here = max((s.end for s in spans.values()), default=element.start + 1 + len(element.tag))
-    written = f" {name}={document.quote}".encode() + _escape(value, document.quote)
+    written = f" {name}={document.quote}".encode() + escaped(value, document.quote)
     return [Edit(here, here, written + document.quote.encode())]
 
 
@@ -90,13 +90,13 @@ def set_text(document: Document, element: Element, text: str) -> list[Edit]:
     if element.closes_itself:
         opened = _opened(document, element)
         closing = f"</{element.tag}>".encode()
-        return [Edit(opened.start, opened.end, opened.new + _escape(text) + closing)]
+        return [Edit(opened.start, opened.end, opened.new + escaped(text) + closing)]
     inside = document.text[element.tag_end : element.content_end]
     bare = inside.strip(_BLANK)
     start = element.tag_end + (inside.find(bare) if bare else 0)
     if b"<" in bare:  # a comment or CDATA next to the text: there is no one place to write
-        return [Edit(element.tag_end, element.content_end, _escape(text))]
-    return [Edit(start, start + len(bare), _escape(text))]
+        return [Edit(element.tag_end, element.content_end, escaped(text))]
+    return [Edit(start, start + len(bare), escaped(text))]
 
 
 def remove(document: Document, element: Element) -> list[Edit]:
@@ -232,9 +232,9 @@ def _render(node: New, document: Document, line: bytes, step: bytes) -> bytes:
     quote = document.quote
     head = f"<{node.name}".encode()
     for name, value in node.attributes:
-        head += f" {name}={quote}".encode() + _escape(value, quote) + quote.encode()
+        head += f" {name}={quote}".encode() + escaped(value, quote) + quote.encode()
     if node.text is not None:
-        return head + b">" + _escape(node.text) + f"</{node.name}>".encode()
+        return head + b">" + escaped(node.text) + f"</{node.name}>".encode()
     if not node.children:
         return head + b"/>"
     inner = line + step if line else b""
@@ -248,10 +248,10 @@ def _opened(document: Document, element: Element) -> Edit:
     return Edit(element.start + len(tag[:-2].rstrip(_BLANK)), element.tag_end, b">")
 
 
-def _escape(text: str, quote: str = "") -> bytes:
+def escaped(text: str, quote: str = "") -> bytes:
     """XML of a text in ASCII, so that it fits every encoding."""
-    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    xml = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     if quote:
-        escaped = escaped.replace(quote, "&apos;" if quote == "'" else "&quot;")
-        escaped = re.sub(r"[\t\r\n]", lambda match: f"&#{ord(match[0])};", escaped)
-    return escaped.encode("ascii", "xmlcharrefreplace")
+        xml = xml.replace(quote, "&apos;" if quote == "'" else "&quot;")
+        xml = re.sub(r"[\t\r\n]", lambda match: f"&#{ord(match[0])};", xml)
+    return xml.encode("ascii", "xmlcharrefreplace")

@@ -4,9 +4,8 @@ It has what every VM of its architecture needs and libvirt does not add by itsel
 and displays are not homenode's to choose.
 """
 
-from xml.sax.saxutils import escape
-
 from homenode.domain.copy import check_name
+from homenode.domain.edits import escaped
 from homenode.errors import InputError
 from homenode.units import GIB, KIB, MIB
 
@@ -63,7 +62,7 @@ def new_domain(
         if memory_bytes % size == 0
     )
     return _DOCUMENT.format(
-        name=escape(check_name(name)),
+        name=escaped(check_name(name)).decode(),
         unit=unit,
         memory=memory_bytes // size,
         vcpus=vcpus,

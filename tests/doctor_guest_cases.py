@@ -4,6 +4,8 @@ from dataclasses import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding
+from homenode.plan.options import PlanOptions
+from homenode.tuning import tune
 from homenode.units import GIB, MIB
 from tests.doctor_cases import Case, case, changed, is_gpu, settings
 from tests.doctor_domains import binding, cells, diagnosed, domain, gpus, host, topology
@@ -423,6 +425,12 @@ GUEST_CASES: dict[str, Case] = {
         "four of them",
         lambda: diagnosed(domain(8, gpus(H200, 4)), H200),
     ),
+    "initiators-missing": case(
+        "a GPU of gh200x4 in a flat guest",
+        lambda: _on_grace("pin-bound"),
+        "in one whose cells have its nodes",
+        lambda: _on_grace("pin-numa-pci"),
+    ),
     "iommu-group-shared": case(
         "the GPU passed, its audio function driven by snd_hda_intel",
         lambda: diagnosed(domain(2, DESKTOP_GPU), grouped("snd_hda_intel")),
@@ -451,6 +459,14 @@ def _expander(machine: str) -> bytes:
         "</controller></devices>"
     )
     return domain(2, pins=[0, 1], machine=machine).replace(b"</devices>", bus.encode())
+
+
+def _on_grace(layout: str) -> tuple[Finding, ...]:
+    grace = host("gh200x4")
+    versions = replace(grace.settings, libvirt_version=(12, 1, 0), qemu_version=(9, 2, 0))
+    grace = replace(grace, settings=versions)
+    xml = domain(8, gpus("gh200x4", 1), machine="virt").replace(b"x86_64", b"aarch64")
+    return diagnosed(tune(xml, "vm.xml", PlanOptions(layout=layout), grace).document, grace)
 
 
 def _planned(*, swapped: bool) -> tuple[Finding, ...]:

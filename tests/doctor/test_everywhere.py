@@ -58,6 +58,7 @@ WARNED = {
     "siblings-not-exposed": "core-shared",
     "host-core-taken": "host-core-taken",
     "nvswitches-left-out": "nvswitches-left-out",
+    "initiators-missing": "initiators-missing",
 }
 """Findings of a plan, and of the doctor, on the same."""
 

@@ -114,7 +114,7 @@ def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document
 
     Raises InputError for a function that the domain does not have.
     """
-    elements = _element_of_bdf(document)
+    elements = element_of_bdf(document)
     edits: list[Edit] = []
     for old, new in replaced.items():
         source = None if old not in elements else elements[old].at("source", "address")
@@ -127,7 +127,7 @@ def replace_sources(document: Document, replaced: Mapping[Bdf, Bdf]) -> Document
 def edit_initiators(document: Document, plan: Plan) -> Document:
     """Names the cells of each GPU's own memory in its <hostdev>. A name of cells that the plan does
     not have goes."""
-    element_of = _element_of_bdf(document)
+    element_of = element_of_bdf(document)
     edits: list[Edit] = []
     for device in plan.devices:
         element = element_of.get(device.bdf)
@@ -140,10 +140,10 @@ def edit_initiators(document: Document, plan: Plan) -> Document:
                 edits += append(document, element, [New("acpi", (("nodeset", nodeset),))])
             else:
                 edits += set_attribute(document, acpi, "nodeset", nodeset)
-        elif acpi is not None and acpi.get("nodeset") is not None:
-            named = CpuSet.parse(acpi.get("nodeset") or "", f"{document.source}: <acpi nodeset>")
-            if not named <= CpuSet(cell.id for cell in plan.cells):
-                edits += remove(document, acpi)
+        elif acpi is not None and not initiators_of(document, element) <= CpuSet(
+            cell.id for cell in plan.cells
+        ):
+            edits += remove(document, acpi)
     return apply(document, edits)
 
 
@@ -182,7 +182,15 @@ def edit_hostdevs(document: Document, plan: Plan) -> Document:
     return apply(document, append(document, devices, new))
 
 
-def _element_of_bdf(document: Document) -> dict[Bdf, Element]:
+def initiators_of(document: Document, hostdev: Element) -> CpuSet:
+    """The cells that a <hostdev> names for the device's own memory."""
+    acpi = hostdev.child("acpi")
+    named = None if acpi is None else acpi.get("nodeset")
+    return CpuSet() if named is None else CpuSet.parse(named, f"{document.source}: <acpi nodeset>")
+
+
+def element_of_bdf(document: Document) -> dict[Bdf, Element]:
+    """The elements of passed-through PCI functions."""
     found = {}
     for element, _ in hostdev_elements(document):
         source = element.at("source", "address")
@@ -194,7 +202,7 @@ def _element_of_bdf(document: Document) -> dict[Bdf, Element]:
 def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
     """Elements of passed-through functions by address, and of mediated devices by UUID."""
     found: dict[Bdf | str, Element] = dict(mediated_elements(document))
-    return found | _element_of_bdf(document)
+    return found | element_of_bdf(document)
 
 
 def _key(device: PlannedDevice) -> Bdf | str:

@@ -32,7 +32,7 @@ def domain_findings(facts: DomainFacts, document: Document, host: Host) -> list[
     if host.nodes:
         found += [*memory_on_host(facts, host), *memory_findings(facts, document, host)]
     found += devices_on_host(facts, host)
-    found += passthrough_findings(facts, host)
+    found += passthrough_findings(facts, document, host)
     return [
         _weighed(finding, facts, host)
         for finding in found

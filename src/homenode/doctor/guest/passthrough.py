@@ -6,15 +6,18 @@ verify/document/devices.py finds groups with host drivers in them; here is what 
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.domain.document import Document
+from homenode.domain.hostdevs import element_of_bdf, initiators_of
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.plan.search.brought import switched_gpus
+from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts
 
 
-def passthrough_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
-    """No IOMMU, and companions of the same IOMMU group."""
+def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+    """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
     passed = {hostdev.source for hostdev in facts.guest.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
@@ -33,6 +36,36 @@ def passthrough_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         )
     yield from _companions(facts, host, devices, passed)
     yield from _nvswitches(facts, host, passed)
+    yield from _initiators(facts, document, host, devices)
+
+
+def _initiators(
+    facts: DomainFacts, document: Document, host: Host, devices: list[PciDevice]
+) -> Iterator[Finding]:
+    """Grace GPUs without the guest's NUMA nodes that their memory goes to."""
+    if not facts.guest.is_virt:
+        return
+    elements = element_of_bdf(document)
+    found = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
+    short = {
+        bdf: (count, len(nodes))
+        for bdf, nodes in found.items()
+        if (count := len(initiators_of(document, elements[bdf]))) < len(nodes)
+    }
+    if short:
+        given, needed = map(sum, zip(*short.values(), strict=True))
+        yield Finding(
+            id="initiators-missing",
+            severity=Severity.WARNING,
+            subject=", ".join(map(str, short)),
+            expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
+            "these GPUs, in their <acpi nodeset=>",
+            observed=str(given or "none"),
+            cost="the guest's driver cannot put the memory of these GPUs online",
+            fix="homenode plan with --layout auto or pin-numa-pci, libvirt 11.8 and QEMU 9.0 or "
+            "newer",
+            source=facts.source,
+        )
 
 
 def _nvswitches(facts: DomainFacts, host: Host, passed: set[Bdf]) -> Iterator[Finding]:

@@ -58,8 +58,7 @@ def initiator_cells(
     grace = tuple(device for device in passed if is_grace(device))
     if host is None or not grace or not request.guest.is_virt:
         return InitiatorCells(cells, {})
-    every = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
-    found = initiator_nodes(host, every, grace)
+    found = initiator_nodes_of(host, grace)
     shows = request.layout.pcie is GuestPcie.MIRRORED
     if not found or not shows or not _can_give(host):
         return InitiatorCells(cells, {}, (_missing(host, grace, found, shows=shows),))
@@ -116,6 +115,13 @@ def _missing(
         detail=f"{detail}: it cannot put the GPU's memory online",
         fix=fix,
     )
+
+
+def initiator_nodes_of(host: Host, gpus: Sequence[PciDevice]) -> dict[Bdf, tuple[NodeIndex, ...]]:
+    """The generic initiator nodes without PUs of each of these Grace GPUs of the host; none for one
+    that has none."""
+    every = tuple((device.bdf, device.node) for device in host.pci_devices if is_grace(device))
+    return initiator_nodes(host, every, gpus)
 
 
 def initiator_nodes(

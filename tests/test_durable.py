@@ -166,6 +166,9 @@ def test_root_follows_no_link_of_another_user(tmp_path: Path) -> None:
     os.lchown(way, NOBODY, NOBODY)
     with pytest.raises(HostError, match="link of user"):
         write_text(way / "new", "new")
+    (tmp_path / "own").symlink_to(way)
+    with pytest.raises(HostError, match="link of user"):  # a link of root's leads through it
+        write_text(tmp_path / "own" / "new", "new")
     assert victim.read_text() == "as it was"
     assert not (tmp_path / "new").exists()
 

@@ -16,6 +16,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from homenode.trusted_path import on_the_way
+
 _ACL = "system.posix_acl_access"
 
 PRIVATE = 0o600
@@ -155,15 +157,19 @@ def check_links(path: Path) -> None:
     user = os.geteuid()
     if user != 0:
         return
-    for part in (*reversed(path.absolute().parents), path.absolute()):
-        try:
+    for link, owner in _links(path):
+        if owner != user:
+            reason = f"a link of user {owner}, which root does not follow"
+            raise OSError(errno.ELOOP, reason, str(link))
+
+
+def _links(path: Path) -> Iterator[tuple[Path, int]]:
+    """Links on the way, those to which other ones lead too, and whose they are."""
+    with contextlib.suppress(OSError):  # whoever opens it says why
+        for part in on_the_way(path):
             known = part.lstat()
-        except OSError:
-            return  # whoever opens it says why
-        if stat.S_ISLNK(known.st_mode) and known.st_uid != user:
-            raise OSError(
-                errno.ELOOP, f"a link of user {known.st_uid}, which root does not follow", str(part)
-            )
+            if stat.S_ISLNK(known.st_mode):
+                yield part, known.st_uid
 
 
 def write_and_close(

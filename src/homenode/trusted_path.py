@@ -36,7 +36,7 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
     trusted = _trusted(user)
     for path in paths:
         try:
-            for part in _on_the_way(path):
+            for part in on_the_way(path):
                 why = _changeable(str(part), part.lstat(), trusted, user, sticky=sticky)
                 if why is not None:
                     return f"{part} {why}"
@@ -170,7 +170,7 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
     os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed)
 
 
-def _on_the_way(path: Path) -> Iterator[Path]:
+def on_the_way(path: Path) -> Iterator[Path]:
     """The folders above a path, then the path; at a link, those that it leads through instead."""
     where, links = Path("/"), 0
     left = [*path.absolute().parts[:0:-1]]

@@ -230,6 +230,26 @@ def test_what_lies_under_an_image_is_looked_at_and_never_opened_as_anything_else
     assert not overlay.exists() and not defined
 
 
+def test_what_lies_under_an_image_without_a_format_is_not_left_to_guessing(
+    tmp_path: Path, defined: list[str]
+) -> None:
+    """QEMU takes this text for an image of VMware's, whose content is another file."""
+    (tmp_path / "under").write_text(
+        "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\n"
+        'createType="monolithicFlat"\nRW 2048 FLAT "/etc/shadow" 0\n'
+    )
+    disk = image(tmp_path / "vm.qcow2", "-b", "under", "-F", "raw")
+    content = bytearray(disk.read_bytes())
+    content[content.index(b"raw") - 8] ^= 1  # the extension is another one
+    disk.write_bytes(content)
+    _, prepared = prepared_for(disk, "qcow2")
+    with pytest.raises(InputError, match="without one: QEMU would guess it"):
+        make_copy(Virsh(URI), prepared)
+    image(tmp_path / "under")
+    make_copy(Virsh(URI), prepared)
+    assert len(defined) == 1
+
+
 def test_images_with_their_data_elsewhere_are_refused(tmp_path: Path, defined: list[str]) -> None:
     disk = image(tmp_path / "vm.qcow2", "-o", f"data_file={tmp_path}/data.raw")
     _, prepared = prepared_for(disk, "qcow2")

@@ -58,20 +58,24 @@ def parse(content: bytes, source: str) -> Qcow2Header:
     return Qcow2Header(
         size_bytes=size,
         backing=backing,
-        backing_format=_backing_format(content, header_bytes),
+        backing_format=_backing_format(content, header_bytes, offset or len(content), source),
         is_encrypted=encryption != 0,
         has_data_file=bool(features & _DATA_FILE_FEATURE),
     )
 
 
-def _backing_format(content: bytes, at: int) -> str | None:
-    """The text of that extension; extensions follow the header, each padded to 8 bytes."""
-    while at + _EXTENSION.size <= len(content):
+def _backing_format(content: bytes, at: int, end: int, source: str) -> str | None:
+    """The text of that extension. Extensions follow the header, each padded to 8 bytes, up to one
+    of kind 0 or to the name of the backing file. Of two formats QEMU takes the last."""
+    found = None
+    while at + _EXTENSION.size <= end:
         kind, length = _EXTENSION.unpack_from(content, at)
         at += _EXTENSION.size
-        if kind == _BACKING_FORMAT:
-            return content[at : at + length].decode("ascii", "replace")
         if kind == 0:
-            return None
+            break
+        if length > end - at or (kind == _BACKING_FORMAT and found is not None):
+            raise ParseError(source, "one format of its backing file", f"another at byte {at}")
+        if kind == _BACKING_FORMAT:
+            found = content[at : at + length].decode("ascii", "replace")
         at += (length + 7) // 8 * 8
-    return None
+    return found

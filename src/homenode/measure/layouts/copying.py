@@ -177,8 +177,15 @@ def _check_under(header: qcow2.Qcow2Header, path: str, what: str, left: int) -> 
     under = str(Path(path).parent / name)
     with host_file(under, f"{what}: under {path}") as file:
         start = file.start(qcow2.MOST_BYTES)
-    if header.backing_format != "raw" and start.startswith(qcow2.MAGIC):
-        _check_under(qcow2.parse(start, f"{what}: {under}"), under, what, left - 1)
+    if header.backing_format == "raw":
+        return
+    if not start.startswith(qcow2.MAGIC):
+        raise InputError(
+            f"{what}: {path}: expected the format of what is under it, found {name[:200]!r} "
+            "without one: QEMU would guess it, and open what a file of that format names",
+            hint="if it is raw: qemu-img rebase -u -f qcow2 -F raw -b FILE IMAGE",
+        )
+    _check_under(qcow2.parse(start, f"{what}: {under}"), under, what, left - 1)
 
 
 def remove_copy(virsh: Virsh, copy: Copy) -> None:

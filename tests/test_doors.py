@@ -19,6 +19,21 @@ NAMES = {
     "open": "opens a file",
     "fdopen": "opens a file",
     "open_code": "opens a file",
+    "open_file": "opens a file",
+    "FileText": "opens a file",
+    "FileBinaryRead": "opens a file",
+    "FileTextWrite": "opens a file",
+    "FileBinaryWrite": "opens a file",
+    "FileHandler": "opens a file",
+    "FileSystemLoader": "opens files",
+    "memfd_create": "opens a file",
+    "posix_spawn": "starts a program past `process`",
+    "posix_spawnp": "starts a program past `process`",
+    "create_subprocess_exec": "starts a program past `process`",
+    "create_subprocess_shell": "starts a program past `process`",
+    "check_output": "starts a program past `process`",
+    "check_call": "starts a program past `process`",
+    "Popen": "starts a program past `process`",
     "FileIO": "opens a file",
     "GzipFile": "opens a file",
     "BZ2File": "opens a file",
@@ -49,6 +64,16 @@ NAMES = {
     "rmtree": "removes files",
     "removedirs": "removes files",
     "renames": "renames a file",
+    "rename": "renames a file",
+    "link_to": "writes a link",
+    "copymode": "changes a file",
+    "copystat": "changes a file",
+    "chown": "changes a file",
+    "chmod": "changes a file",
+    "lchmod": "changes a file",
+    "lchown": "changes a file",
+    "setxattr": "changes a file",
+    "mktemp": "names a temporary file",
     "mkstemp": "makes a temporary file",
     "mkdtemp": "makes a temporary folder",
     "NamedTemporaryFile": "makes a temporary file",
@@ -67,24 +92,39 @@ QUALIFIED = {
     "os.replace": "renames a file",
     "os.remove": "removes a file",
     "etree.parse": "reads a file",
+    "os.popen": "starts a program past `process`",
+    "os.system": "starts a program past `process`",
+    "subprocess.run": "starts a program past `process`",
+    "subprocess.call": "starts a program past `process`",
+    "fcntl.ioctl": "asks a device",
+    "logging.basicConfig": "opens a file",
     "sys.stdin": "reads standard input",
 }
 
 LAST = {*NAMES, *(name.rpartition(".")[2] for name in QUALIFIED)}
 
+BY_NAME = {"CSS", "DTD", "ElementTree", "HTML", "RelaxNG", "Schematron", "XMLSchema"}
+"""Classes of libraries that open what file= or filename= names."""
+
 MODULES = {
+    "_io",
     "configparser",
     "ctypes",
     "dbm",
     "duckdb",
     "fileinput",
+    "http",
     "linecache",
     "mailbox",
+    "marshal",
     "mmap",
     "netrc",
     "numpy",
     "pandas",
+    "pickle",
     "pkgutil",
+    "plistlib",
+    "posix",
     "runpy",
     "shelve",
     "sqlite3",
@@ -110,14 +150,18 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/layouts/runner.py": {"shutil.move": "a run's folder, by its name"},
     "measure/setup/run.py": {"unlink": "a program whose way and sum were looked at"},
     "plan/search/candidates.py": {"open": "a field of GPU sets"},
-    "plan/search/place.py": {"open": "a field of GPU sets"},
+    "plan/search/solve.py": {"open": "a field of GPU sets"},
     "pods/manifest.py": {"yaml": "it is given a text"},
+    "process.py": {"Popen": "the one way to start a program"},
     "record_folder.py": {"unlink": _OWN},
-    "results/received.py": {"TemporaryFile": "without a name", "os.rename": _HELD, "rmtree": _HELD},
+    "results/received.py": {"TemporaryFile": "without a name", "rename": _HELD, "rmtree": _HELD},
     "snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
     "snapshot/live.py": {"read_text": "of a snapshot"},
     "snapshot/protocol.py": {"read_text": "of a snapshot"},
-    "trusted_path.py": {"TemporaryDirectory": "the one way to a folder that is nobody else's"},
+    "trusted_path.py": {
+        "TemporaryDirectory": "the one way to a folder that is nobody else's",
+        "setxattr": "of a descriptor",
+    },
     "verify/boot/boot_folder.py": dict.fromkeys(
         ("open", "fdopen", "rmtree", "os.O_RDONLY", "os.O_DIRECTORY", "os.O_NOFOLLOW"),
         "its own folder, and a file that durable has made",
@@ -154,8 +198,13 @@ def _uses(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
             if node.attr.startswith("O_") and said.startswith("os.") and node.attr != "O_CLOEXEC":
                 yield said, node.lineno, "opens a file"
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            if node.id in ("open", "__import__", "exec", "eval"):
+            if node.id in ("open", "__import__", "exec", "eval", "compile", "globals"):
                 yield node.id, node.lineno, "opens a file"
+            elif node.id in ("os", "shutil") and isinstance(parents[node], ast.Assign | ast.Call):
+                yield node.id, node.lineno, "gets another name"
+        elif isinstance(node, ast.keyword) and node.arg in ("file", "filename"):
+            if ast.unparse(parents[node]).partition("(")[0].rpartition(".")[2] in BY_NAME:
+                yield f"{node.arg}=", node.value.lineno, "opens a file"
         elif isinstance(node, ast.Constant) and _is_looked_up(node, parents):
             yield f"{node.value!r}", node.lineno, "is looked up by its name"
 
@@ -243,6 +292,23 @@ def test_each_exception_is_one() -> None:
         "tempfile.mkstemp()",
         "flags = os.O_WRONLY",
         "sys.stdin.read()",
+        "etree.XMLSchema(file=path)",
+        "HTML(filename=path).write_pdf(out)",
+        "typer.open_file(path)",
+        "def f(x: typer.FileText): pass",
+        "logging.FileHandler(path)",
+        "os.popen('cat x')",
+        "subprocess.run(['cat', path])",
+        "from subprocess import Popen",
+        "asyncio.create_subprocess_exec('cat', path)",
+        "o = os",
+        "vars(os)",
+        "import posix",
+        "import pickle",
+        "path.chmod(0o777)",
+        "os.chown(path, 0, 0)",
+        "path.rename(other)",
+        "globals()['o' + 'pen']",
     ],
 )
 def test_every_spelling_is_found(text: str) -> None:

@@ -23,6 +23,7 @@ from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
 from homenode.units import GIB
+from tests.figures import numbers
 from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
 
 R7950X3D = even_host(1, 1, 2, 8, 2, name="7950X3D")
@@ -81,7 +82,8 @@ def test_desktops_get_siblings_on_as_few_cores_and_llcs_as_hold_them(
     kinds = {core.kind for core in host.cores if core.pus in used}
     assert CoreKind.EFFICIENCY not in kinds
     (said,) = (f for f in made.findings if f.id == "document-siblings")
-    assert "--siblings hidden" in (said.fix or "")
+    enough = vcpus <= len(host.cores)
+    assert ("--siblings hidden" if enough else "at most 14 vCPUs") in (said.fix or "")
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,29 @@ def test_where_the_host_keeps_more_than_its_core_each_vcpu_gets_a_whole_core(
     assert made.topology.threads == 1
     (said,) = (f for f in made.findings if f.id == "document-siblings")
     assert "--siblings as-document" in (said.fix or "")
+
+
+@pytest.mark.parametrize(
+    ("vcpus", "host", "words"),
+    [
+        (16, R7950X3D, "on 2 last-level caches instead of 1"),
+        (12, R7950X3D, "on 2 last-level caches instead of 1"),
+        (12, R5900X, "on 2 last-level caches instead of 1 and on 2 nodes instead of 1"),
+        (6, R7950X3D, None),
+        (12, I9_14900K, None),
+    ],
+)
+def test_the_plan_says_what_whole_cores_span_more_than_siblings(
+    vcpus: int, host: Host, words: str | None
+) -> None:
+    (said,) = (f for f in auto(guest(vcpus), host).findings if f.id == "document-siblings")
+    text = f"{said.detail} {said.fix}"
+    assert "instead of" not in text if words is None else words in text
+
+
+def test_a_vm_that_takes_the_last_core_by_siblings_hears_how_many_would_leave_it() -> None:
+    (said,) = (f for f in auto(guest(16), R1900X).findings if f.id == "host-core-taken")
+    assert numbers(said.fix or "")[0] == 14
 
 
 @pytest.mark.parametrize(
@@ -148,6 +173,8 @@ def test_without_siblings_on_the_host_or_in_the_document_nothing_changes() -> No
     single = even_host(1, 1, 1, 8, 1)
     plain = replace(request(8), document_siblings=DocumentSiblings.IGNORED)
     assert place(single, request(8)) == place(single, plain)
+    plain = replace(request(4), document_siblings=DocumentSiblings.IGNORED)
+    assert place(single, request(4)) == place(single, plain)
     made = auto(guest(16, 0), R7950X3D)
     assert len(cores_of(R7950X3D, made)) == 16
     assert Concession.HOST_CORE in made.fallback

@@ -62,7 +62,7 @@ def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         id="llc-straddled",
         severity=Severity.WARNING if touched >= least else Severity.INFO,
         subject=f"{len(used)} cores of vCPUs",
-        expected=f"{needed} last-level caches hold them",
+        expected=f"{plural(needed, 'last-level cache')} for them",
         observed=f"they lie in {touched}",
         cost="threads that share data pass it through memory instead of a cache",
         fix=_REPLAN,
@@ -126,7 +126,7 @@ def _host_core(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         fix="ask for fewer vCPUs"
         + (
             ", or put pairs on a core: homenode plan --layout pin-numa-smt --keep-vcpus"
-            if any(len(core) > 1 for core in cores)
+            if any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
             else ""
         ),
         source=facts.source,

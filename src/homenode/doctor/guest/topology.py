@@ -94,7 +94,7 @@ def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
             expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
             observed="on several cores",
             cost="the guest packs work on cores that are none and idles others",
-            fix="homenode plan --layout pin-numa-pci-smt keeps siblings together",
+            fix="homenode plan puts siblings together, or gives each vCPU a whole core",
             source=facts.source,
         )
     elif not facts.is_pinned:

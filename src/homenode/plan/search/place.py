@@ -183,26 +183,31 @@ def _cores_or_siblings(
     layout = with_siblings(request.layout)
     threads = request.guest.threads_per_core
     for_siblings = replace(for_cores, layout=layout, keep_vcpus=True, most_threads=threads)
-    refusal, found, costs = None, None, ["need more cores than are free"]
+    refusal, whole, paired, costs = None, None, None, ["need more cores than are free"]
     try:
-        found = place(host, for_cores, inventory, brief=brief)
-        costs = list(whole_core_costs(host, request, found))
+        whole = place(host, for_cores, inventory, brief=brief)
+        costs = list(whole_core_costs(host, request, whole))
     except Unplannable as error:
         refusal = error
-    if costs:
+    if costs or not brief:
         try:
-            paired = place(host, for_siblings, inventory, brief=brief)
+            paired = place(host, for_siblings, inventory, brief=brief or not costs)
         except Unplannable:
             paired = None
-        shares = paired is None or Concession.SHARED_CORES in paired.concessions
-        if paired is not None and paired.threads_per_core > 1 and not shares:
-            found = replace(paired, layout=layout)
-        elif refusal is not None:
-            raise refusal
-    assert found is not None, "whole cores or siblings hold the VM"
+    if paired is not None and (
+        paired.threads_per_core == 1 or Concession.SHARED_CORES in paired.concessions
+    ):
+        paired = None
+    if costs and paired is not None:
+        found, other = replace(paired, layout=layout), whole
+    elif whole is not None:
+        found, other = whole, paired
+    else:
+        assert refusal is not None, "neither whole cores nor siblings hold the VM"
+        raise refusal
     if brief:
         return found
-    said = document_siblings(host, request, found, costs)
+    said = document_siblings(host, request, found, other, costs)
     return replace(found, findings=(*found.findings, *said))
 
 

@@ -32,7 +32,7 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
             subject=vcpus_text(floating),
             expected="pins",
             observed="none: each vCPU may run on any PU",
-            fix="homenode plan --layout pin, or another layout with pins",
+            fix="homenode plan pins them",
             source=facts.source,
         )
     owners: dict[int, list[int]] = {}

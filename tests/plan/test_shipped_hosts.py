@@ -87,6 +87,10 @@ def test_more_memory_than_the_host_has_is_critical_though_nothing_is_pinned(
         request = replace(small_request(4, gib * GIB, layout="default"), page_bytes=page_bytes)
         found = [f for f in place(host, request).findings if f.id == "memory-short"]
         assert [f.severity for f in found] == ["critical"] * is_short
+    # All 64 GiB are there, and QEMU and the host need some of them.
+    request = replace(small_request(4, 64 * GIB, layout="default"), page_bytes=page_bytes)
+    (found_one,) = (f for f in place(host, request).findings if f.severity == "critical")
+    assert found_one.id == "host-memory-taken"
     nowhere = replace(host, nodes=())
     request = small_request(4, 1024 * GIB, layout="default")
     assert not any(f.id == "memory-short" for f in place(nowhere, request).findings)

@@ -167,11 +167,12 @@ def _whole_gpus(host: Host) -> list[PciDevice]:
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
-    """More memory than all nodes have free, for a VM whose memory no node was asked for."""
-    free = [memory.pages for memory in node_memory(host, request, keeps_reserve=False).values()]
-    known = [pages for pages in free if pages is not None]
-    if known and len(known) == len(free) and sum(known) < pages_wanted(host, request):
-        size = format_bytes(sum(known) * page_size_bytes(host, request))
+    """More memory than all nodes have free, or than they have next to what the host needs, for a VM
+    whose memory no node was asked for."""
+    page, wanted = page_size_bytes(host, request), pages_wanted(host, request)
+    free = _free_pages(host, request, keeps_reserve=False)
+    if free is not None and free < wanted:
+        size = format_bytes(free * page)
         yield PlanFinding(
             id="memory-short",
             severity="critical",
@@ -180,6 +181,19 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
             "start fails, or the host's OOM killer ends the VM",
             fix="lower the memory, or choose another host",
         )
+        return
+    # Of huge pages what QEMU needs is off already.
+    needed = 0 if request.page_bytes is not None else -(-overhead_bytes(request) // page)
+    free = _free_pages(host, request, keeps_reserve=True)
+    if free is not None and free < wanted + needed:
+        yield _host_memory_taken(host, request)
+
+
+def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
+    """Of all nodes together; None where that of one is not known."""
+    memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
+    known = [one.pages for one in memory if one.pages is not None]
+    return sum(known) if known and len(known) == len(memory) else None
 
 
 def _parts_of_gpus(
@@ -474,15 +488,19 @@ def _host_share(
             "--host-reserve cores=0",
         )
     if Concession.HOST_MEMORY in given:
-        needed = overhead_bytes(request)
-        yield PlanFinding(
-            id="host-memory-taken",
-            severity="critical",
-            subject=host.name,
-            detail=f"{memory_text(request)} leave the host less than its reserve and the "
-            f"{format_bytes(needed)} that QEMU and page tables need: the host may kill the VM",
-            fix="lower the memory, or the reserve with --host-reserve memory=SIZE",
-        )
+        yield _host_memory_taken(host, request)
+
+
+def _host_memory_taken(host: Host, request: GuestRequest) -> PlanFinding:
+    return PlanFinding(
+        id="host-memory-taken",
+        severity="critical",
+        subject=host.name,
+        detail=f"{memory_text(request)} leave the host less than its reserve and the "
+        f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
+        "kill the VM",
+        fix="lower the memory, or the reserve with --host-reserve memory=SIZE",
+    )
 
 
 def _away_from_home(

@@ -36,13 +36,7 @@ def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:
             "gpu-memory", of_gpus, f"{_named(of_gpus)}: memory of GPUs, no PUs; never for a guest"
         )
     if plain:
-        unasked = tuple(
-            node.index
-            for node in without_pus
-            if node.index in plain
-            and node.memory_bytes != 0
-            and node.index not in request.memory_nodes_allowed
-        )
+        unasked = _unasked_memory(host, request)
         yield Rejection(
             "no-pus",
             plain,
@@ -84,6 +78,18 @@ def single_nodes(
             )
 
 
+def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
+    """Nodes without PUs whose memory the user may allow, and has not."""
+    return tuple(
+        node.index
+        for node in host.nodes
+        if not node.pus
+        and node.memory_kind is not MemoryKind.GPU
+        and node.memory_bytes != 0
+        and node.index not in request.memory_nodes_allowed
+    )
+
+
 def whole_host(
     host: Host, request: GuestRequest, problem: SearchProblem, fallback: Fallback
 ) -> Rejection:
@@ -104,13 +110,15 @@ def whole_host(
         )
     if len(known) == len(free) and sum(known) < wanted:
         extra = overhead_bytes(request) if fallback.keeps_memory else 0
+        options = [f"--allow-memory-node {node}" for node in _unasked_memory(host, request)[:4]]
         neighbours = f" and {format_bytes(extra)} for QEMU and page tables" if extra else ""
         return Rejection(
             "memory" if request.page_bytes is None else "pages",
             indices,
             f"{_together(indices)}: need {memory_text(request)}{neighbours}, "
             f"{format_bytes(sum(known) * page)} free",
-            "lower the memory, or allow memory from nodes without PUs",
+            "lower the memory"
+            + (f", or allow other memory: {' '.join(options)}" if options else ""),
         )
     if problem.most_nodes < len(indices) and fits(replace(problem, most_nodes=len(indices))):
         enough = range(problem.most_nodes + 1, len(indices) + 1)

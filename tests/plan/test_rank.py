@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from homenode.plan.model import Unplannable
 from homenode.plan.rank import RankedHost, rank
-from homenode.plan.request import Balance, GuestRequest
+from homenode.plan.request import Balance, DocumentSiblings, GuestRequest
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
@@ -39,6 +39,18 @@ def test_a_host_that_needs_one_node_comes_before_one_that_needs_two() -> None:
     narrow = even_host(2, 1, 1, 2, 1, name="narrow")
     wide = even_host(1, 1, 1, 4, 1, name="wide")
     assert names(narrow, wide) == ["wide", "narrow"]
+
+
+def test_whole_cores_of_two_nodes_come_before_the_siblings_of_one() -> None:
+    request = small_request(8)
+    shown = replace(request.guest, cpu_topology=(1, 1, 4, 2))
+    request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
+    idle = even_host(2, 1, 1, 6, 2, name="idle")
+    busy = even_host(2, 1, 1, 6, 2, name="busy", domains=[pinned_domain("0-4")])
+    assert names(busy, idle, request=request) == ["idle", "busy"]
+    (siblings,) = ranked([busy], request)
+    assert siblings.placement is not None
+    assert (len(siblings.placement.nodes), siblings.placement.threads_per_core) == (1, 2)
 
 
 def test_a_host_that_cannot_hold_the_vm_comes_last_with_its_reasons() -> None:

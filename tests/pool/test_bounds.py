@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.plan.layout import Pinning
 from homenode.plan.options import PlanOptions
-from homenode.plan.request import DeviceLocality, Policy
+from homenode.plan.request import DeviceLocality, DocumentSiblings, Policy
 from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool, passable_gpus
@@ -21,6 +21,7 @@ from homenode.pool.state import HostState
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
+from tests.small_hosts import even_host, small_request
 
 SMALL = (
     "small-2n8c-2gpu",
@@ -180,6 +181,16 @@ def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> N
     busy = _in_use(host, tuple(range(7)), range(0))
     bound, key = _bound_and_key(busy, Flavour("vm", 1, 8, 8 * GIB))
     assert bound <= key
+
+
+def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
+    host = even_host(2, 1, 1, 6, 2)
+    guest = replace(small_request(8).guest, cpu_topology=(1, 1, 4, 2))
+    options = PlanOptions(layout="pin-numa", document_siblings=DocumentSiblings.WHEN_SHORT)
+    asked = Flavour("vm", 0, options=options, guest=guest)
+    bound, key = _bound_and_key(_in_use(host, (), range(5)), asked)
+    assert bound <= key
+    assert key[0] == 1
 
 
 def test_few_hosts_are_planned_once_it_is_known_what_fits() -> None:

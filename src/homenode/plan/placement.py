@@ -25,6 +25,7 @@ class Placement:
     optimal: None where the search ended before all were compared. cell_memory_bytes: memory of each
     cell, () = as its vCPUs. concessions: what gave way, as in the fallback's name. layout: what
     the VM gets where that is not the layout asked for, as siblings have to share cores.
+    takes_siblings: vCPUs run on siblings as the document shows them, for want of whole cores.
     """
 
     nodes: tuple[NodeIndex, ...]
@@ -45,3 +46,10 @@ class Placement:
     cell_memory_bytes: tuple[int, ...] = ()
     concessions: tuple[str, ...] = ()
     layout: Layout | None = None
+    takes_siblings: bool = False
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """The concessions, and whole cores where siblings were taken: a host that has whole cores
+        is better, however near the siblings of another are."""
+        return (*self.concessions, "whole cores") if self.takes_siblings else self.concessions

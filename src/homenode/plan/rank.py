@@ -29,10 +29,11 @@ def rank(requests: Sequence[tuple[Host, GuestRequest]]) -> tuple[RankedHost, ...
     """The hosts, each with the request as it stands there, the best first; those that cannot hold
     the VM last.
 
-    A host where nothing had to give way comes first, then the policy's order of concerns decides
-    without the node numbers: where those are alike the balance rule does (most free cores, then
-    memory; or the tightest), and at last the order given. A host that lacks a device of the
-    document refuses by name. Raises UsageError as `place` does.
+    A host where nothing had to give way comes first, one with a whole core for each vCPU before one
+    with siblings; then the policy's order of concerns decides without the node numbers: where those
+    are alike the balance rule does (most free cores, then memory; or the tightest), and at last the
+    order given. A host that lacks a device of the document refuses by name. Raises UsageError as
+    `place` does.
     """
     ranked = []
     for position, (host, request) in enumerate(requests):
@@ -48,4 +49,4 @@ def _key(ranked: RankedHost) -> tuple[object, ...]:
     if placement is None:
         return True, 0, (), ranked.position
     concerns = tuple(term.value for term in placement.cost if term.name not in INDICES)
-    return False, len(placement.concessions), concerns, ranked.position
+    return False, len(placement.given_up), concerns, ranked.position

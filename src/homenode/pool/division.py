@@ -136,7 +136,7 @@ def _fits_alone(planner: Planner, state: HostState, flavour: Flavour) -> bool:
     step, request = planner.step(state, flavour), planner.request(state, flavour)
     if step is None or request is None:
         return False
-    if set(step.given) <= ALLOWED:
+    if set(step.placement.concessions) <= ALLOWED:
         return True
     shared = replace(request, emulator_policy=EmulatorPolicy.SHARE)
     host = with_certain_nodes(planner.host(state))

@@ -416,6 +416,6 @@ def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> Step
         placement,
         after,
         (value("device_class"), value("packages_spanned"), value("gpus_away_from_home")),
-        placement.concessions,
+        placement.given_up,
         len(set(placement.devices) & set(gpus)),
     )

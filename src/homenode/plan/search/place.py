@@ -199,7 +199,7 @@ def _cores_or_siblings(
     ):
         paired = None
     if costs and paired is not None:
-        found, other = replace(paired, layout=layout), whole
+        found, other = replace(paired, layout=layout, takes_siblings=True), whole
     elif whole is not None:
         found, other = whole, paired
     else:

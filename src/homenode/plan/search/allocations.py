@@ -7,7 +7,7 @@ planning a running VM again gives it back what it has. Of a redacted capture no 
 its name.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
@@ -15,6 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.plan.gpu_parts import free_parts
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.distances import members
 from homenode.topology import Host, RunningDomain
 
 
@@ -100,6 +101,7 @@ def listed(names: Sequence[str], most: int = 8) -> str:
 def allocations(host: Host, request: GuestRequest) -> Allocations:
     """What the other domains of the host have."""
     cores = [core.pus.bits for core in host.cores]
+    core_of = {1 << pu: core for core in cores for pu in members(core)} if host.domains else {}
     online, widest = 0, 1
     for core in cores:
         online |= core
@@ -125,8 +127,8 @@ def allocations(host: Host, request: GuestRequest) -> Allocations:
             # Emulators of such domains float over the same PUs.
             threads = 0
             ranges.append((domain.name, over))
-        mine = _whole(cores, pinned)
-        every = mine | _whole(cores, threads)
+        mine = _whole(core_of, pinned)
+        every = mine | _whole(core_of, threads)
         if every:
             by_domain.append(DomainCores(domain.name, _set(mine), _set(every)))
         of_vcpus |= mine
@@ -194,8 +196,14 @@ def _shares_of_ranges(cores: Sequence[int], in_use: int, over: Sequence[int]) ->
     return shares
 
 
-def _whole(cores: Sequence[int], pus: int) -> int:
-    return sum(core for core in cores if core & pus) if pus else 0
+def _whole(core_of: Mapping[int, int], pus: int) -> int:
+    """The cores of these PUs. core_of: by each PU, as a bit."""
+    found = 0
+    while pus:
+        first = pus & -pus
+        found |= core_of.get(first, 0)
+        pus &= ~(found | first)
+    return found
 
 
 def _set(bits: int) -> CpuSet:

@@ -5,7 +5,7 @@ nodes never serve one VM together. Where the host has no SLIT, nodes are as far 
 then: 10 to itself, 20 to any other (include/linux/topology.h, REMOTE_DISTANCE).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -93,10 +93,12 @@ class DistanceMatrix:
             positions = tuple(members(nodes))
             rows = (self.between[a] for a in positions)
             return max(row[b] for i, row in enumerate(rows) for b in positions[i + 1 :])
-        level = 0
+        level, most = 0, len(self.levels) - 1
         for node in members(nodes):
-            while nodes & self._beyond[level][node]:
+            while level < most and nodes & self._beyond[level][node]:
                 level += 1
+            if level == most:
+                break
         return self.levels[level]
 
     @cached_property
@@ -144,13 +146,10 @@ def distance_matrix(host: Host) -> DistanceMatrix:
     return DistanceMatrix(between, packages)
 
 
-def members(mask: int) -> Iterator[int]:
+def members(mask: int) -> list[int]:
     """The positions of the set bits, ascending.
 
-    >>> list(members(0b1010))
+    >>> members(0b1010)
     [1, 3]
     """
-    while mask:
-        bit = mask & -mask
-        yield bit.bit_length() - 1
-        mask ^= bit
+    return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]

@@ -18,10 +18,10 @@ from homenode.plan.search.first_terms import FirstTerms, HomeGpus
 MOST_SPLITS = 70
 """Splits of one set of nodes that are asked one by one for their GPUs."""
 
-MOST_BRANCHES = 6_000
+MOST_BRANCHES = 4_000
 """Numbers of GPUs by home that one search tries, over all sets of nodes."""
 
-MOST_EQUAL = 50
+MOST_EQUAL = 100
 """Numbers of GPUs by home that are equally near and are kept, for one set of nodes."""
 
 Ranges = tuple[GroupRange, ...]
@@ -60,25 +60,104 @@ class _Home(NamedTuple):
         return sure, weight, None
 
 
+class _Splits(NamedTuple):
+    """The splits within these ranges. low, room: the least groups of each node, and how many more
+    it may get; left: so many more than the least ones. step: of each room, where all are one step
+    of the same size; else 0."""
+
+    ranges: Ranges
+    low: tuple[int, ...]
+    room: tuple[int, ...]
+    left: int
+    step: int
+
+    @classmethod
+    def within(cls, ranges: Ranges, groups: int) -> "_Splits":
+        low = tuple([one.least for one in ranges])
+        room = tuple([one.most - one.least for one in ranges])
+        step = ranges[0].step if set(room) == {ranges[0].step} else 0
+        return cls(ranges, low, room, groups - sum(low), step)
+
+    def distance(self, weights: Sequence[int]) -> int:
+        """The least sum of groups times the weight of their node."""
+        total: int = sum(map(mul, self.low, weights))
+        left = self.left
+        if self.step:
+            return total + self.step * sum(sorted(weights)[: left // self.step])
+        for weight, room in sorted(zip(weights, self.room, strict=True)) if left else ():
+            more = min(room, left)
+            total += more * weight
+            left -= more
+            if not left:
+                break
+        return total
+
+    def nearest(self, weights: Sequence[int]) -> list[int]:
+        """The first split that comes to distance()."""
+        split, left = list(self.low), self.left
+        for _, i in sorted(zip(weights, range(len(split)), strict=True)) if left else ():
+            more = min(self.room[i], left)
+            split[i] += more
+            left -= more
+            if not left:
+                break
+        return split
+
+    def all_nearest(self, weights: Sequence[int]) -> Ranges:
+        """The ranges narrowed to the splits that come to distance()."""
+        left = self.left
+        if not left:
+            return self.ranges
+        narrowed = [
+            GroupRange(low, low, one.step) for low, one in zip(self.low, self.ranges, strict=True)
+        ]
+        for weight in sorted(set(weights)):
+            if not left:
+                break
+            here = [i for i, other in enumerate(weights) if other == weight]
+            space = sum(self.room[i] for i in here)
+            for i in here:
+                one = self.ranges[i]
+                narrowed[i] = one._replace(least=one.most) if space <= left else one
+            left -= min(space, left)
+        return tuple(narrowed)
+
+    def few(self) -> Iterator[tuple[int, ...]]:
+        """The splits where they are few, each as the nodes that get a step more than their least;
+        none where they are many."""
+        step = self.ranges[0].step
+        wide = [i for i, room in enumerate(self.room) if room]
+        more = self.left // step
+        if all(self.room[i] == step for i in wide) and comb(len(wide), more) <= MOST_SPLITS:
+            yield from combinations(wide, more)
+
+
 class _Asked(NamedTuple):
     """One set of nodes and one group of GPUs. row: distances of what the VM gets in any case to
     each node, in sum; certain: the GPUs of it. homes: of the `left` others."""
 
-    ranges: Ranges
-    groups: int
+    splits: _Splits
     row: tuple[int, ...]
     certain: int
     homes: tuple[_Home, ...]
     left: int
 
+    def alone(self) -> list[int]:
+        """The least distance that each home can have, if it were the only one."""
+        return [self.splits.distance(home.row) for home in self.homes]
+
+    def choice(self, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]) -> Choice:
+        """These GPUs, with all splits that are nearest to this row."""
+        return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
+
 
 class NearestGpus:
     """Choices of GPUs for one search. exact: so far none that is as near was left out."""
 
-    def __init__(self, terms: FirstTerms) -> None:
+    def __init__(self, terms: FirstTerms, most_branches: int = MOST_BRANCHES) -> None:
         self.exact = True
         self._terms = terms
-        self._branches = MOST_BRANCHES
+        self._branches = most_branches
 
     def bound(self, nodes: int, ranges: Ranges) -> int:
         """What no choice for these nodes (bits) can undercut."""
@@ -87,8 +166,8 @@ class NearestGpus:
             return 0
         bounds = []
         for asked in self._asked(nodes, ranges):
-            costs = sorted(_of_each(asked.homes, _alone(asked)))
-            bounds.append(_distance(ranges, asked.row, asked.groups) + sum(costs[: asked.left]))
+            costs = sorted(_of_each(asked.homes, asked.alone()))
+            bounds.append(asked.splits.distance(asked.row) + sum(costs[: asked.left]))
         return min(bounds)
 
     def choices(self, nodes: int, ranges: Ranges, most: int | None = None) -> list[Choice]:
@@ -113,16 +192,16 @@ class NearestGpus:
         problem = self._terms.problem
         positions = tuple(members(nodes))
         named = tuple([self._terms.named_rows[node] for node in positions])
-        count = problem.options.count
+        splits, count = _Splits.within(ranges, problem.groups), problem.options.count
         if not count:
-            yield _Asked(ranges, problem.groups, named, 0, (), 0)
+            yield _Asked(splits, named, 0, (), 0)
             return
         for group in self._terms.home_groups(nodes):
             near, far = group.near(nodes)
             left = count - sum(one.count for one in near)
             if left < 0:
                 homes = _merged(near, positions)
-                yield _Asked(ranges, problem.groups, named, 0, homes, count)
+                yield _Asked(splits, named, 0, homes, count)
                 continue
             row, certain = named, 0
             for one in _merged(near, positions):
@@ -130,20 +209,19 @@ class NearestGpus:
                 certain |= sure
                 row = _plus(row, weight, one.row)
             homes = _merged(far, positions) if left else ()
-            yield _Asked(ranges, problem.groups, row, certain, homes, left)
+            yield _Asked(splits, row, certain, homes, left)
 
     def _of_group(self, asked: _Asked, most: int | None) -> list[Choice]:
         if not asked.left:
-            only = _choice(asked.ranges, asked.groups, asked.row, asked.certain, ())
-            return _within(most, [only])
-        splits = list(_few_splits(asked.ranges, asked.groups))
-        if splits:
+            return _within(most, [asked.choice(asked.row, asked.certain, ())])
+        few = list(asked.splits.few())
+        if few:
             found: list[Choice] = []
-            low, step = [one.least for one in asked.ranges], asked.ranges[0].step
+            low, step = asked.splits.low, asked.splits.ranges[0].step
             lowest = [sum(map(mul, home.row, low)) for home in asked.homes]
             rows = [home.row for home in asked.homes]
-            for chosen in splits:
-                split, distances = low.copy(), lowest
+            for chosen in few:
+                split, distances = list(low), lowest
                 for i in chosen:
                     split[i] += step
                     distances = [
@@ -160,16 +238,14 @@ class NearestGpus:
     def _branched(self, asked: _Asked, limit: int) -> list[Choice]:
         """Those of least distance, at most the limit: a branch and bound, depth first, over how
         many GPUs each home gives, the nearest home first."""
-        alone = [_distance(asked.ranges, one.row, asked.groups) for one in asked.homes]
+        alone = asked.alone()
         order = sorted(range(len(alone)), key=lambda i: alone[i] * asked.homes[i].by_weight[0][0])
         homes = [asked.homes[i] for i in order]
         # Of the homes from each on: the least that so many of their GPUs come to, each by itself.
         least_of: list[list[int]] = [[0]]
         costs: list[int] = []
         for i in reversed(order):
-            for weight, gpus in asked.homes[i].by_weight:
-                costs += [weight * alone[i]] * gpus.bit_count()
-            costs.sort()
+            costs = sorted([*costs, *_of_each([asked.homes[i]], [alone[i]])])
             least_of.append([0, *accumulate(costs)])
         least_of.reverse()
         weights = [[one.first(n)[1] for n in range(one.total + 1)] for one in homes]
@@ -179,7 +255,7 @@ class NearestGpus:
             nonlocal limit
             i = len(numbers)
             if not left:
-                distance = _distance(asked.ranges, row, asked.groups)
+                distance = asked.splits.distance(row)
                 if distance < limit:
                     found.clear()
                     limit = distance
@@ -193,8 +269,7 @@ class NearestGpus:
                     return
                 self._branches -= 1
                 more = _plus(row, weights[i][number], homes[i].row)
-                bound = _distance(asked.ranges, more, asked.groups)
-                bound += least_of[i + 1][left - number]
+                bound = asked.splits.distance(more) + least_of[i + 1][left - number]
                 if bound == limit and len(found) >= MOST_EQUAL:
                     self.exact = False
                 elif bound <= limit:
@@ -206,7 +281,7 @@ class NearestGpus:
             firsts = [one.first(n) for one, n in zip(homes, numbers, strict=False)]
             sure = asked.certain | sum(some for some, _, _ in firsts)
             tied = tuple(one for _, _, one in firsts if one is not None)
-            result.append(_choice(asked.ranges, asked.groups, row, sure, tied))
+            result.append(asked.choice(row, sure, tied))
         return result
 
 
@@ -228,17 +303,6 @@ def _merged(homes: Sequence[HomeGpus], positions: Sequence[int]) -> tuple[_Home,
     )
 
 
-def _few_splits(ranges: Ranges, groups: int) -> Iterator[tuple[int, ...]]:
-    """The splits where they are few, each as the nodes that get a step more than their least; none
-    where they are many."""
-    low = [one.least for one in ranges]
-    wide = [i for i, one in enumerate(ranges) if one.most > one.least]
-    more, step = (groups - sum(low)) // ranges[0].step, ranges[0].step
-    if any(ranges[i].most - low[i] > step for i in wide) or comb(len(wide), more) > MOST_SPLITS:
-        return
-    yield from combinations(wide, more)
-
-
 def _by_cost(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[tuple[int, int]]:
     """(what each GPU costs, GPUs as bits), where the homes are at these distances."""
     for home, distance in zip(homes, distances, strict=True):
@@ -250,11 +314,6 @@ def _of_each(homes: Sequence[_Home], distances: Sequence[int]) -> Iterator[int]:
     """The same, for each GPU."""
     for cost, gpus in _by_cost(homes, distances):
         yield from [cost] * gpus.bit_count()
-
-
-def _alone(asked: _Asked) -> list[int]:
-    """The least distance that each home can have, if it were the only one."""
-    return [_distance(asked.ranges, home.row, asked.groups) for home in asked.homes]
 
 
 def _plus(row: Sequence[int], weight: int, more: Sequence[int]) -> tuple[int, ...]:
@@ -285,7 +344,7 @@ def _alternating(asked: _Asked) -> Choice:
     row = tuple(map(sum, zip(asked.row, *(one.row for one in asked.homes), strict=True)))
     best: Choice | None = None
     while True:
-        split = _filled(asked.ranges, row, asked.groups)
+        split = asked.splits.nearest(row)
         distances = [sum(map(mul, home.row, split)) for home in asked.homes]
         found = _of_split(asked, split, distances)
         if best is not None and found.device_distance >= best.device_distance:
@@ -299,12 +358,6 @@ def _alternating(asked: _Asked) -> Choice:
             row = _plus(row, home.first(number)[1], home.row)
 
 
-def _choice(
-    ranges: Ranges, groups: int, row: Sequence[int], sure: int, tied: tuple[tuple[int, int], ...]
-) -> Choice:
-    return Choice(_distance(ranges, row, groups), sure, tied, _nearest(ranges, row, groups))
-
-
 def _most(found: Sequence[Choice], most: int | None) -> int | None:
     return found[0].device_distance if found else most
 
@@ -316,41 +369,3 @@ def _within(most: int | None, choices: list[Choice]) -> list[Choice]:
 def _least(choices: Sequence[Choice]) -> list[Choice]:
     least = min((one.device_distance for one in choices), default=0)
     return [one for one in choices if one.device_distance == least]
-
-
-# Ranges of groups, and the distance of each node.
-
-
-def _filled(ranges: Ranges, weights: Sequence[int], groups: int) -> list[int]:
-    """The split of least sum of groups times weight."""
-    split = [one.least for one in ranges]
-    left = groups - sum(split)
-    for _, i in sorted(zip(weights, range(len(split)), strict=True)) if left else ():
-        more = min(ranges[i].most - split[i], left)
-        split[i] += more
-        left -= more
-        if not left:
-            break
-    return split
-
-
-def _distance(ranges: Ranges, weights: Sequence[int], groups: int) -> int:
-    """The least sum of groups times weight."""
-    return sum(map(mul, _filled(ranges, weights, groups), weights))
-
-
-def _nearest(ranges: Ranges, weights: Sequence[int], groups: int) -> Ranges:
-    """The ranges narrowed to the splits of least sum of groups times weight."""
-    left = groups - sum(one.least for one in ranges)
-    if not left:
-        return ranges
-    narrowed = [one._replace(most=one.least) for one in ranges]
-    for weight in sorted(set(weights)):
-        if not left:
-            break
-        here = [i for i, other in enumerate(weights) if other == weight]
-        space = sum(ranges[i].most - ranges[i].least for i in here)
-        for i in here:
-            narrowed[i] = ranges[i]._replace(least=ranges[i].most) if space <= left else ranges[i]
-        left -= min(space, left)
-    return tuple(narrowed)

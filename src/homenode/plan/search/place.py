@@ -248,7 +248,8 @@ def _better(
 
     Better: where vCPUs share cores, by the cores that the VM gets. Then by what comes first with
     cores-first, class of device distance, packages and, where the guest sees its PCIe tree, GPUs
-    away from home; then, for a VM with GPUs, by the GPU sets that it breaks.
+    away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where it is known that
+    this fallback cannot break fewer.
     """
     near = search.request.policy is Policy.CORES_FIRST
     elsewhere = fallback.memory is MemoryRule.ELSEWHERE
@@ -257,8 +258,10 @@ def _better(
     names = problem.first[: problem.first.index("nodes_spanned") if near else 1]
     best, found = solution.best.cost, None
 
+    counts_sets = near and search.options.has_gpus and solution.optimal
+
     def concerns(cost: Cost) -> list[int]:
-        lost = cost.gpu_sets_lost if near and search.options.has_gpus else 0
+        lost = cost.gpu_sets_lost if counts_sets else 0
         return [*(getattr(cost, name) for name in names), lost]
 
     least = {"vcpus_beyond_cores": 0, "device_class": LOCAL_DISTANCE, "packages_spanned": 1}

@@ -6,7 +6,7 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
@@ -22,8 +22,9 @@ from homenode.plan.search.split import least_split
 
 MOST_RUNNERS_UP = 3
 
-MOST_WORKED_OUT = 300
-"""Sets of nodes that are equally good by the first terms and are worked out."""
+MOST_WORK = 600_000
+"""Distances that are looked at, once each, for sets of nodes that are equally good by the first
+terms: of 64 nodes and as many homes of GPUs these are 140 sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +198,9 @@ class _Search:
             tied.sort(key=sizes.__getitem__)
             most = sum(sizes[nodes] == sizes[tied[0]] for nodes in tied)
             tied, others = tied[:most], tied[most:] + others
-        if len(tied) > MOST_WORKED_OUT:
-            others = tied[MOST_WORKED_OUT:] + others
-            tied = tied[:MOST_WORKED_OUT]
-            self.exact = False
+        most = MOST_WORK // (tied[0].bit_count() * (1 + len(self.problem.gpu_homes)))
+        are_all = len(tied) <= most
+        others, tied = tied[most:] + others, tied[:most]
         near: list[tuple[int, list[Choice]]] = []
         far: list[int] = []
         least_distance: int | None = None
@@ -222,11 +222,13 @@ class _Search:
             near.append((nodes, choices))
         done = [self.work_out(*item) for item in near]
         done.sort(key=self.rest_of)
-        is_exact = self.exact and self.nearest.exact and self.candidates.exact
-        if not is_exact:
-            is_exact = self.candidates.is_least(done[0].cost) and len(tied) <= MOST_WORKED_OUT
+        is_exact = are_all and (
+            (self.exact and self.nearest.exact and self.candidates.exact)
+            or self.candidates.is_least(done[0].cost)
+        )
+        far.sort(key=bounds.__getitem__)
         return Solution(
-            done[0], True if is_exact else None, lambda: self._runners_up(done, far, others)
+            done[0], True if is_exact else None, lambda: self._runners_up(done, far, bounds, others)
         )
 
     def ranges(self, nodes: int) -> tuple[GroupRange, ...]:
@@ -234,16 +236,23 @@ class _Search:
         return self.candidates.splits(nodes).ranges
 
     def _runners_up(
-        self, done: Sequence[Placing], far: Sequence[int], others: Sequence[int]
+        self,
+        done: Sequence[Placing],
+        far: Sequence[int],
+        bounds: Mapping[int, int],
+        others: Sequence[int],
     ) -> list[Placing]:
         """Sets of nodes after the first of those worked out: of the rest those whose devices are
-        next nearest, then others. far, others: sets, the latter best first."""
+        next nearest, then others. far: sets, by the bounds of their distance; others: sets, best
+        first."""
         runners = _distinct(done)[:MOST_RUNNERS_UP]
         wanted = MOST_RUNNERS_UP - len(runners)
-        nearest = NearestGpus(self.terms)
+        nearest = NearestGpus(self.terms, most_branches=0)
         next_ones: list[tuple[int, int, list[Choice]]] = []
         for nodes in far if wanted else ():
             most = next_ones[-1][0] if len(next_ones) == wanted else None
+            if most is not None and bounds[nodes] > most:
+                break
             choices = nearest.choices(nodes, self.ranges(nodes), most)
             if choices:
                 next_ones.append((choices[0].device_distance, nodes, choices))

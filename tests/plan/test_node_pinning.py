@@ -9,6 +9,7 @@ from homenode.domain.read import open_domain
 from homenode.domain.rewrite import rewrite
 from homenode.plan.layout import PRESETS, Layout, Pinning
 from homenode.plan.model import GuestTopology, Plan
+from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
 from homenode.plan.words.explain import explain
@@ -16,6 +17,7 @@ from homenode.report.topology_map import topology_map
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.domain_facts import domain_facts
+from tests.figures import numbers
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 
@@ -53,6 +55,15 @@ def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
     assert facts.vcpu_pins == plan.vcpu_pins
     found = [*as_planned(facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
     assert found == []
+
+
+def test_shared_cores_are_named_with_the_published_price() -> None:
+    host = even_host(2, 1, 1, 4, 2)
+    wanted = replace(small_request(10), layout=layout("pin-numa"))
+    (said,) = (f for f in plan_of(host, wanted).findings if f.id == "vcpus-share-cores")
+    assert said.subject == "PUs 0-15" and {8, 40, 75} <= set(numbers(said.detail))
+    few = plan_of(host, replace(wanted, vcpus=6))
+    assert "vcpus-share-cores" not in [f.id for f in few.findings]
 
 
 def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError, ParseError
+from homenode.plan.layout import Pinning
+from homenode.plan.options import PlanOptions
 from homenode.targets import cloud_hypervisor, incus, openstack, proxmox, qemu, qm_conf, xen
 from homenode.targets.json_edit import with_members
 from homenode.targets.vm_file import kind_of, read_vm
@@ -140,6 +142,26 @@ OWNED = {
     "openstack": r' *"(hw:|pci_passthrough|ram|vcpus)|.*instance_extra_specs',
 }
 """Lines that a layout may change, by target."""
+
+
+def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:
+    floating = plain("pin-numa", pinning=Pinning.NODE)
+
+    def tuned(text: bytes, wanted: PlanOptions) -> tuple[dict[str, xen.Value], set[str]]:
+        made = edited(text, HOST, wanted)
+        _, pairs = xen.parse(made.rendering.document, "vm.cfg")
+        return {pair.key: pair.value for pair in pairs}, {one.id for one in made.findings}
+
+    hard, offered = tuned(XL, floating)
+    assert "cpus_soft" not in hard and "target-soft-affinity" in offered
+    asked = edited(XL, HOST, floating).rendering.document.replace(b"cpus =", b"cpus_soft =")
+    soft, said = tuned(asked, floating)
+    assert soft["cpus_soft"] == hard["cpus"] and "cpus" not in soft
+    assert "target-soft-affinity" not in said
+    assert xen.read_facts(asked, "vm.cfg").vcpu_pins
+    # Pins of other layouts are pins.
+    pinned, _ = tuned(asked, plain("pin-numa"))
+    assert "cpus" in pinned and "cpus_soft" not in pinned
 
 
 @pytest.mark.parametrize("target", FILES)

@@ -5,14 +5,14 @@ semicolon; a value is a string, a number or a list of these.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells
+from homenode.plan.layout import GuestCells, Pinning
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.target import (
     CellFact,
@@ -38,7 +38,9 @@ TITLE = "Xen"
 SOURCE = "xl.cfg(5) of Xen 4.20"
 
 SUPPORT = {
-    Feature.VCPU_PINS: native('`cpus=["0", "1", ...]`'),
+    Feature.VCPU_PINS: native(
+        '`cpus=["0", "1", ...]`; with `--pinning node` also `cpus_soft=`, where the file has it'
+    ),
     Feature.EMULATOR_PINS: lost(
         "the device model runs in dom0", "it runs wherever dom0's vCPUs do: pin those"
     ),
@@ -214,7 +216,7 @@ def read_facts(content: bytes, source: str) -> VmFacts:
     if not isinstance(nodes, list):
         raise ParseError(f"{source}: vnuma", "a list", str(nodes)[:60])
     cells = tuple(_cell(node, f"{source}: vnuma") for node in nodes)
-    cpus = values.get("cpus", [])
+    cpus = values.get("cpus", values.get("cpus_soft", []))
     pins: tuple[CpuSet | None, ...] = ()
     if isinstance(cpus, list):
         pins = tuple(CpuSet.parse(str(one), f"{source}: cpus") for one in cpus)
@@ -293,12 +295,37 @@ def render(
         if key in values:
             wanted[key] = str(value)
     if plan.vcpu_pins:
-        wanted["cpus"] = "[" + ", ".join(f'"{pus}"' for pus in plan.vcpu_pins) + "]"
+        soft = _is_soft(plan, values)
+        wanted["cpus_soft" if soft else "cpus"] = (
+            "[" + ", ".join(f'"{pus}"' for pus in plan.vcpu_pins) + "]"
+        )
+        if not soft:
+            wanted["cpus_soft"] = None
     wanted["vnuma"] = _vnuma(plan) if mirrored else None
     wanted["pci"] = _pci(plan, values)
     head = "" if given is not None else "# homenode: written for xl create\n"
     edited = _with_record(_edited(text, pairs, wanted), plan)
-    return Rendering((head + edited).encode(), (), _findings(plan, given))
+    findings = (*_soft_affinity(plan, values), *_findings(plan, given))
+    return Rendering((head + edited).encode(), (), findings)
+
+
+def _is_soft(plan: Plan, values: Mapping[str, Value]) -> bool:
+    """Whether the file asks that vCPUs prefer PUs, and the layout lets them float."""
+    floats = plan.layout.pinning is Pinning.NODE
+    return floats and "cpus_soft" in values and "cpus" not in values
+
+
+def _soft_affinity(plan: Plan, values: Mapping[str, Value]) -> Iterator[PlanFinding]:
+    """The choice that only Xen gives to vCPUs that float over nodes: XAPI places its VMs so."""
+    if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(plan, values):
+        yield PlanFinding(
+            id="target-soft-affinity",
+            severity="info",
+            subject="Xen: cpus",
+            detail="the vCPUs stay on the PUs of their nodes while all of these are busy, too",
+            fix="rename `cpus` to `cpus_soft`: they prefer these PUs, and run elsewhere while all "
+            "are busy; homenode plan keeps the name",
+        )
 
 
 def _with_record(text: str, plan: Plan) -> str:

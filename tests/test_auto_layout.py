@@ -267,6 +267,19 @@ def diagnosed(host: Host, document: bytes) -> tuple[Finding, ...]:
     return diagnose(host, open_domain(document, "vm.xml")).findings
 
 
+@pytest.mark.parametrize("kind", ["sev-snp", "tdx"])
+@pytest.mark.parametrize("gpus", [None, 1, 2])
+def test_encrypted_guests_over_several_nodes_are_planned_flat(kind: str, gpus: int | None) -> None:
+    host = host_named("epyc-nps4-gpu-nic")
+    security = b"<launchSecurity type='%s'><policy>0</policy></launchSecurity></domain>"
+    document = DOCUMENT.replace(b"</domain>", security % kind.encode())
+    wanted = PlanOptions("auto", vcpus=40, memory_bytes=64 * GIB, gpu_count=gpus)
+    options = settled(read_guest(document, "vm.xml"), wanted, host, EVIDENCE).options
+    made = tuned(host, options, document).plan
+    assert (made.layout.cells, made.layout.memory) == (GuestCells.FLAT, MemoryBinding.BOUND)
+    assert len(made.memory_nodes) == 2
+
+
 @EVERY_HOST
 def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -> None:
     host = host_named(name)

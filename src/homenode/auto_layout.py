@@ -61,7 +61,14 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
     buses = guest.is_q35 or guest.is_virt
     known = replace(evidence, runs=of_host(evidence.runs, host))
     has_gpus = _gpus(guest, options, host) > 0
-    verdict = decide(known, machine, objective, expander_buses=buses, has_gpus=has_gpus)
+    verdict = decide(
+        known,
+        machine,
+        objective,
+        expander_buses=buses,
+        has_gpus=has_gpus,
+        private_memory=guest.has_private_memory,
+    )
     if verdict.layout is None:
         raise NotRecommended(
             f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",

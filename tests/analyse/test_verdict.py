@@ -394,6 +394,14 @@ def test_a_vm_without_gpus_on_a_grace_host_needs_no_expander_bus() -> None:
     assert given.why(ReasonId.INITIATORS)
 
 
+@pytest.mark.parametrize("objective", Objective)
+def test_private_memory_is_shown_no_cells(objective: Objective) -> None:
+    made = decide(PUBLISHED, facts("hgx-h100"), objective, private_memory=True)
+    assert made.layout == "pin-bound"
+    is_changed = decide(PUBLISHED, facts("hgx-h100"), objective).layout != "pin-bound"
+    assert (made.why(ReasonId.PRIVATE_MEMORY) is not None) is is_changed
+
+
 def test_a_flat_guest_that_was_measured_on_this_grace_host_is_believed() -> None:
     machine = facts("gh200x4")
     rng = random.Random(4)

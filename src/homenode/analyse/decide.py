@@ -29,7 +29,7 @@ from homenode.evidence.model import Derivation, Evidence, Publication, Published
 from homenode.findings import Finding, Severity
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
-from homenode.plan.layout import PRESETS, GuestPcie, Siblings
+from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, Run
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
@@ -42,14 +42,20 @@ def decide(
     *,
     expander_buses: bool = True,
     has_gpus: bool | None = None,
+    private_memory: bool = False,
 ) -> Verdict:
     """The answer for an objective on a machine.
 
     expander_buses: the VM's machine type takes them. has_gpus: of the VM, None = as the objective
-    suggests. Same input, same verdict.
+    suggests. private_memory: its pages follow no cell's binding. Same input, same verdict.
     """
     (found,) = decide_all(
-        evidence, machine, (objective,), expander_buses=expander_buses, has_gpus=has_gpus
+        evidence,
+        machine,
+        (objective,),
+        expander_buses=expander_buses,
+        has_gpus=has_gpus,
+        private_memory=private_memory,
     )
     return found
 
@@ -61,6 +67,7 @@ def decide_all(
     *,
     expander_buses: bool = True,
     has_gpus: bool | None = None,
+    private_memory: bool = False,
     known: Sequence[Alternative] = (),
 ) -> tuple[Verdict, ...]:
     """The answers for several objectives.
@@ -73,13 +80,14 @@ def decide_all(
     like = {host: alternatives(runs) for host, runs in _like(evidence.runs, machine).items()}
     findings = (*machine.findings, *figure_findings(own))
     critical = tuple(one for one in findings if one.severity is Severity.CRITICAL)
-    found = (
+    found = [
         _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
-    )
-    return tuple(
-        _with_answer(evidence, machine, _with_initiators(one, machine, expander_buses, has_gpus))
-        for one in found
-    )
+    ]
+    if private_memory:
+        found = [_without_cells(one) for one in found]
+    else:
+        found = [_with_initiators(one, machine, expander_buses, has_gpus) for one in found]
+    return tuple(_with_answer(evidence, machine, one) for one in found)
 
 
 def _decided(
@@ -113,6 +121,16 @@ def _with_initiators(
         return found
     reasons = (*found.reasons, Reason(ReasonId.INITIATORS, layout))
     return replace(found, layout="pin-numa-pci", reasons=reasons, floating=False, measure_next=None)
+
+
+def _without_cells(found: Verdict) -> Verdict:
+    """The verdict with a flat layout: a guest whose memory lies elsewhere than its cells say would
+    be misled."""
+    layout = found.layout
+    if layout is None or PRESETS[layout].cells is GuestCells.FLAT:
+        return found
+    reasons = (*found.reasons, Reason(ReasonId.PRIVATE_MEMORY, layout))
+    return replace(found, layout="pin", reasons=reasons, measure_next=None)
 
 
 def _with_answer(evidence: Evidence, machine: MachineFacts, found: Verdict) -> Verdict:

@@ -198,6 +198,8 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             return "the VM's machine type takes no expander bus"
         case ReasonId.INITIATORS:
             return f"the memory of Grace GPUs needs the NUMA nodes of {verdict.layout}"
+        case ReasonId.PRIVATE_MEMORY:
+            return "the private memory of an encrypted guest does not follow a cell's binding"
         case ReasonId.PRIOR:
             metrics = titles_of(verdict.objective)
             own = f"stronger figures of {metrics} cannot tell"

@@ -29,6 +29,7 @@ class ReasonId(StrEnum):
     COMPUTED = "computed"  # what a program's own code makes of the layouts, not measured
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
     INITIATORS = "initiators"  # Grace GPUs need NUMA nodes in the guest for their memory
+    PRIVATE_MEMORY = "private-memory"  # an encrypted guest's pages follow no cell's binding
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong

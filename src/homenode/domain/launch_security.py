@@ -9,9 +9,6 @@ from homenode.plan.guest import Guest
 from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan, PlanFinding
 
-_PRIVATE_MEMORY = frozenset({"sev-snp", "tdx"})
-"""Types whose private pages come from guest_memfd rather than from QEMU's own memory."""
-
 _MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
 
 
@@ -27,7 +24,7 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
             "encrypted memory",
             hint="use at most 255 vCPUs",
         )
-    if kind not in _PRIVATE_MEMORY:
+    if not guest.has_private_memory:
         return
     if plan.page_bytes is not None and guest.page_bytes is None:
         raise InputError(

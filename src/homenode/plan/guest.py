@@ -154,6 +154,11 @@ class Guest:
         return self.machine is not None and "q35" in self.machine
 
     @property
+    def has_private_memory(self) -> bool:
+        """Whether its pages come from guest_memfd rather than from QEMU's own memory."""
+        return self.launch_security in ("sev-snp", "tdx")
+
+    @property
     def is_virt(self) -> bool:
         return self.machine is not None and (
             self.machine == "virt" or self.machine.startswith("virt-")

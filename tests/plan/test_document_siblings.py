@@ -22,7 +22,7 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
-from homenode.units import GIB
+from homenode.units import GIB, MIB
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
 
@@ -118,6 +118,19 @@ def test_the_plan_says_what_whole_cores_span_more_than_siblings(
     (said,) = (f for f in auto(guest(vcpus), host).findings if f.id == "document-siblings")
     text = f"{said.detail} {said.fix}"
     assert "instead of" not in text if words is None else words in text
+
+
+@pytest.mark.parametrize("larger", [0, 1])
+@pytest.mark.parametrize("vcpus", [4, 6, 8, 16])
+def test_of_two_llcs_the_larger_is_taken_also_where_the_other_is_tighter(
+    vcpus: int, larger: int
+) -> None:
+    sizes = [96 * MIB if number == larger else 32 * MIB for number in range(2)]
+    llcs = (replace(llc, size_bytes=s) for llc, s in zip(R7950X3D.llcs, sizes, strict=True))
+    host = replace(R7950X3D, llcs=tuple(llcs))
+    assert auto(guest(vcpus), host).llcs == (larger,)
+    free = replace(host, domains=(pinned_domain("0" if larger else "8"),))
+    assert auto(guest(4), free).llcs == (larger,)
 
 
 def test_a_vm_that_takes_the_last_core_by_siblings_hears_how_many_would_leave_it() -> None:

@@ -144,7 +144,9 @@ def _place_of(
         return None
     core = next(core for core in host.cores if core.pus == members[0])
     flags = tuple((pu.online, pu.allowed, pu.isolated, pu.nohz_full) for pu in pus)
-    return _CorePlace(position[node], next(iter(llcs)), (core.kind, flags))
+    llc = next(iter(llcs))
+    size = None if llc is None else host.llcs[llc].size_bytes
+    return _CorePlace(position[node], llc, (core.kind, flags, size))
 
 
 def _gpu_classes(

@@ -154,7 +154,9 @@ class SearchProblem:
                     self.memory[node].pool_pages,
                     tuple(sorted(between[node])),
                     tuple(home.to_node[node] for home in homes.values()),
-                    tuple((t.isolated, tuple(g for _, g in t.llcs)) for t in its.whole.tiers),
+                    tuple(
+                        (t.isolated, tuple(g for _, g in t.llcs), t.sizes) for t in its.whole.tiers
+                    ),
                 )
                 like = last.setdefault(key, [])
                 for position, other in enumerate(like):

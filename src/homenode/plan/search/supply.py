@@ -4,7 +4,7 @@ A sibling group is what one guest core gets: one PU of a core, or several. The t
 used in order, each to its end before the next: performance cores before efficiency cores,
 and of either the isolated ones (isolcpus, nohz_full) first. Of the last tier: the fewest further
 LLCs; where these allow it, as many groups of each LLC in use; else the LLCs that are in use already
-to their ends, then the tightest.
+to their ends. Further LLCs are the larger ones, of these the tightest.
 
 Where PUs are counted and not cores, each core gives a group before any gives its second: whole
 cores first, then those of which others have a part. Second groups are shared out over the LLCs.
@@ -36,10 +36,12 @@ class FreeCore(NamedTuple):
     llc: int
     package: PackageIndex
     kind: CoreKind | None
+    llc_bytes: int = 0
 
 
 class CoreShape(NamedTuple):
-    """What cores have in common that give a VM the same. pus: free ones of each."""
+    """What cores have in common that give a VM the same. pus: free ones of each. llc_bytes: of
+    their LLC, 0 = unknown."""
 
     pus: int
     whole: bool
@@ -47,6 +49,7 @@ class CoreShape(NamedTuple):
     llc: int
     package: PackageIndex
     kind: CoreKind | None
+    llc_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,14 @@ class CoreInventory:
         known: dict[tuple[object, ...], CoreShape] = {}
         nodes = {node.index for node in self.host.nodes}
         pu_at, isolated = self.host.pu_at, self.isolated
+        sizes = {int(llc.index): llc.size_bytes or 0 for llc in self.host.llcs}
         found = []
         for core in self.host.cores:
             bits = core.pus.bits
             first = pu_at[(bits & -bits).bit_length() - 1]
             llc = UNKNOWN_LLC if first.llc is None else first.llc
             count, package, kind = bits.bit_count(), core.id.package, core.kind
-            key = (count, True, not bits & ~isolated, llc, package, kind)
+            key = (count, True, not bits & ~isolated, llc, package, kind, sizes.get(llc, 0))
             shape = known.get(key)
             if shape is None:
                 shape = known[key] = CoreShape(*key)
@@ -224,11 +228,17 @@ class Grouping(NamedTuple):
 
 
 class Tier(NamedTuple):
-    """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use."""
+    """Groups of one kind in a node: (LLC, groups), ascending by LLC. rank: order of use. sizes:
+    bytes of each LLC, in the same order."""
 
     rank: Rank
     total: int
     llcs: tuple[tuple[int, int], ...]
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def size_of_llc(self) -> dict[int, int]:
+        return {llc: size for (llc, _), size in zip(self.llcs, self.sizes, strict=True)}
 
     @property
     def isolated(self) -> bool:
@@ -275,13 +285,16 @@ class Part(NamedTuple):
             outside = [one for one in tier.llcs if one[0] not in used]
             inside = [one for one in tier.llcs if one[0] in used]
             here = sum(groups for _, groups in inside)
-            tightest = fewest([groups for _, groups in outside], left - here)
+            size_of = tier.size_of_llc
+            tightest = _largest(outside, size_of, left - here)
             each = _per_llc(wanted, len(used) + len(tightest), used, tier)
             if each:
-                wide = sorted((groups, llc) for llc, groups in outside if groups >= each)
+                wide = sorted(
+                    (-size_of[llc], groups, llc) for llc, groups in outside if groups >= each
+                )
                 for llc, _ in inside:
                     drawn[tier.rank, llc] = each - used[llc]
-                for _, llc in wide[: len(tightest)]:
+                for _, _, llc in wide[: len(tightest)]:
                     drawn[tier.rank, llc] = each
                 break
             if tier.rank[0] >= _SECOND:
@@ -441,12 +454,19 @@ def _rank(core: FreeCore | CoreShape, number: int) -> Rank:
 def _part(package: PackageIndex | None, counts: Iterable[tuple[CoreShape, int, int]]) -> Part:
     """counts: shape of cores, how many there are, groups of each."""
     tiers: dict[Rank, dict[int, int]] = {}
+    sizes: dict[int, int] = {}
     for shape, count, each in counts:
+        sizes[shape.llc] = shape.llc_bytes
         for number in range(each):
             tier = tiers.setdefault(_rank(shape, number), {})
             tier[shape.llc] = tier.get(shape.llc, 0) + count
     made = [
-        Tier(rank, sum(tiers[rank].values()), tuple(sorted(tiers[rank].items())))
+        Tier(
+            rank,
+            sum(tiers[rank].values()),
+            tuple(sorted(tiers[rank].items())),
+            tuple([sizes[llc] for llc in sorted(tiers[rank])]),
+        )
         for rank in sorted(tiers)
     ]
     return Part(package, sum([tier.total for tier in made]), tuple(made))
@@ -467,6 +487,20 @@ def even_parts(limits: Sequence[int], wanted: int) -> tuple[int, ...]:
             parts[i] += 1
             left -= 1
     return tuple(parts)
+
+
+def _largest(
+    llcs: Sequence[tuple[int, int]], size_of: Mapping[int, int], wanted: int
+) -> tuple[int, ...]:
+    """Positions of the fewest (LLC, groups) that together hold `wanted`: of the largest LLCs of
+    which as few do."""
+    found = fewest([groups for _, groups in llcs], wanted)
+    for size in sorted({size_of[llc] for llc, _ in llcs}, reverse=True)[:-1]:
+        large = [i for i, (llc, _) in enumerate(llcs) if size_of[llc] >= size]
+        some = fewest([llcs[i][1] for i in large], wanted)
+        if some and len(some) == len(found):
+            return tuple(large[i] for i in some)
+    return found
 
 
 def fewest(counts: Sequence[int], wanted: int) -> tuple[int, ...]:

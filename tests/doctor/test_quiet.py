@@ -11,7 +11,17 @@ from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 from tests.doctor_cases import changed, settings
-from tests.doctor_domains import NAME, board, diagnosed, domain, gpus, host, ids, planned
+from tests.doctor_domains import (
+    NAME,
+    binding,
+    board,
+    diagnosed,
+    domain,
+    gpus,
+    host,
+    ids,
+    planned,
+)
 from tests.doctor_guests import H200, companion, snp
 from tests.doctor_quiet_cases import HGX, ISOLATED, NIC, interrupting, quiet, set_apart
 
@@ -173,3 +183,15 @@ def test_a_well_placed_vm_on_a_well_kept_host_gets_nothing() -> None:
     for bdf in [each.bdf for each in drive[:1]] or [Bdf.parse("1a:00.0")]:
         there = interrupting(there, bdf, everywhere, "nvme")
     assert diagnosed(xml, there) == ()
+
+
+def test_an_emulator_on_every_node_of_huge_pages_may_be_on_siblings() -> None:
+    """QEMU would not start with its threads on another node's free cores."""
+    there = host("rtx4090-epyc7702")
+    pages = "<memoryBacking><hugepages/></memoryBacking>"
+    xml = domain(48, pins=range(48), cputune="<emulatorpin cpuset='64,80,96'/>", more=pages)
+    bound = xml.replace(b"</memoryBacking>", b"</memoryBacking>" + binding([0, 1, 2]).encode())
+    assert "emulator-on-sibling" in ids(diagnosed(xml, there))
+    assert "emulator-on-sibling" not in ids(diagnosed(bound, there))
+    near = bound.replace(b"<vcpupin vcpu='15' cpuset='15'/>", b"<vcpupin vcpu='15' cpuset='14'/>")
+    assert "emulator-on-sibling" in ids(diagnosed(near, there))

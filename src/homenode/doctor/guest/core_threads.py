@@ -56,6 +56,10 @@ def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         return
     in_use = [d for d in host.domains if d.running and d.name != facts.guest.name]
     free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
+    is_bound = facts.binding is not None or any(cell.host_nodes for cell in facts.cells)
+    if facts.guest.page_bytes is not None and is_bound:
+        # QEMU allocates the huge pages of a node on PUs of that node.
+        free &= CpuSet.union(n.pus for n in host.nodes if not n.pus.isdisjoint(emulator))
     if free:
         yield Finding(
             id="emulator-on-sibling",

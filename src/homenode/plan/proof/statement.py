@@ -1,0 +1,174 @@
+"""Statement: what a proof is about, in plain numbers, as the plan's document has it.
+
+docs/formats/proof.md says what each field means. Nodes, homes and GPUs are positions in the lists
+of the facts.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+MOST_NODES = 1_024
+MOST_NUMBER = 1 << 62
+
+
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that devices lie on. node: its position, None where it has no PUs. distances,
+    package_distances: to each node and each package."""
+
+    host_node: int
+    node: int | None
+    distances: list[int]
+    package_distances: list[int]
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that the VM gets in any case. counts: in the class of the worst device."""
+
+    home: int
+    is_gpu: bool
+    counts: bool
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that the VM may get or gets in any case. home: None = unknown. functions: that come
+    with it and have a known node. nics: homes of the VM's NICs that are paired with it, in other
+    packages. link: number of its link group; None where no GPU of the host has one."""
+
+    bdf: str
+    position: int
+    home: int | None
+    functions: int
+    nics: list[int]
+    is_paired: bool
+    link: int | None
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What all steps have in common."""
+
+    nodes: list[int]
+    packages: list[int]
+    distances: list[list[int]]
+    homes: list[Home]
+    devices: list[Device]
+    gpus: list[Gpu]
+    named_gpus: list[int]
+    named_positions: list[int]
+    gpu_count: int
+    gpu_groups: list[list[int]]
+    gpu_choices: Literal["each", "group"]
+    gpu_sets: list[list[int]]
+    gpu_nodes: list[int]
+    requires_home: bool
+    most_nodes: int
+    page_bytes: int
+    huge_pages: bool
+    packs: bool
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All sets of nodes of a step. least: nodes of a set that has the least first
+    terms, which are `first`."""
+
+    splits: Literal["equal", "any"]
+    tree: list[int | str]
+    least: list[int] | None = None
+    first: list[int] = []
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One or several fallbacks of the ladder that come to the same numbers."""
+
+    fallbacks: list[list[str]]
+    outcome: Literal["chosen", "no-set", "host-core", "worse", "not-better", "unproved"]
+    groups: int
+    reason: str = ""
+    cores_left: int = 0
+    cores_kept: int = 0
+    equal: bool = False
+    even: bool = False
+    shares: bool = False
+    sockets: bool = False
+    supply: list[int] = []
+    whole_cores: list[int] = []
+    memory: Literal["follows", "together", "anywhere", "none"] = "none"
+    pages: int = 0
+    free_pages: list[int | None] = []
+    pool_pages: list[int] = []
+    device_pages: list[tuple[int, int]] = []
+    counts: list[list[tuple[int, int, int]]] = []
+    searches: list[Search] = []
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """terms: so many of the terms of the plan's cost are proved."""
+
+    terms: int
+    facts: Facts
+    steps: list[Step]
+
+
+def decode_proof(document: object) -> Proof:
+    """The proof of a plan's document. Raises ValueError that says what is malformed."""
+    try:
+        proof = msgspec.convert(document, Proof)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    facts, count = proof.facts, len(proof.facts.nodes)
+    _check("nodes", [count], 1, MOST_NODES)
+    _check("nodes", facts.nodes)
+    _check("packages", facts.packages, 0, max(facts.packages, default=0))
+    packages, homes, gpus = 1 + max(facts.packages), len(facts.homes), len(facts.gpus)
+    rows = [("distances", one, count) for one in facts.distances]
+    rows += [("homes.distances", one.distances, count) for one in facts.homes]
+    rows += [("homes.package_distances", one.package_distances, packages) for one in facts.homes]
+    rows += [("packages", facts.packages, count), ("distances", facts.distances, count)]
+    for step in proof.steps:
+        _check("groups", [step.groups], 1, 1 << 20)
+        _check("pages", [step.pages, *(pages for _, pages in step.device_pages)])
+        if step.outcome in ("host-core", "unproved"):
+            continue
+        _check("device_pages", (cell for cell, _ in step.device_pages))
+        _check("pages", [step.pages], step.memory != "none")
+        for name, row in (
+            ("supply", step.supply),
+            ("whole_cores", step.whole_cores),
+            ("pool_pages", step.pool_pages),
+            ("free_pages", [0 if pages is None else pages for pages in step.free_pages]),
+        ):
+            _check(name, row)
+            rows.append((name, row, count))
+        if step.outcome == "chosen":
+            rows.append(("counts", step.counts, count))
+            for own, most in zip(step.counts, step.supply, strict=False):
+                rows.append(("counts", own, most))
+                _check("counts", (number for one in own for number in one))
+    for name, row, length in rows:
+        if len(row) != length:
+            raise ValueError(f"{name}: expected {length} values, found {len(row)}")
+    for row in (*facts.distances, *(one.distances for one in facts.homes)):
+        _check("distances", row)
+    _check("homes.package_distances", (d for one in facts.homes for d in one.package_distances))
+    _check("homes.node", (one.node for one in facts.homes if one.node is not None), 0, count - 1)
+    _check("devices.home", (one.home for one in facts.devices), 0, homes - 1)
+    _check("gpus.home", (one.home for one in facts.gpus if one.home is not None), 0, homes - 1)
+    _check("gpus.nics", (home for one in facts.gpus for home in one.nics), 0, homes - 1)
+    _check("gpus.functions", (one.functions for one in facts.gpus))
+    for name, sets in (("gpu_groups", facts.gpu_groups), ("gpu_sets", facts.gpu_sets)):
+        _check(name, (gpu for one in sets for gpu in one), 0, gpus - 1)
+        if any(len(set(one)) < len(one) for one in sets):
+            raise ValueError(f"{name}: expected each GPU once")
+    _check("named_gpus", facts.named_gpus, 0, gpus - 1)
+    _check("gpu_nodes", facts.gpu_nodes, 0, count - 1)
+    _check("gpu_count", [facts.gpu_count], 0, gpus)
+    _check("most_nodes", [facts.most_nodes], 1)
+    _check("page_bytes", [facts.page_bytes], 1)
+    return proof
+
+
+def _check(name: str, numbers: Iterable[int], least: int = 0, most: int = MOST_NUMBER) -> None:
+    for number in numbers:
+        if not least <= number <= most:
+            raise ValueError(f"{name}: expected numbers of {least} to {most}, found {number}")

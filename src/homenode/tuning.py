@@ -44,7 +44,7 @@ class Tuning:
     original: the document as given, or its copy under another name. document: the tuned one.
     notes: what was wrong with the document before, what to know of the tuned one, and what a copy
     shares with its original; each opens with its severity. libvirt: of the host, None = unknown.
-    request: what was planned; None where the plan was given.
+    request, host: what was planned, and on what; None where the plan was given.
     """
 
     original: bytes
@@ -53,6 +53,7 @@ class Tuning:
     notes: tuple[str, ...]
     libvirt: Version | None = None
     request: GuestRequest | None = None
+    host: Host | None = None
 
 
 def tune(
@@ -69,7 +70,7 @@ def tune(
     guest = guest_of(open_domain(before, source))
     request = request_for(guest, options, host)
     tuning = _on_host(before, source, guest, plan(host, request), host, notes)
-    return replace(tuning, request=request)
+    return replace(tuning, request=request, host=host)
 
 
 def tune_as_planned(

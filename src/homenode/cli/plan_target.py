@@ -122,9 +122,7 @@ def _print(
     outputs: planning.Outputs,
 ) -> None:
     if outputs.json:
-        from homenode.plan.stored import encode_plan
-
-        print_json(encode_plan(planned.plan))
+        print_json(planning.plan_document(planned.plan, planned.request, host))
     elif not outputs.quiet:
         planning.print_explanation(planned.plan, planned.request, verdict, host, outputs)
     else:
@@ -146,7 +144,8 @@ def _write(
     for finding in planned.findings:
         fix = "" if finding.fix is None else f"; {finding.fix}"
         lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
-    return [*lines, *planning.write_plan_files(planned.plan, host, outputs)]
+    made = planning.plan_document(planned.plan, planned.request, host) if outputs.plan else ""
+    return [*lines, *planning.write_plan_files(planned.plan, made, host, outputs)]
 
 
 def _write_files(

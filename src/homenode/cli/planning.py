@@ -340,9 +340,7 @@ def _print(
     outputs: Outputs,
 ) -> None:
     if outputs.json:
-        from homenode.plan.stored import encode_plan
-
-        print_json(encode_plan(tuning.plan))
+        print_json(plan_document(tuning.plan, tuning.request, tuning.host))
     elif not outputs.quiet:
         print_explanation(tuning.plan, tuning.request, verdict, host, outputs)
     else:
@@ -387,7 +385,8 @@ def _write(
     lines = []
     if outputs.document is not None:
         lines += write_document(tuning, original, outputs.document, permissions_of(document))
-    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, host, outputs)]
+    made = plan_document(tuning.plan, tuning.request, tuning.host) if outputs.plan else ""
+    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, made, host, outputs)]
 
 
 def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: int) -> list[str]:
@@ -416,12 +415,24 @@ def written(saved: "SavedOriginal") -> str:
     return f"wrote {saved.output} (original in {saved.original}; homenode restore undoes it)"
 
 
-def write_plan_files(made: "Plan", host: "Host | None", outputs: Outputs) -> list[str]:
-    """The plan and its picture, where they are wanted. What to say of them."""
-    if outputs.plan is not None:
-        from homenode.plan.stored import encode_plan
+def plan_document(made: "Plan", request: "GuestRequest | None", host: "Host | None") -> str:
+    """The plan's document with its proof, which is made here; without one in manual mode. host: as
+    it was planned on."""
+    from homenode.plan.stored import encode_plan
 
-        write_text(outputs.plan, encode_plan(made))
+    if request is None or host is None:
+        return encode_plan(made)
+    from homenode.plan.proof.build import proof_of
+
+    return encode_plan(made, proof_of(host, request, made))
+
+
+def write_plan_files(
+    made: "Plan", document: str, host: "Host | None", outputs: Outputs
+) -> list[str]:
+    """The plan's document and its picture, where they are wanted. What to say of them."""
+    if outputs.plan is not None:
+        write_text(outputs.plan, document)
     if outputs.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map

@@ -91,6 +91,10 @@ def verify(
             metavar="FILE", help="Draw the guest here, and host and plan in FILE's *-plan.svg."
         ),
     ] = None,
+    proof: Annotated[
+        bool,
+        typer.Option("--proof", help="Check the proof that the saved plan P.json carries."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Check a domain document against its host and plan, and what a guest of it sees.
@@ -100,10 +104,17 @@ def verify(
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
       homenode verify --live gpu-vm
+      homenode verify plan.json --proof --host hgx-h100
     """
     _refuse_idle(
         boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
     )
+    if proof:
+        given = (plan, lspci, live, guest, svg)
+        if document is None or boot or json or any(one is not None for one in given):
+            raise UsageError("--proof: expected the saved plan, and --host alone with it")
+        verify_proof(document, host)
+        return
     if live is not None:
         if boot or any(one is not None for one in (document, guest, host, lspci)):
             raise UsageError(
@@ -216,3 +227,33 @@ def verify_live(name: str, connect: str, plan: Path | None, *, as_json: bool) ->
     findings = verify_running_domain(name, connect, made)
     print_findings(findings, as_json=as_json)
     exit_if_bad(findings.findings)
+
+
+def verify_proof(path: Path, host: str | None) -> None:
+    """Print what the proof of a saved plan proves; exit 1 where it is false or there is none.
+
+    host: whose facts the proof must state; None = they are taken as stated. Raises InputError.
+    """
+    from homenode.plan.proof.facts import wrong_facts
+    from homenode.plan.proof.family import FalseProofError
+    from homenode.plan.proof.statement import NotProved, decode_plan
+    from homenode.plan.proof.verifier import verify as verified
+    from homenode.plan.stored import read_plan_for
+    from homenode.sources import load_host
+
+    content = read_input(path, "a saved plan", hint="homenode plan --save-plan P.json")
+    plan, proof = decode_plan(content, str(path))
+    if isinstance(proof, NotProved):
+        note(f"nothing is proved: {proof.not_proved}")
+        raise SystemExit(1)
+    try:
+        if host is not None:
+            stated = load_host(host)
+            read_plan_for(stated, content, str(path))
+            for wrong in wrong_facts(stated, proof):
+                raise FalseProofError(wrong)
+        said = verified(plan, proof)
+    except FalseProofError as error:
+        note(f"the proof is false: {error}")
+        raise SystemExit(1) from None
+    console().print("\n".join(said), highlight=False, markup=False)

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from homenode import formats
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import PageReservation, Plan, PlannedCell, Rejection, Unplannable
 from homenode.plan.placement import Placement
+from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest, MemoryMode
 from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.shape.guest_numa import guest_memory
@@ -16,9 +19,13 @@ from homenode.plan.shape.numbering import numbering
 from homenode.topology import Host, RunningDomain
 
 
-def encode_plan(plan: Plan) -> str:
-    """The homenode.plan document of a plan."""
-    return formats.encode("plan", plan)
+def encode_plan(plan: Plan, proof: Proof | NotProved | None = None) -> str:
+    """The homenode.plan document of a plan, with its proof on one line; None = without."""
+    document = formats.encode("plan", plan)
+    if proof is None:
+        return document
+    text = msgspec.json.encode(proof).decode()
+    return document.removesuffix("\n}\n") + f',\n  "proof": {text}\n}}\n'
 
 
 @dataclass(frozen=True, slots=True)

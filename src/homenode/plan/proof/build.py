@@ -6,14 +6,28 @@ proof says how many of the terms it covers, or why there is none.
 """
 
 from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from homenode.json_text import decode_json
 from homenode.plan.layout import Pinning, with_siblings
 from homenode.plan.model import Plan
-from homenode.plan.proof.statement import Device, Facts, Gpu, Home, Proof, Search, Step
-from homenode.plan.proof.verifier import Family, Goal, Nodes, Problem
+from homenode.plan.proof.family import FalseProofError, Family, Goal
+from homenode.plan.proof.statement import (
+    Device,
+    Facts,
+    Gpu,
+    Home,
+    NotProved,
+    PlanDocument,
+    Proof,
+    Search,
+    Step,
+)
+from homenode.plan.proof.verifier import check_chosen, roots
 from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
 from homenode.plan.search.allocations import allocations
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -24,26 +38,23 @@ from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import Home as SearchHome
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.supply import usable
+from homenode.plan.stored import encode_plan
 from homenode.topology import Host
 
-MOST_VERTICES = 20_000
-MOST_BOUNDS = 8_000
+MOST_VERTICES = 3_000
 """Of one search; then the proof is of fewer terms, or there is none."""
-
-MOST_CHOICES = 300
-"""Sets of GPUs that are looked at one by one."""
 
 
 class NotProvedError(Exception):
     """Says why there is no proof."""
 
 
-def proof_of(host: Host, request: GuestRequest, plan: Plan) -> dict[str, Any]:
-    """The proof of a plan that was made for the request on this host, as its document has it."""
+def proof_of(host: Host, request: GuestRequest, plan: Plan) -> Proof | NotProved:
+    """The proof of a plan that was made for the request on this host."""
     try:
-        return msgspec.to_builtins(_proof(with_certain_nodes(host), request, plan))  # type: ignore[no-any-return]
+        return _proof(with_certain_nodes(host), request, plan)
     except NotProvedError as error:
-        return {"not_proved": str(error)}
+        return NotProved(not_proved=str(error))
 
 
 def _proof(host: Host, request: GuestRequest, plan: Plan) -> Proof:
@@ -64,8 +75,6 @@ def _variants(request: GuestRequest) -> Iterator[GuestRequest]:
     if request.document_siblings is not DocumentSiblings.WHEN_SHORT:
         yield request
         return
-    from dataclasses import replace
-
     plain = replace(request, document_siblings=DocumentSiblings.IGNORED)
     yield plain
     yield replace(
@@ -91,9 +100,19 @@ def _search(host: Host, request: GuestRequest) -> PlacementSearch:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    """What to branch on first: nodes, GPUs and groups of the nodes, of the facts."""
+
+    nodes: tuple[int, ...] = ()
+    gpus: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+
+
 class _Builder:
     def __init__(self, search: PlacementSearch, plan: Plan) -> None:
         self.search, self.plan = search, plan
+        self.document = msgspec.convert(decode_json(encode_plan(plan)), PlanDocument)
         self.cost: Goal = [(term.name, term.value) for term in plan.cost]
         value: dict[str, Any] = dict(self.cost)
         self.nodes, self.split = value["nodes"], tuple(-part for part in value["split"])
@@ -103,19 +122,20 @@ class _Builder:
         self.chosen = next((one for one in self.ladder if self._is_chosen(one)), None)
 
     def _is_chosen(self, fallback: Fallback) -> bool:
-        threads = fallback.grouping.threads
-        groups = fallback.groups
-        vcpus = self.plan.vcpus
-        return (
-            fallback.concessions == self.given
-            and groups == sum(self.split)
-            and (vcpus == groups * threads or -(-vcpus // threads) == groups)
-            and len(self.plan.cost) == sum(map(len, self._terms(fallback)))
-        )
-
-    def _terms(self, fallback: Fallback) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Whether the plan's placing is one of the fallback's, and costs there what the plan says:
+        several may bear one name."""
+        threads, vcpus = fallback.grouping.threads, self.plan.vcpus
+        if fallback.concessions != self.given or fallback.groups != sum(self.split):
+            return False
+        if vcpus != fallback.groups * threads and -(-vcpus // threads) != fallback.groups:
+            return False
         problem = self.search.problem(fallback)
-        return problem.first, problem.rest
+        step = _step(problem, fallback, "chosen")
+        try:
+            check_chosen(self.document, _facts(self.search, problem), step, "any")
+        except FalseProofError:
+            return False
+        return True
 
     def proof(self) -> Proof:
         assert self.chosen is not None
@@ -124,7 +144,7 @@ class _Builder:
             raise NotProvedError("cores of a node are of several packages")
         if problem.device_pages:
             raise NotProvedError("memory devices lie with their cells")
-        facts = _facts(problem)
+        facts = _facts(self.search, problem)
         step = self._chosen_step(facts, problem)
         terms, step = step
         steps = [*self._earlier(facts, problem), step]
@@ -134,14 +154,17 @@ class _Builder:
         assert self.chosen is not None
         step = _step(problem, self.chosen, "chosen")
         main = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
-        terms, tree = _deepest(facts, step, main, self.cost, self._positions(facts))
+        terms, tree = _deepest(facts, step, main, self.cost, self._placing(facts))
         searches = [Search(splits=main, tree=tree)]  # type: ignore[arg-type]
         if problem.equal:
             searches.append(self._preference(facts, step, problem, main))
         return terms, msgspec.structs.replace(step, searches=searches)
 
-    def _positions(self, facts: Facts) -> list[int]:
-        return [facts.nodes.index(node) for node in self.nodes]
+    def _placing(self, facts: Facts) -> _Placing:
+        nodes = tuple(facts.nodes.index(node) for node in self.nodes)
+        chosen = dict(self.cost)["gpus"]
+        gpus = tuple(number for number, gpu in enumerate(facts.gpus) if gpu.position in chosen)
+        return _Placing(nodes, gpus, self.split)
 
     def _likely(self, facts: Facts) -> list[list[int]]:
         """The sets of nodes that the plan names: of the runners-up, and the chosen one last."""
@@ -153,20 +176,25 @@ class _Builder:
         not, the best of them costs more of what they may not."""
         other = "any" if main == "equal" else "equal"
         own = self.cost[: len(problem.first)]
-        arithmetic = Problem(facts, step, equal=other == "equal")
-        positions = self._positions(facts)
+        placing = self._placing(facts)
+
+        def every() -> list[Family]:
+            return roots(facts, step, equal=other == "equal")
+
         if main == "equal":
-            tree = _tree(arithmetic, own, 0, positions)
+            tree = _tree(every(), own, placing, ties=True)
             if not isinstance(tree, int):
-                return Search(splits=other, tree=tree, least=positions, first=[v for _, v in own])
-        nodes, first = _least_set(arithmetic, problem.first, self._likely(facts))
+                first = [value for _, value in own]
+                return Search(splits=other, tree=tree, least=list(placing.nodes), first=first)
+        nodes, first = _least_set(every(), problem.first, self._likely(facts))
         if nodes is None:
-            tree = _tree(arithmetic, [], 1, positions)
+            tree = _tree(every(), [], placing, ties=False)
         else:
-            tree = _tree(arithmetic, list(zip(problem.first, first, strict=True)), 0, nodes)
+            goal = list(zip(problem.first, first, strict=True))
+            tree = _tree(every(), goal, _Placing(tuple(nodes)), ties=True)
         if isinstance(tree, int):
             raise NotProvedError("the choice between equal and unequal cells is not proved")
-        return Search(splits=other, tree=tree, least=nodes, first=first)
+        return Search(splits=other, tree=tree, least=nodes, first=first)  # type: ignore[arg-type]
 
     def _earlier(self, facts: Facts, chosen: SearchProblem) -> Iterator[Step]:
         """The steps before the one that is chosen; those of the same numbers as one."""
@@ -198,16 +226,11 @@ class _Builder:
                 cores_kept=self.search.request.host_reserve.cores,
             )
         step = msgspec.structs.replace(_step(problem, fallback, "no-set"), fallbacks=names)
-        arithmetic = Problem(facts, step, equal=False)
-        tree = _tree(arithmetic, [], 1, ())
-        if not isinstance(tree, int):
-            return msgspec.structs.replace(step, searches=[Search(splits="any", tree=tree)])
-        near = self._near()
-        tree = _tree(arithmetic, near, 1, ()) if near else 0
-        if not isinstance(tree, int):
-            return msgspec.structs.replace(
-                step, outcome="worse", searches=[Search(splits="any", tree=tree)]
-            )
+        for outcome, goal in (("no-set", ()), ("worse", self._near())):
+            tree = _tree(roots(facts, step, equal=False), goal, _Placing(), ties=False)
+            if not isinstance(tree, int):
+                searches = [Search(splits="any", tree=tree)]
+                return msgspec.structs.replace(step, outcome=outcome, searches=searches)
         return Step(
             fallbacks=names,
             outcome="unproved",
@@ -236,13 +259,23 @@ class _Builder:
 # The statement.
 
 
-def _facts(problem: SearchProblem) -> Facts:
-    homes: dict[int, tuple[int, SearchHome]] = {}
+def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
+    options = problem.options
+    homes: dict[int, int] = {}
+    host_nodes = {
+        id(d.home): index for d, (index, *_) in zip(problem.named, options.homes, strict=False)
+    }
+    for gpu, its_home in zip(options.gpus, problem.gpu_homes, strict=False):
+        if gpu.home is not None:
+            host_nodes.setdefault(id(its_home), gpu.home)
+    made: list[SearchHome] = []
 
     def number(home: SearchHome) -> int:
-        return homes.setdefault(id(home), (len(homes), home))[0]
+        if id(home) not in homes:
+            homes[id(home)] = len(homes)
+            made.append(home)
+        return homes[id(home)]
 
-    options = problem.options
     devices = [
         Device(home=number(one.home), is_gpu=one.is_gpu, counts=one.affinities)
         for one in problem.named
@@ -262,19 +295,18 @@ def _facts(problem: SearchProblem) -> Facts:
                 link=options.link_groups[gpu.number] if options.link_groups else None,
             )
         )
-    ways = sum(_ways(one.bit_count(), options.count) for one in options.groups)
     return Facts(
         nodes=[int(one.cores.index) for one in problem.supplies],
         packages=list(problem.distances.packages),
         distances=[list(row) for row in problem.distances.between],
         homes=[
             Home(
-                host_node=0,
+                host_node=host_nodes[id(home)],
                 node=home.node.bit_length() - 1 if home.node else None,
                 distances=list(home.to_node),
                 package_distances=list(home.to_package),
             )
-            for _, home in homes.values()
+            for home in made
         ],
         devices=devices,
         gpus=gpus,
@@ -282,10 +314,9 @@ def _facts(problem: SearchProblem) -> Facts:
         named_positions=list(options.named_positions),
         gpu_count=options.count,
         gpu_groups=[list(members(one)) for one in options.groups],
-        gpu_choices="each" if ways <= MOST_CHOICES else "group",
         gpu_sets=[list(members(one)) for one in options.sets],
         gpu_nodes=list(members(problem.gpu_nodes)),
-        requires_home=problem.requires_home,
+        locality=search.request.device_locality.value,  # type: ignore[arg-type]
         most_nodes=problem.most_nodes,
         page_bytes=problem.page_bytes,
         huge_pages=problem.huge,
@@ -293,23 +324,14 @@ def _facts(problem: SearchProblem) -> Facts:
     )
 
 
-def _ways(gpus: int, count: int) -> int:
-    from math import comb
-
-    return comb(gpus, count)
-
-
 def _step(problem: SearchProblem, fallback: Fallback, outcome: str) -> Step:
-    memory = "none"
-    pages = 0
-    for memory, pages in (
+    rules = (
         ("follows", problem.pages),
         ("together", problem.pages_together),
         ("anywhere", problem.pages_anywhere),
         ("none", 0),
-    ):
-        if pages:
-            break
+    )
+    memory, pages = next((one for one in rules if one[1]), rules[-1])
     counts: list[list[tuple[int, int, int]]] = []
     if outcome == "chosen":
         for node, supply in enumerate(problem.supplies):
@@ -337,97 +359,99 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: str) -> Step:
 
 
 def _deepest(
-    facts: Facts, step: Step, splits: str, cost: Goal, nodes: Sequence[int]
-) -> tuple[int, list[int | str]]:
+    facts: Facts, step: Step, splits: str, cost: Goal, placing: "_Placing"
+) -> tuple[int, list[str]]:
     """(so many terms, their tree): as many as can be proved."""
     terms = len(cost)
     while terms:
-        problem = Problem(facts, step, equal=splits == "equal")
-        found = _tree(problem, cost[:terms], 0, nodes)
+        found = _tree(roots(facts, step, equal=splits == "equal"), cost[:terms], placing, ties=True)
         if not isinstance(found, int):
             return terms, found
-        terms = min(found, terms - 1)
-    raise NotProvedError("not even the first term is proved within the budget")
+        terms = found
+    raise NotProvedError(f"not even {cost[0][0]} is proved within {MOST_VERTICES} vertices")
 
 
-def _tree(problem: Problem, goal: Goal, least: int, nodes: Sequence[int]) -> list[int | str] | int:
-    """The tree, or the term at which a family cannot be excluded; the half of the terms where it
-    would be too large."""
+def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) -> list[str] | int:
+    """The tree; where there is none, so many terms as there might be one for."""
     names = [name for name, _ in goal]
-    tree: list[int | str] = []
-    families: list[tuple[Nodes, Nodes]] = [((), problem.root)]
+    tree: list[str] = []
+    likely = len(goal)
     while families:
-        if len(tree) > MOST_VERTICES or problem.work > MOST_BOUNDS:
-            return len(goal) // 2
-        must, may = families.pop()
-        leaf, failed = _leaf(problem, must, may, goal, names, least)
-        if leaf is not None:
-            tree.append(leaf)
-            continue
-        if not may:
-            return failed
-        node = next((one for one in nodes if one in may), None)
-        if node is None:
-            left = Family(problem, must, may, problem.groups[0]).may
-            node = left[0] if left else may[0]
-        rest = [one for one in may if one != node]
-        tree.append(node)
-        families += [(must, rest), ((*must, node), rest)]
+        if len(tree) > MOST_VERTICES:
+            return min(likely, len(goal) - 1)
+        family = families.pop()
+        leaf = family.rejection()
+        if leaf is None:
+            narrowed = copy(family)
+            standing, term = narrowed.compare(goal)
+            if standing == 1:
+                leaf = names[term]
+            elif standing == 0 and ties:
+                leaf = "tie"
+            else:
+                branch = _branch(narrowed, placing)
+                if branch is None:
+                    return max(term, 0)
+                if not branch.startswith("node"):
+                    likely = min(likely, term)
+                tree.append(branch)
+                families += reversed(family.branches(branch))
+                continue
+        tree.append(leaf)
     return tree
 
 
-def _leaf(
-    problem: Problem, must: Nodes, may: Nodes, goal: Goal, names: Sequence[str], least: int
-) -> tuple[str | None, int]:
-    """(what excludes a family, None where nothing does; the term that fails)."""
-    rejection = next(problem.rejections(must, may), None)
-    if rejection is not None:
-        return rejection, 0
-    if not goal:
-        return None, 0
-    is_so, term = problem.stands(must, may, goal, 1, exact=False)
-    if is_so:
-        return names[term], 0
-    if least:
-        return None, term
-    is_so, term = problem.stands(must, may, goal, 0, exact=False)
-    if is_so:
-        return "tie", 0
-    is_so, exact = problem.stands(must, may, goal, 0, exact=True)
-    return ("set", 0) if is_so else (None, exact)
+def _branch(family: Family, placing: _Placing) -> str | None:
+    """What to tell apart in a family; None where it is one placing."""
+    for node in (*placing.nodes, *family.may):
+        if node in family.may:
+            return f"node {node}"
+    for gpu in (*placing.gpus, *family.more):
+        if gpu in family.more:
+            return f"gpu {gpu}"
+    wanted = dict(zip(placing.nodes, placing.groups, strict=False))
+    for node in family.must:
+        low, high = family.low[node], family.high[node]
+        if low < high:
+            middle = min(max(wanted.get(node, (low + high) // 2), low), high)
+            return f"groups {node} {middle if middle < high else middle - 1}"
+    return None
 
 
 def _least_set(
-    problem: Problem, names: Sequence[str], likely: Sequence[Nodes]
+    families: list[Family], names: Sequence[str], likely: Sequence[Sequence[int]]
 ) -> tuple[list[int] | None, list[int]]:
     """(a set of nodes of the least first terms, these terms); None where no set holds the VM."""
     best: tuple[list[int], list[int]] | None = None
-    families: list[tuple[Nodes, Nodes]] = [((), problem.root), *((one, ()) for one in likely)]
-    while families:
-        if problem.work > MOST_BOUNDS:
-            raise NotProvedError("the choice between equal and unequal cells is not proved")
-        must, may = families.pop()
-        if next(problem.rejections(must, may), None) is not None:
+    waiting = list(families)
+    for nodes in likely:
+        for family in families:
+            one = copy(family)
+            one.must, one.may = sorted(nodes), []
+            waiting.append(one)
+    for _ in range(MOST_VERTICES):
+        if not waiting:
+            return (None, []) if best is None else best
+        family = waiting.pop()
+        if family.rejection() is not None:
             continue
         goal = [] if best is None else list(zip(names, best[1], strict=True))
-        if goal and problem.stands(must, may, goal, 0, exact=False)[0]:
+        narrowed = copy(family)
+        if goal and narrowed.compare(goal)[0] >= 0:
             continue
-        if not may:
-            best = list(must), min(_first_terms(problem, must, names))
+        if not family.may:
+            best = family.must, _first_terms(family, names)
             continue
-        families += [(must, may[1:]), ((*must, may[0]), may[1:])]
-    return (None, []) if best is None else best
+        node = (narrowed.may or family.may)[0]
+        waiting += reversed(family.branches(f"node {node}"))
+    raise NotProvedError("the choice between equal and unequal cells is not proved")
 
 
-def _first_terms(problem: Problem, nodes: Nodes, names: Sequence[str]) -> Iterator[list[int]]:
-    """The first terms of one set of nodes, for each group of GPUs."""
-    for group in problem.groups:
-        family = Family(problem, nodes, (), group)
-        values = []
-        for name in names:
-            if len(family.gpus) < problem.facts.gpu_count:
-                break
-            values.append(family.bound(name))
-            family.narrow(name, values[-1])
-        else:
-            yield values
+def _first_terms(family: Family, names: Sequence[str]) -> list[int]:
+    """The first terms of one set of nodes."""
+    one, values = copy(family), []
+    one.narrow()
+    for name in names:
+        values.append(one.bound(name))
+        one.narrow(name, values[-1])
+    return values

@@ -4,13 +4,19 @@ docs/formats/proof.md says what each field means. Nodes, homes and GPUs are posi
 of the facts.
 """
 
+import re
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from homenode.errors import InputError
+from homenode.json_text import NotJsonError, decode_json
+
 MOST_NODES = 1_024
+MOST_VERTICES = 100_000
 MOST_NUMBER = 1 << 62
+_VERTEX = re.compile(r"[a-z_]{1,30}|(node|gpu) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}", re.ASCII)
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +64,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     named_positions: list[int]
     gpu_count: int
     gpu_groups: list[list[int]]
-    gpu_choices: Literal["each", "group"]
     gpu_sets: list[list[int]]
     gpu_nodes: list[int]
-    requires_home: bool
+    locality: Literal["require", "prefer", "ignore"]
     most_nodes: int
     page_bytes: int
     huge_pages: bool
@@ -73,7 +78,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     terms, which are `first`."""
 
     splits: Literal["equal", "any"]
-    tree: list[int | str]
+    tree: list[str]
     least: list[int] | None = None
     first: list[int] = []
 
@@ -110,12 +115,55 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[Step]
 
 
-def decode_proof(document: object) -> Proof:
-    """The proof of a plan's document. Raises ValueError that says what is malformed."""
+class NotProved(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan has in place of a proof that it cannot have."""
+
+    not_proved: str
+
+
+class Term(msgspec.Struct, frozen=True):
+    name: str
+    value: int | tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    pcie: str
+
+
+class Owned(msgspec.Struct, frozen=True):
+    bdf: str
+
+
+class PlanDocument(msgspec.Struct, frozen=True):
+    """What a verifier reads of a plan's document."""
+
+    policy: str
+    layout: Layout
+    rung: str
+    nodes: list[int]
+    devices: list[Owned]
+    cost: list[Term]
+    proof: dict[str, Any] | None = None
+
+
+def decode_plan(content: bytes, source: str) -> tuple[PlanDocument, Proof | NotProved]:
+    """A stored plan with its proof. Raises InputError for one without, or of another form."""
     try:
-        proof = msgspec.convert(document, Proof)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+        plan = msgspec.convert(decode_json(content), PlanDocument)
+        if plan.proof is None:
+            raise InputError(
+                f"{source}: expected a plan with a proof, found none",
+                hint="plan again with --save-plan; plans of earlier versions have no proof",
+            )
+        if "not_proved" in plan.proof:
+            return plan, msgspec.convert(plan.proof, NotProved)
+        return plan, checked(msgspec.convert(plan.proof, Proof))
+    except (NotJsonError, msgspec.ValidationError, ValueError) as error:
+        raise InputError(f"{source}: expected a plan with a proof, found: {error}") from None
+
+
+def checked(proof: Proof) -> Proof:
+    """The proof, with lists of their lengths and numbers of their ranges. Raises ValueError."""
     facts, count = proof.facts, len(proof.facts.nodes)
     _check("nodes", [count], 1, MOST_NODES)
     _check("nodes", facts.nodes)
@@ -145,6 +193,13 @@ def decode_proof(document: object) -> Proof:
             for own, most in zip(step.counts, step.supply, strict=False):
                 rows.append(("counts", own, most))
                 _check("counts", (number for one in own for number in one))
+    vertices = sum(len(search.tree) for step in proof.steps for search in step.searches)
+    _check("tree", [vertices], 0, MOST_VERTICES)
+    for search in (search for step in proof.steps for search in step.searches):
+        _check("least", search.least or [], 0, count - 1)
+        for vertex in search.tree:
+            if not _VERTEX.fullmatch(vertex):
+                raise ValueError(f"tree: expected a branch or what excludes it, found {vertex!r}")
     for name, row, length in rows:
         if len(row) != length:
             raise ValueError(f"{name}: expected {length} values, found {len(row)}")
@@ -165,6 +220,10 @@ def decode_proof(document: object) -> Proof:
     _check("gpu_count", [facts.gpu_count], 0, gpus)
     _check("most_nodes", [facts.most_nodes], 1)
     _check("page_bytes", [facts.page_bytes], 1)
+    if any(facts.distances[a][b] != facts.distances[b][a] for a in range(count) for b in range(a)):
+        raise ValueError("distances: expected as far there as back")
+    if facts.nodes != sorted(set(facts.nodes)):
+        raise ValueError("nodes: expected them ascending")
     return proof
 
 

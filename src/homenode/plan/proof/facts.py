@@ -1,0 +1,110 @@
+"""Facts: what a proof states of its host, compared with the host itself."""
+
+from collections.abc import Iterator
+
+from homenode.pci import DeviceKind
+from homenode.plan.proof.statement import Facts, Proof, Step
+from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.topology import Host, MemoryKind, NumaNode
+
+_LOCAL, _REMOTE = 10, 20
+
+
+def wrong_facts(host: Host, proof: Proof) -> list[str]:
+    """Facts that the host contradicts, a sentence each: expected against found."""
+    host = with_certain_nodes(host)
+    facts = proof.facts
+    nodes = [node for node in host.nodes if node.pus]
+    indices = [int(node.index) for node in nodes]
+    if facts.nodes != indices:
+        return [f"nodes: expected {indices}, found {facts.nodes}"]
+    found = [*_places(host, facts, nodes), *_gpus(host, facts)]
+    for step in proof.steps:
+        if step.supply:
+            found += _supplies(host, facts, step, nodes)
+    return found
+
+
+def _far(host: Host, a: int, b: int) -> int:
+    """Distance between two positions, the worse of both directions."""
+    if host.distances is None:
+        return _LOCAL if a == b else _REMOTE
+    return max(host.distances[a][b], host.distances[b][a])
+
+
+def _package(host: Host, position: int) -> int:
+    package = host.nodes[position].package
+    return -1 - position if package is None else int(package)
+
+
+def _places(host: Host, facts: Facts, nodes: list[NumaNode]) -> Iterator[str]:
+    at = [host.nodes.index(node) for node in nodes]
+    for i, a in enumerate(at):
+        expected = [_far(host, a, b) for b in at]
+        if facts.distances[i] != expected:
+            found = facts.distances[i]
+            yield f"distances of node {facts.nodes[i]}: expected {expected}, found {found}"
+        for j, b in enumerate(at[:i]):
+            is_one = facts.packages[i] == facts.packages[j]
+            if (_package(host, a) == _package(host, b)) != is_one:
+                yield f"packages: nodes {facts.nodes[j]} and {facts.nodes[i]} differ from the host"
+    position = {int(node.index): number for number, node in enumerate(host.nodes)}
+    for home in facts.homes:
+        own = position.get(home.host_node)
+        if own is None:
+            yield f"homes: expected a node of the host, found {home.host_node}"
+            continue
+        number = facts.nodes.index(home.host_node) if home.host_node in facts.nodes else None
+        if home.node != number or home.distances != [_far(host, own, b) for b in at]:
+            yield f"homes: expected the distances of node {home.host_node}, found others"
+        for package in sorted(set(facts.packages)):
+            first = at[facts.packages.index(package)]
+            if home.package_distances[package] != _between(host, own, first):
+                yield f"homes: expected package distances of node {home.host_node}, found others"
+
+
+def _between(host: Host, a: int, b: int) -> int:
+    """Least distance between the packages of two nodes; 10 for one package."""
+    mine, its = (
+        [i for i in range(len(host.nodes)) if _package(host, i) == _package(host, one)]
+        for one in (a, b)
+    )
+    return _LOCAL if mine == its else min(_far(host, i, j) for i in mine for j in its)
+
+
+def _gpus(host: Host, facts: Facts) -> Iterator[str]:
+    every = host.devices_of_kind(DeviceKind.GPU)
+    known = {int(node.index) for node in host.nodes}
+    for gpu in facts.gpus:
+        device = every[gpu.position] if gpu.position < len(every) else None
+        if device is None or str(device.bdf) != gpu.bdf:
+            yield f"GPU {gpu.bdf}: expected GPU {gpu.position} of the host, found another"
+            continue
+        home = None if gpu.home is None else facts.homes[gpu.home].host_node
+        node = None if device.node not in known or facts.locality == "ignore" else device.node
+        if facts.gpu_count and home != node:
+            yield f"GPU {gpu.bdf}: expected node {node}, found {home}"
+
+
+def _supplies(host: Host, facts: Facts, step: Step, nodes: list[NumaNode]) -> Iterator[str]:
+    """No node gives more than it has, whoever uses it."""
+    without_pus = sum(
+        node.memory_bytes or 0
+        for node in host.nodes
+        if not node.pus and node.memory_kind is not MemoryKind.GPU
+    )
+    for number, node in enumerate(nodes):
+        cores = sum(core.pus <= node.pus for core in host.cores)
+        for what, found, most in (
+            ("groups", step.supply[number], len(node.pus)),
+            ("whole cores", step.whole_cores[number], cores),
+        ):
+            if found > most:
+                yield f"node {node.index}: expected at most {most} {what}, found {found}"
+        pages = step.free_pages[number]
+        if pages is None or node.memory_bytes is None:
+            continue
+        pools = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
+        most = node.memory_bytes + pools + without_pus
+        if pages * facts.page_bytes > most:
+            yield f"node {node.index}: expected at most {most} bytes, found {pages} pages"

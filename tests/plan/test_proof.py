@@ -1,0 +1,212 @@
+"""The proof of a plan: true ones are accepted, and whatever is false in one is refused."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.plan.model import Plan, Unplannable
+from homenode.plan.planner import plan
+from homenode.plan.proof.build import proof_of
+from homenode.plan.proof.facts import wrong_facts
+from homenode.plan.proof.family import FalseProofError
+from homenode.plan.proof.statement import NotProved, Proof, decode_plan
+from homenode.plan.proof.verifier import roots, verify
+from homenode.plan.request import GuestRequest
+from homenode.plan.stored import encode_plan, read_plan
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.units import GIB
+from tests.plan.test_against_brute_force import (
+    chiplet_host,
+    chiplet_wish,
+    crowded_host,
+    crowded_wish,
+    small_host,
+    small_wish,
+    wide_host,
+    wide_wish,
+)
+from tests.small_hosts import small_request
+
+Document = dict[str, Any]
+KINDS: tuple[tuple[Callable[..., Host], Callable[..., GuestRequest]], ...] = (
+    (small_host, small_wish),
+    (wide_host, wide_wish),
+    (crowded_host, crowded_wish),
+    (chiplet_host, chiplet_wish),
+)
+SEEDS = range(120)
+
+
+def planned(seed: int) -> tuple[Host, GuestRequest, Plan] | None:
+    draw = random.Random(seed)
+    make_host, make_request = KINDS[seed % len(KINDS)]
+    host = make_host(draw)
+    request = make_request(draw, host)
+    try:
+        return host, request, plan(host, request)
+    except Unplannable:
+        return None
+
+
+def proved(seeds: range = SEEDS) -> Iterator[tuple[int, Host, Plan, Proof, Document]]:
+    for seed in seeds:
+        made = planned(seed)
+        if made is not None:
+            proof = proof_of(*made)
+            assert isinstance(proof, Proof), (seed, proof)
+            yield seed, made[0], made[2], proof, json.loads(encode_plan(made[2], proof))
+
+
+def verdict(document: Document) -> str:
+    """ "true", "false", or "malformed"."""
+    try:
+        made, proof = decode_plan(json.dumps(document).encode(), "p.json")
+        assert isinstance(proof, Proof)
+        verify(made, proof)
+    except FalseProofError:
+        return "false"
+    except InputError:
+        return "malformed"
+    return "true"
+
+
+def test_plans_of_small_hosts_are_proved_in_all_terms() -> None:
+    accepted = 0
+    for seed, host, made, proof, document in proved():
+        assert verdict(document) == "true", seed
+        assert not wrong_facts(host, proof), seed
+        assert proof.terms == len(made.cost) or not made.optimal, seed
+        accepted += 1
+    assert accepted > len(SEEDS) // 2
+
+
+@pytest.mark.parametrize("name", ["h200-xeon8558", "hgx-h100", "epyc-nps4-gpu-nic"])
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+def test_plans_of_shipped_hosts_are_proved_in_all_terms(name: str, gpus: int) -> None:
+    host = load_host(name)
+    request = replace(small_request(gpus * 6, 64 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
+    made = plan(host, request)
+    proof = proof_of(host, request, made)
+    assert isinstance(proof, Proof) and proof.terms == len(made.cost)
+    text = encode_plan(made, proof)
+    assert verdict(json.loads(text)) == "true" and not wrong_facts(host, proof)
+    assert len(text) - len(encode_plan(made)) < 40_000
+
+
+def other_placings(
+    draw: random.Random, plan_document: Document, proof: Proof
+) -> Iterator[Document]:
+    """The document with another placing as if it had been chosen, at what that one costs."""
+    step = next(step for step in proof.steps if step.outcome == "chosen")
+    facts = proof.facts
+    for _ in range(3):
+        family = draw.choice(roots(facts, step, equal=False))
+        most = min(len(family.may), facts.most_nodes)
+        if len(family.more) < facts.gpu_count or not most:
+            continue
+        family.must = sorted(draw.sample(family.may, draw.randint(1, most)))
+        gpus = draw.sample(family.more, facts.gpu_count)
+        family.may, family.gpus, family.more = [], gpus, []
+        if family.rejection() is not None:
+            continue
+        family.narrow()
+        for node in family.must:
+            part = draw.randint(family.low[node], max(family.low[node], family.high[node]))
+            family.low, family.high = list(family.low), list(family.high)
+            family.low[node] = family.high[node] = part
+            family.narrow()
+        if not family.sizes:
+            continue
+        document = deepcopy(given)
+        for term in document["cost"]:
+            value = family.bound(term["name"])
+            term["value"] = list(value) if isinstance(value, tuple) else value
+        if document["cost"] == given["cost"]:
+            continue
+        document["nodes"] = [facts.nodes[node] for node in family.must]
+        owned = {*gpus, *facts.named_gpus}
+        document["devices"] = [{"bdf": facts.gpus[gpu].bdf} for gpu in sorted(owned)]
+        yield document
+
+
+def test_another_placing_is_refused_with_any_proof_of_the_best() -> None:
+    draw, planted = random.Random(1), 0
+    for seed, _, made, proof, document in proved():
+        if proof.terms < len(made.cost):
+            continue
+        for other in other_placings(draw, document, proof):
+            assert verdict(other) == "false", seed
+            planted += 1
+    assert planted > len(SEEDS) // 2
+
+
+def test_a_cost_that_is_not_the_placings_is_refused() -> None:
+    draw = random.Random(2)
+    for seed, _, _, _, document in proved(range(40)):
+        for term in document["cost"]:
+            value = term["value"]
+            more = draw.choice((-1, 1))
+            term["value"] = value + more if isinstance(value, int) else [*value, 99]
+            assert verdict(document) == "false", (seed, term)
+            term["value"] = value
+
+
+def test_a_family_left_out_or_said_twice_is_refused() -> None:
+    draw = random.Random(3)
+    for seed, _, _, _, document in proved(range(60)):
+        for step in document["proof"]["steps"]:
+            for search in step.get("searches", []):
+                tree = search["tree"]
+                place = draw.randrange(len(tree))
+                search["tree"] = tree[:place] + tree[place + 1 :]
+                assert verdict(document) != "true", (seed, place)
+                search["tree"] = [*tree, "capacity"]
+                assert verdict(document) != "true", (seed, place)
+                search["tree"] = tree
+
+
+def test_facts_that_are_not_the_hosts_are_found() -> None:
+    for seed, host, _, _, document in proved(range(60)):
+        facts = document["proof"]["facts"]
+        facts["distances"][0][0] += 1
+        _, proof = decode_plan(json.dumps(document).encode(), "p.json")
+        assert isinstance(proof, Proof) and wrong_facts(host, proof), seed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"terms": "all"},
+        {"facts": {}},
+        {"steps": [{"fallbacks": [], "outcome": "better", "groups": 1}]},
+        {"steps": [{"fallbacks": [[]], "outcome": "chosen", "groups": 0}]},
+    ],
+)
+def test_a_malformed_proof_is_refused_by_name(change: Document) -> None:
+    *_, document = next(proved())
+    document["proof"].update(change)
+    assert verdict(document) == "malformed"
+
+
+def test_a_tree_of_unknown_words_or_too_many_is_malformed() -> None:
+    *_, document = next(proved())
+    search = document["proof"]["steps"][-1]["searches"][0]
+    for tree in (["node x"], ["gpu -1"], ["groups 1"], ["capacity"] * 100_001):
+        search["tree"] = tree
+        assert verdict(document) == "malformed", tree[0]
+
+
+def test_plans_with_and_without_a_proof_are_read_alike() -> None:
+    _, _, made, proof, _ = next(proved())
+    assert read_plan(encode_plan(made, proof).encode(), "p") == made
+    with pytest.raises(InputError, match="found none"):
+        decode_plan(encode_plan(made).encode(), "p")
+    none = NotProved(not_proved="the cells were given one by one")
+    assert decode_plan(encode_plan(made, none).encode(), "p")[1] == none

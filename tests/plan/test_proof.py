@@ -100,9 +100,7 @@ def test_plans_of_shipped_hosts_are_proved_in_all_terms(name: str, gpus: int) ->
     assert len(text) - len(encode_plan(made)) < 40_000
 
 
-def other_placings(
-    draw: random.Random, plan_document: Document, proof: Proof
-) -> Iterator[Document]:
+def other_placings(draw: random.Random, given: Document, proof: Proof) -> Iterator[Document]:
     """The document with another placing as if it had been chosen, at what that one costs."""
     step = next(step for step in proof.steps if step.outcome == "chosen")
     facts = proof.facts

@@ -22,9 +22,11 @@ from homenode.plan.proof.statement import (
     Gpu,
     Home,
     NotProved,
+    Outcome,
     PlanDocument,
     Proof,
     Search,
+    Splits,
     Step,
 )
 from homenode.plan.proof.verifier import check_chosen, roots
@@ -145,17 +147,16 @@ class _Builder:
         if problem.device_pages:
             raise NotProvedError("memory devices lie with their cells")
         facts = _facts(self.search, problem)
-        step = self._chosen_step(facts, problem)
-        terms, step = step
-        steps = [*self._earlier(facts, problem), step]
+        terms, step = self._chosen_step(facts, problem)
+        steps = [*self._earlier(facts), step]
         return Proof(terms=terms, facts=facts, steps=steps)
 
     def _chosen_step(self, facts: Facts, problem: SearchProblem) -> tuple[int, Step]:
         assert self.chosen is not None
         step = _step(problem, self.chosen, "chosen")
-        main = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
+        main: Splits = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
         terms, tree = _deepest(facts, step, main, self.cost, self._placing(facts))
-        searches = [Search(splits=main, tree=tree)]  # type: ignore[arg-type]
+        searches = [Search(splits=main, tree=tree)]
         if problem.equal:
             searches.append(self._preference(facts, step, problem, main))
         return terms, msgspec.structs.replace(step, searches=searches)
@@ -171,10 +172,10 @@ class _Builder:
         named = [*(one.nodes for one in reversed(self.plan.runners_up)), self.nodes]
         return [[facts.nodes.index(node) for node in nodes] for nodes in named]
 
-    def _preference(self, facts: Facts, step: Step, problem: SearchProblem, main: str) -> Search:
+    def _preference(self, facts: Facts, step: Step, problem: SearchProblem, main: Splits) -> Search:
         """The other kind of split: where equal cells were chosen, none is nearer; where they were
         not, the best of them costs more of what they may not."""
-        other = "any" if main == "equal" else "equal"
+        other: Splits = "any" if main == "equal" else "equal"
         own = self.cost[: len(problem.first)]
         placing = self._placing(facts)
 
@@ -194,39 +195,36 @@ class _Builder:
             tree = _tree(every(), goal, _Placing(tuple(nodes)), ties=True)
         if isinstance(tree, int):
             raise NotProvedError("the choice between equal and unequal cells is not proved")
-        return Search(splits=other, tree=tree, least=nodes, first=first)  # type: ignore[arg-type]
+        return Search(splits=other, tree=tree, least=nodes, first=first)
 
-    def _earlier(self, facts: Facts, chosen: SearchProblem) -> Iterator[Step]:
+    def _earlier(self, facts: Facts) -> Iterator[Step]:
         """The steps before the one that is chosen; those of the same numbers as one."""
-        found: dict[object, tuple[Fallback, SearchProblem, list[list[str]]]] = {}
+        found: dict[object, tuple[bool, Fallback, SearchProblem, list[list[str]]]] = {}
         assert self.chosen is not None
         for fallback in self.ladder[: self.ladder.index(self.chosen)]:
             problem = self.search.problem(fallback)
             takes = self._takes_host_core(fallback, problem)
-            key = (takes, problem.key())
-            names = [str(one) for one in fallback.concessions]
-            found.setdefault(key, (fallback, problem, []))[2].append(names)
-        for (takes, _), (fallback, problem, names) in found.items():
-            yield self._earlier_step(facts, fallback, problem, names, takes)
+            key = (takes, problem.key(), problem.shares, problem.whole_cores)
+            given = [str(one) for one in fallback.concessions]
+            found.setdefault(key, (takes, fallback, problem, []))[3].append(given)
+        for takes, fallback, problem, names in found.values():
+            if takes:
+                yield Step(
+                    fallbacks=names,
+                    outcome="host-core",
+                    groups=problem.groups,
+                    cores_left=self.search.free[0].cores_without_vcpus,
+                    cores_kept=self.search.request.host_reserve.cores,
+                )
+            else:
+                yield self._earlier_step(facts, fallback, problem, names)
 
     def _earlier_step(
-        self,
-        facts: Facts,
-        fallback: Fallback,
-        problem: SearchProblem,
-        names: list[list[str]],
-        takes: bool,
+        self, facts: Facts, fallback: Fallback, problem: SearchProblem, names: list[list[str]]
     ) -> Step:
-        if takes:
-            return Step(
-                fallbacks=names,
-                outcome="host-core",
-                groups=problem.groups,
-                cores_left=self.search.free[0].cores_without_vcpus,
-                cores_kept=self.search.request.host_reserve.cores,
-            )
         step = msgspec.structs.replace(_step(problem, fallback, "no-set"), fallbacks=names)
-        for outcome, goal in (("no-set", ()), ("worse", self._near())):
+        ways: tuple[tuple[Outcome, Goal], ...] = (("no-set", ()), ("worse", self._near()))
+        for outcome, goal in ways:
             tree = _tree(roots(facts, step, equal=False), goal, _Placing(), ties=False)
             if not isinstance(tree, int):
                 searches = [Search(splits="any", tree=tree)]
@@ -316,7 +314,7 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
         gpu_groups=[list(members(one)) for one in options.groups],
         gpu_sets=[list(members(one)) for one in options.sets],
         gpu_nodes=list(members(problem.gpu_nodes)),
-        locality=search.request.device_locality.value,  # type: ignore[arg-type]
+        locality=search.request.device_locality.value,
         most_nodes=problem.most_nodes,
         page_bytes=problem.page_bytes,
         huge_pages=problem.huge,
@@ -324,7 +322,7 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
     )
 
 
-def _step(problem: SearchProblem, fallback: Fallback, outcome: str) -> Step:
+def _step(problem: SearchProblem, fallback: Fallback, outcome: Outcome) -> Step:
     rules = (
         ("follows", problem.pages),
         ("together", problem.pages_together),
@@ -339,7 +337,7 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: str) -> Step:
             counts.append([(one.unisolated, one.llcs, one.per_llc) for one in own])
     return Step(
         fallbacks=[[str(one) for one in fallback.concessions]],
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         groups=problem.groups,
         equal=problem.equal,
         even=problem.even_splits,
@@ -359,7 +357,7 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: str) -> Step:
 
 
 def _deepest(
-    facts: Facts, step: Step, splits: str, cost: Goal, placing: "_Placing"
+    facts: Facts, step: Step, splits: Splits, cost: Goal, placing: "_Placing"
 ) -> tuple[int, list[str]]:
     """(so many terms, their tree): as many as can be proved."""
     terms = len(cost)

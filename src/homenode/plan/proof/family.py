@@ -4,7 +4,7 @@ It shares no code with the search. The bounds and their names: docs/formats/proo
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from itertools import accumulate, combinations
 from typing import Any
@@ -39,7 +39,9 @@ class Family:
                 self.high[node] *= pages > 0
         self.room = self.high
         self.whole = [min(one) for one in zip(step.whole_cores, self.high, strict=True)]
-        self.low, self.must, self.gpus, self.more = [1] * len(self.high), [], [], list(gpus)
+        self.low, self.more = [1] * len(self.high), list(gpus)
+        self.must: list[int] = []
+        self.gpus: list[int] = []
         self.may = [node for node, held in enumerate(self.high) if held]
         self.sizes = list(range(1, min(facts.most_nodes, step.groups, len(self.may)) + 1))
 
@@ -211,46 +213,48 @@ class Family:
         low, high = self.low[node], min(self.high[node], self.step.supply[node])
         return {self.step.counts[node][part - 1][column] for part in range(low, high + 1)}
 
-    def spread(self, far: Callable[[int], int]) -> int:
+    def spread(self, far: Sequence[int]) -> int:
         """The least sum of groups times distance."""
-        total = sum(self.low[node] * far(node) for node in self.must)
+        total = sum(self.low[node] * far[node] for node in self.must)
         left = self.step.groups - sum(self.low[node] for node in self.must)
-        room = [(far(node), self.high[node] - self.low[node]) for node in self.must]
-        for distance, most in sorted(room + [(far(node), self.high[node]) for node in self.may]):
+        room = [(far[node], self.high[node] - self.low[node]) for node in self.must]
+        for distance, most in sorted(room + [(far[node], self.high[node]) for node in self.may]):
             total, left = total + min(most, left) * distance, left - min(most, left)
         return total
 
-    def far(self, gpu: int, node: int) -> int:
-        home, weight = self.facts.gpus[gpu].home, self.facts.gpus[gpu].functions
-        return 0 if home is None else weight * self.facts.homes[home].distances[node]
+    def far(self, gpu: int) -> list[int]:
+        """The distances of the functions of a GPU to each node."""
+        home, functions = self.facts.gpus[gpu].home, self.facts.gpus[gpu].functions
+        row = self.facts.homes[home].distances if home is not None else [0] * len(self.high)
+        return [functions * distance for distance in row]
 
     def bound(self, name: str) -> Any:
         """What no placing of the family can undercut in a term, those before it being as wanted."""
         facts, step, must, may, sizes = self.facts, self.step, self.must, self.may, self.sizes
         homes, inside, left = facts.homes, must + may, facts.gpu_count - len(self.gpus)
-        mine, sign = {*self.gpus, *facts.named_gpus}, 1 if facts.packs else -1
+        taken, sign = {*self.gpus, *facts.named_gpus}, 1 if facts.packs else -1
         if name == "vcpus_beyond_cores":
             more = sorted((self.whole[node] for node in may), reverse=True)[: sizes[-1] - len(must)]
             return max(0, step.groups - sum(self.whole[node] for node in must) - sum(more))
         if name == "device_class":
             packages = {facts.packages[node] for node in inside}
-            given = [homes[d.home].package_distances for d in facts.devices if d.counts]
-            worst = [min(row[package] for package in packages) for row in given]
-            near = sorted(self.classes(self.more))[:left]
-            return max([0, *worst, *self.classes(self.gpus), *near])
+            rows = [homes[one.home].package_distances for one in facts.devices if one.counts]
+            worst = [min(row[package] for package in packages) for row in rows]
+            return max(
+                [0, *worst, *self.classes(self.gpus), *sorted(self.classes(self.more))[:left]]
+            )
         if name == "packages_spanned":
             held = Counter({facts.packages[node]: 0 for node in inside})
             for node in inside:
                 held[facts.packages[node]] += self.high[node]
             own = {facts.packages[node] for node in must}
             rest = step.groups - sum(held.pop(package) for package in own)
-            sums = accumulate(sorted(held.values(), reverse=True), initial=0)
-            return len(own) + sum(one < rest for one in list(sums)[:-1])
+            return len(own) + fewest(held.values(), rest)
         if name in HOME:
-            gpus = [facts.gpus[gpu] for gpu in self.gpus]
-            given = [one.home for one in facts.devices if one.is_gpu] + [one.home for one in gpus]
+            given = [one.home for one in facts.devices if one.is_gpu]
+            chosen = [facts.gpus[gpu].home for gpu in self.gpus]
             here = sum(not self.is_away(facts.gpus[gpu].home) for gpu in self.more)
-            return sum(map(self.is_away, given)) + max(0, left - here)
+            return sum(map(self.is_away, [*given, *chosen])) + max(0, left - here)
         if name == "nodes_spanned":
             return sizes[0]
         if name == "minus_nodes_spanned":
@@ -259,49 +263,39 @@ class Family:
             d, size = facts.distances, sizes[0]
             rows = [sorted(d[a][b] for b in inside if b != a) for a in must or may]
             near = [row[size - 2] for row in rows] if size > 1 else [LOCAL]
-            return max(
-                [d[a][b] for a, b in combinations(must, 2)] + [max(near) if must else min(near)]
-            )
+            pairs = [d[a][b] for a, b in combinations(must, 2)]
+            return max([max(near) if must else min(near), *pairs])
         if name in EVENNESS:
-            held = sorted((self.high[node] for node in may), reverse=True)
-            own = [self.high[node] for node in must]
-            ways = (self.evenness(own + held[: size - len(own)]) for size in sizes)
-            return min(ways)[EVENNESS.index(name)]
+            most = sorted((self.high[node] for node in may), reverse=True)
+            mine = [self.high[node] for node in must]
+            triples = (self.evenness(mine + most[: size - len(mine)]) for size in sizes)
+            return min(triples)[EVENNESS.index(name)]
         if name == "device_distance":
-            given = [homes[one.home].distances for one in facts.devices]
-            every = [
-                sum(row[n] for row in given) + sum(self.far(g, n) for g in self.gpus)
-                for n in range(len(facts.nodes))
-            ]
-            near = sorted(
-                self.spread(lambda node, gpu=gpu: self.far(gpu, node)) for gpu in self.more
+            rows = [homes[one.home].distances for one in facts.devices]
+            rows += [self.far(gpu) for gpu in self.gpus]
+            more = sorted(self.spread(self.far(gpu)) for gpu in self.more)[:left]
+            return self.spread([sum(row[n] for row in rows) for n in range(len(self.high))]) + sum(
+                more
             )
-            return self.spread(every.__getitem__) + sum(near[:left])
         if name == "gpu_link_groups":
-            own = {facts.gpus[gpu].link for gpu in mine} - {None}
+            known = {facts.gpus[gpu].link for gpu in taken} - {None}
             links = Counter(facts.gpus[gpu].link for gpu in self.more)
-            rest = left - sum(links.pop(link, 0) for link in [*own, None])
-            sums = accumulate(sorted(links.values(), reverse=True), initial=0)
-            return len(own) + sum(one < rest for one in list(sums)[:-1])
+            rest = left - sum(links.pop(link, 0) for link in [*known, None])
+            return len(known) + fewest(links.values(), rest)
         if name == "gpu_sets_lost" and (facts.gpu_count or facts.named_positions):
-            open_gpus = mine.union(self.more)
-            return sum(
-                not mine.isdisjoint(one) and not open_gpus.issuperset(one) for one in facts.gpu_sets
-            )
+            either = taken.union(self.more)
+            begun = [one for one in facts.gpu_sets if not taken.isdisjoint(one)]
+            return sum(not either.issuperset(one) for one in begun)
         if name in ("gpu_sets_lost", "gpu_nodes_used"):
             return self.least(lambda node: int(node in facts.gpu_nodes))
         if name in ("unisolated_cores", "llcs_spanned"):
             return self.least(lambda node: min(self.counts(node, int(name == "llcs_spanned"))))
         if name == "unequal_llcs":
             ways = {node: self.counts(node, 2) - {0} for node in inside}
-            number = sizes[0] - len(must)
-            return int(
-                not any(
-                    all(one in ways[node] for node in must)
-                    and sum(one in ways[node] for node in may) >= number
-                    for one in set().union(*ways.values())
-                )
-            )
+            every = (ways[node] for node in must)
+            alike = set.intersection(*every) if must else set[int]().union(*ways.values())
+            room = sizes[0] - len(must)
+            return int(all(sum(one in ways[node] for node in may) < room for one in alike))
         if name == "pages_to_reserve":
             pages = step.pages if facts.huge_pages and step.memory == "follows" else 0
             free = step.pool_pages
@@ -311,17 +305,20 @@ class Family:
         if name == "balance_memory":
             return self.least(lambda node: sign * facts.page_bytes * (step.free_pages[node] or 0))
         if name == "gpus_without_nic":
-            alone = sum(not facts.gpus[gpu].is_paired for gpu in mine)
+            alone = sum(not facts.gpus[gpu].is_paired for gpu in taken)
             paired = sum(facts.gpus[gpu].is_paired for gpu in self.more)
             return (alone + max(0, left - paired)) * any(gpu.is_paired for gpu in facts.gpus)
         if name == "nodes":
-            own, first = (
-                [facts.nodes[node] for node in must],
-                [facts.nodes[node] for node in sorted(may)],
-            )
-            return min(tuple(sorted(own + first[: size - len(own)])) for size in sizes)
+            mine, others = ([facts.nodes[node] for node in some] for some in (must, sorted(may)))
+            return min(tuple(sorted(mine + others[: size - len(mine)])) for size in sizes)
         if name == "split":
             return tuple(-self.high[node] for node in must)
-        first = sorted(facts.gpus[gpu].position for gpu in self.more)[:left]
-        own = [facts.gpus[gpu].position for gpu in self.gpus]
-        return tuple(sorted({*facts.named_positions, *own, *first}))
+        positions = sorted(facts.gpus[gpu].position for gpu in self.more)[:left]
+        positions += [facts.gpus[gpu].position for gpu in self.gpus]
+        return tuple(sorted({*facts.named_positions, *positions}))
+
+
+def fewest(sizes: Iterable[int], wanted: int) -> int:
+    """How many of groups of these sizes hold so many, at least."""
+    sums = list(accumulate(sorted(sizes, reverse=True), initial=0))
+    return sum(one < wanted for one in sums[:-1])

@@ -5,7 +5,7 @@ of the facts.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -73,11 +73,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     packs: bool
 
 
+Splits = Literal["equal", "any"]
+Outcome = Literal["chosen", "no-set", "host-core", "worse", "not-better", "unproved"]
+
+
 class Search(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All sets of nodes of a step. least: nodes of a set that has the least first
     terms, which are `first`."""
 
-    splits: Literal["equal", "any"]
+    splits: Splits
     tree: list[str]
     least: list[int] | None = None
     first: list[int] = []
@@ -87,7 +91,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One or several fallbacks of the ladder that come to the same numbers."""
 
     fallbacks: list[list[str]]
-    outcome: Literal["chosen", "no-set", "host-core", "worse", "not-better", "unproved"]
+    outcome: Outcome
     groups: int
     reason: str = ""
     cores_left: int = 0
@@ -168,8 +172,10 @@ def checked(proof: Proof) -> Proof:
     _check("nodes", [count], 1, MOST_NODES)
     _check("nodes", facts.nodes)
     _check("packages", facts.packages, 0, max(facts.packages, default=0))
-    packages, homes, gpus = 1 + max(facts.packages), len(facts.homes), len(facts.gpus)
-    rows = [("distances", one, count) for one in facts.distances]
+    packages, homes, gpus = 1 + max(facts.packages, default=0), len(facts.homes), len(facts.gpus)
+    rows: list[tuple[str, Sequence[object], int]] = [
+        ("distances", one, count) for one in facts.distances
+    ]
     rows += [("homes.distances", one.distances, count) for one in facts.homes]
     rows += [("homes.package_distances", one.package_distances, packages) for one in facts.homes]
     rows += [("packages", facts.packages, count), ("distances", facts.distances, count)]
@@ -203,8 +209,8 @@ def checked(proof: Proof) -> Proof:
     for name, row, length in rows:
         if len(row) != length:
             raise ValueError(f"{name}: expected {length} values, found {len(row)}")
-    for row in (*facts.distances, *(one.distances for one in facts.homes)):
-        _check("distances", row)
+    for far in (*facts.distances, *(one.distances for one in facts.homes)):
+        _check("distances", far)
     _check("homes.package_distances", (d for one in facts.homes for d in one.package_distances))
     _check("homes.node", (one.node for one in facts.homes if one.node is not None), 0, count - 1)
     _check("devices.home", (one.home for one in facts.devices), 0, homes - 1)

@@ -69,9 +69,10 @@ def verify(plan: PlanDocument, proof: Proof) -> list[str]:
     found = [name for name, _ in cost]
     expect(found == first + rest, f"expected the terms {first + rest}, found {found}")
     expect(0 < proof.terms <= len(cost), f"expected 1 to {len(cost)} terms, found {proof.terms}")
-    main = "equal" if step.equal and len(set(value["split"])) == 1 else "any"
+    split = value["split"]
+    main = "equal" if step.equal and isinstance(split, tuple) and len({*split}) == 1 else "any"
     check_chosen(plan, facts, step, main)
-    searches = {search.splits: search for search in step.searches}
+    searches: dict[str, Search] = {search.splits: search for search in step.searches}
     wanted = {main, "any", "equal"} if step.equal else {main}
     expect(searches.keys() == wanted, f"expected searches of {sorted(wanted)} splits")
     walk(facts, step, searches.pop(main), cost[: proof.terms], ties=True)

@@ -206,9 +206,9 @@ def checked(proof: Proof) -> Proof:
         for vertex in search.tree:
             if not _VERTEX.fullmatch(vertex):
                 raise ValueError(f"tree: expected a branch or what excludes it, found {vertex!r}")
-    for name, row, length in rows:
-        if len(row) != length:
-            raise ValueError(f"{name}: expected {length} values, found {len(row)}")
+    for name, values, length in rows:
+        if len(values) != length:
+            raise ValueError(f"{name}: expected {length} values, found {len(values)}")
     for far in (*facts.distances, *(one.distances for one in facts.homes)):
         _check("distances", far)
     _check("homes.package_distances", (d for one in facts.homes for d in one.package_distances))

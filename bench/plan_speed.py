@@ -7,6 +7,7 @@ from Host and GuestRequest in memory to Plan (or Unplannable), nothing else.
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -16,7 +17,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    even_host,
+    host_of,
+    pinned_domain,
+    small_request,
+)
 
 from homenode.pci import DeviceKind
 from homenode.plan.model import Unplannable
@@ -64,6 +72,40 @@ def gpus(count: int, nodes: int, switches_per_node: int = 2) -> list[DeviceSpec]
     ]
 
 
+def at_random(count: int) -> tuple[tuple[int, ...], ...]:
+    """Distances from 11 to 40 that follow no rule."""
+    draw = random.Random(count)
+    table = [[10] * count for _ in range(count)]
+    for i in range(count):
+        for j in range(i):
+            table[i][j] = table[j][i] = draw.randint(11, 40)
+    return tuple(map(tuple, table))
+
+
+def unlike(distances: tuple[tuple[int, ...], ...] | None) -> Host:
+    """64 nodes of unlike memory in eight packages, with a GPU each."""
+    draw = random.Random(64)
+    nodes = [
+        NodeSpec(llcs=((1,) * 16,), package=i // 8, memory_bytes=draw.randint(32, 96) * GIB)
+        for i in range(64)
+    ]
+    devices = [DeviceSpec(f"{i:02x}:00.0", node=i, root=i) for i in range(64)]
+    return host_of(nodes, distances=distances, devices=devices)
+
+
+def vm_on_each_node(host: Host) -> Host:
+    """The host with a VM of three vCPUs and 8 GiB on each node."""
+    domains = []
+    for node in host.nodes:
+        its = [core.pus.first() for core in host.cores if core.pus <= node.pus]
+        pus = ",".join(str(pu) for pu in its[:3])
+        memory = ((int(node.index), 8 * GIB),)
+        domains.append(
+            pinned_domain(pus, name=f"vm{node.index}", memory_bytes=8 * GIB, memory_by_node=memory)
+        )
+    return replace(host, domains=tuple(domains))
+
+
 def scattered(pus: int, every: int) -> str:
     """A PU list with gaps, so that no two nodes are alike."""
     return ",".join(str(pu) for pu in range(0, pus, every) if pu % 7)
@@ -84,6 +126,15 @@ def cases() -> list[Case]:
     )
     wide_gpus = [str(d.bdf) for d in wide.pci_devices if d.kind in (DeviceKind.GPU, DeviceKind.NIC)]
     found = [
+        Case(
+            f"{nodes} nodes with a VM on each, 4 vCPUs",
+            vm_on_each_node(even_host(2, nodes // 2, 1, 8, 2)),
+            small_request(4, 8 * GIB),
+            goal,
+        )
+        for nodes, goal in ((8, 1.5), (64, 5))
+    ]
+    found += [
         Case("8 nodes, 256 PUs, 16 vCPUs", eight, small_request(16, 64 * GIB), 3),
         Case(
             "8 nodes, 256 PUs, 64 vCPUs, 8 GPUs, pin-numa-pci",
@@ -154,6 +205,20 @@ def cases() -> list[Case]:
         ),
         Case("64 nodes, 1024 PUs, no fit", wide, small_request(1100), 100, False),
     ]
+    found += [
+        Case(
+            f"64 unlike nodes, {shape}, 31 GPUs of 64, {layout}{' unequal' if unequal else ''}",
+            unlike(distances),
+            replace(
+                small_request(700, 2000 * GIB, layout=layout),
+                gpu_count=31,
+                unequal_cells=unequal,
+            ),
+            500,
+        )
+        for shape, distances in (("random", at_random(64)), ("packages", None))
+        for layout, unequal in (("pin", False), ("pin-numa-pci", False), ("pin-numa-pci", True))
+    ]
     return found
 
 
@@ -210,10 +275,10 @@ def main() -> int:
     if options.json:
         print(json.dumps(rows, indent=1))
         return 0
-    print(f"{'case':<52} {'median ms':>9} {'worst':>8} {'goal':>6} {'loops':>7}")
+    print(f"{'case':<62} {'median ms':>9} {'worst':>8} {'goal':>6} {'loops':>7}")
     for row in rows:
         print(
-            f"{row['case']:<52} {row['median_ms']:>9} {row['worst_ms']:>8} "
+            f"{row['case']:<62} {row['median_ms']:>9} {row['worst_ms']:>8} "
             f"{row['goal_ms']:>6} {row['calibration_loops']:>7}"
         )
     return 0

@@ -18,12 +18,9 @@ from homenode.plan.search.allocations import Allocations
 from homenode.topology import Host
 
 
-def are_paired(host: Host, gpu: PciDevice, nic: PciDevice) -> bool:
-    """Whether a NIC is on the switch or on the root complex of a GPU."""
-    if gpu.root_complex == nic.root_complex:
-        return True
-    switch = host.switch_above(gpu.bdf)
-    return switch is not None and switch == host.switch_above(nic.bdf)
+def are_paired(gpu: PciDevice, nic: PciDevice) -> bool:
+    """Whether a NIC is on the root complex of a GPU: on its switch, or below the same CPU ports."""
+    return gpu.root_complex == nic.root_complex
 
 
 def own_nics(devices: Iterable[PciDevice], switches: Mapping[Bdf, Bdf | None]) -> dict[Bdf, Bdf]:
@@ -157,9 +154,7 @@ class BroughtDevices:
     def next_to(self, gpu: PciDevice) -> tuple[Bdf, ...]:
         """The NICs that the GPU can bring."""
         at = self.host.device_at
-        return tuple(
-            function for nic, function in self.nics.items() if are_paired(self.host, gpu, at[nic])
-        )
+        return tuple(function for nic, function in self.nics.items() if are_paired(gpu, at[nic]))
 
     def of(self, chosen: Iterable[Bdf]) -> Iterator[Bdf]:
         """What these GPUs, with those that the request names, bring."""

@@ -245,7 +245,7 @@ def device_options(
     brought = BroughtDevices(host, request, others)
     nics_of = {
         gpu.bdf: (
-            *(nic.bdf for nic in named_nics if are_paired(host, gpu, nic)),
+            *(nic.bdf for nic in named_nics if are_paired(gpu, nic)),
             *brought.next_to(gpu),
         )
         for gpu in (*unheld, *named_gpus)

@@ -152,4 +152,11 @@ def members(mask: int) -> list[int]:
     >>> members(0b1010)
     [1, 3]
     """
-    return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
+    if mask.bit_count() * 8 > mask.bit_length():
+        return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
+    found = []
+    while mask:
+        bit = mask & -mask
+        found.append(bit.bit_length() - 1)
+        mask ^= bit
+    return found

@@ -74,8 +74,8 @@ def _nics_without_gpu(
         nic.bdf: paired
         for nic in nics
         if gpus
-        and (paired := [gpu for gpu in _whole_gpus(host) if are_paired(host, gpu, nic)])
-        and not any(are_paired(host, gpu, nic) for gpu in gpus)
+        and (paired := [gpu for gpu in _whole_gpus(host) if are_paired(gpu, nic)])
+        and not any(are_paired(gpu, nic) for gpu in gpus)
     }
     if not apart:
         return
@@ -85,7 +85,7 @@ def _nics_without_gpu(
         if nic.physical_function is None
         and others.holder(nic.bdf) is None
         and nic not in nics
-        and any(are_paired(host, gpu, nic) for gpu in gpus)
+        and any(are_paired(gpu, nic) for gpu in gpus)
     ]
     pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
     yield PlanFinding(
@@ -127,9 +127,9 @@ def _brought(
                 "where it needs one, name the others with --device in place of --with-nics",
             )
     for gpu in ours:
-        if gpu.kind is not DeviceKind.GPU or any(are_paired(host, gpu, nic) for nic in nics):
+        if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
             continue
-        near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(host, gpu, nic)]
+        near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
         held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
         why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
         yield PlanFinding(
@@ -532,9 +532,7 @@ def _nics_in_other_packages(
         if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in own:
             continue
         package = package_of.get(nic.node)
-        pair = next(
-            (g for g in ours if g.kind is DeviceKind.GPU and are_paired(host, g, nic)), None
-        )
+        pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
         if pair is not None and package is not None and package not in packages:
             yield PlanFinding(
                 id="nic-away-from-vm",

@@ -280,6 +280,23 @@ def test_encrypted_guests_over_several_nodes_are_planned_flat(kind: str, gpus: i
     assert len(made.memory_nodes) == 2
 
 
+@pytest.mark.parametrize(("vcpus", "gib", "nodes"), [(1, 300, 2), (2, 700, 4), (2, 300, 2)])
+def test_vms_of_fewer_vcpus_than_nodes_of_memory_are_planned_flat(
+    vcpus: int, gib: int, nodes: int
+) -> None:
+    host = host_named("epyc-nps4-gpu-nic")
+    options = auto(host, PlanOptions("auto", vcpus=vcpus, memory_bytes=gib * GIB))
+    made = tuned(host, options).plan
+    assert (made.layout.cells is GuestCells.FLAT) is (nodes > vcpus)
+    assert len(made.memory_nodes) == nodes
+
+
+def test_a_vm_that_no_layout_holds_is_refused_in_the_layout_of_the_evidence() -> None:
+    host = host_named("epyc-nps4-gpu-nic")
+    options = auto(host, PlanOptions("auto", vcpus=1, memory_bytes=9000 * GIB))
+    assert options.layout == "pin-numa"
+
+
 @EVERY_HOST
 def test_a_vm_that_the_node_of_its_gpus_holds_alone_is_placed_there(name: str) -> None:
     host = host_named(name)

@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass, replace
 
-from homenode.analyse.decide import decide
+from homenode.analyse.decide import decide, without_cells
 from homenode.analyse.machine_facts import facts_of_host, of_host
 from homenode.analyse.statement import sentence_of
-from homenode.analyse.verdict import Verdict
+from homenode.analyse.verdict import ReasonId, Verdict
 from homenode.errors import HomenodeError, UsageError
 from homenode.evidence.model import Evidence
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
 from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
-from homenode.plan.options import AUTO, PlanOptions
+from homenode.plan.options import AUTO, PlanOptions, request_for
 from homenode.plan.request import DocumentSiblings
+from homenode.plan.search.place import place
 from homenode.topology import Host
 
 
@@ -74,7 +75,36 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
             f"--layout auto: no layout is recommended on {host.name}: {sentence_of(verdict)}",
             hint=f"name one yourself: --layout {'|'.join(PRESETS)}",
         )
-    return Settled(_with_verdict(options, verdict, verdict.layout), verdict)
+    chosen = _with_verdict(options, verdict, verdict.layout)
+    given = options.cells or options.pcie
+    if given is None and not _has_cells(guest, chosen, host):
+        verdict = without_cells(verdict, ReasonId.FEW_VCPUS)
+        chosen = _with_verdict(options, verdict, verdict.layout or "pin-bound")
+    return Settled(chosen, verdict)
+
+
+def _has_cells(guest: Guest, options: PlanOptions, host: Host) -> bool:
+    """Whether the VM has a vCPU for each cell that its memory needs: one of fewer vCPUs than the
+    host has nodes may not. It is flat then, with memory of nodes on which it has no vCPU."""
+    vcpus = options.vcpus or guest.vcpus
+    if options.cells is not GuestCells.MIRRORED or vcpus >= sum(bool(n.pus) for n in host.nodes):
+        return True
+    flat = replace(
+        options,
+        layout="pin-bound",
+        cells=GuestCells.FLAT,
+        pcie=GuestPcie.AS_IT_WAS,
+        memory_binding=MemoryBinding.BOUND,
+    )
+    return _holds(guest, options, host) or not _holds(guest, flat, host)
+
+
+def _holds(guest: Guest, options: PlanOptions, host: Host) -> bool:
+    try:
+        place(host, request_for(guest, options, host), brief=True)
+    except HomenodeError:
+        return False
+    return True
 
 
 def _with_verdict(options: PlanOptions, verdict: Verdict, layout: str) -> PlanOptions:

@@ -84,7 +84,7 @@ def decide_all(
         _decided(evidence, machine, one, here, like, critical, expander_buses) for one in objectives
     ]
     if private_memory:
-        found = [_without_cells(one) for one in found]
+        found = [without_cells(one, ReasonId.PRIVATE_MEMORY) for one in found]
     else:
         found = [_with_initiators(one, machine, expander_buses, has_gpus) for one in found]
     return tuple(_with_answer(evidence, machine, one) for one in found)
@@ -123,14 +123,13 @@ def _with_initiators(
     return replace(found, layout="pin-numa-pci", reasons=reasons, floating=False, measure_next=None)
 
 
-def _without_cells(found: Verdict) -> Verdict:
-    """The verdict with a flat layout: a guest whose memory lies elsewhere than its cells say would
-    be misled."""
+def without_cells(found: Verdict, why: ReasonId) -> Verdict:
+    """The verdict with a flat layout, where cells would not be true or cannot be had."""
     layout = found.layout
     if layout is None or PRESETS[layout].cells is GuestCells.FLAT:
         return found
-    reasons = (*found.reasons, Reason(ReasonId.PRIVATE_MEMORY, layout))
-    return replace(found, layout="pin", reasons=reasons, measure_next=None)
+    reasons = (*found.reasons, Reason(why, layout))
+    return with_memory_bound(replace(found, layout="pin", reasons=reasons, measure_next=None))
 
 
 def _with_answer(evidence: Evidence, machine: MachineFacts, found: Verdict) -> Verdict:

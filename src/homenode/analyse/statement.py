@@ -200,6 +200,8 @@ def _more(reason: Reason, verdict: Verdict) -> str | None:
             return f"the memory of Grace GPUs needs the NUMA nodes of {verdict.layout}"
         case ReasonId.PRIVATE_MEMORY:
             return "the private memory of an encrypted guest does not follow a cell's binding"
+        case ReasonId.FEW_VCPUS:
+            return "a guest cell needs a vCPU, and the VM needs the memory of more nodes than that"
         case ReasonId.PRIOR:
             metrics = titles_of(verdict.objective)
             own = f"stronger figures of {metrics} cannot tell"

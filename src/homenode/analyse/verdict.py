@@ -30,6 +30,7 @@ class ReasonId(StrEnum):
     NO_LAYOUT = "no-layout"  # the choice is no layout: the layout is reasoned
     INITIATORS = "initiators"  # Grace GPUs need NUMA nodes in the guest for their memory
     PRIVATE_MEMORY = "private-memory"  # an encrypted guest's pages follow no cell's binding
+    FEW_VCPUS = "few-vcpus"  # fewer than the nodes whose memory the VM needs
     BOUND = "bound"  # the guest is the choice's, and the layout binds its memory as well
     SIBLINGS = "siblings"  # what exposing them gained
     PIN_REGRESSION = "pin-regression"  # pinning lost throughput: the pins are wrong

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import DeviceLocality, GuestRequest
 from homenode.plan.search.allocations import Allocations
@@ -147,6 +148,9 @@ def whole_host(
             "cell find no node with space for them next to the cell's share",
             "spread the memory devices over the cells, or make them smaller",
         )
+    elsewhere = ""
+    if request.layout.memory is MemoryBinding.BOUND_PER_CELL:
+        elsewhere = ", or take --layout pin-bound: memory of other nodes helps there"
     owned = sum(problem.capacity(node) for node in range(len(indices)))
     if owned < problem.groups:
         return Rejection(
@@ -154,10 +158,18 @@ def whole_host(
             indices,
             f"{_together(indices)}: need {memory_text(request)}; {owned} of {problem.groups} cores "
             "have their share of it on their node",
-            "lower the memory",
+            f"lower the memory{elsewhere}",
+        )
+    if any(problem.distances.unreachable):
+        return Rejection(
+            "distance", indices, "the nodes with space cannot reach each other (distance 255)"
         )
     return Rejection(
-        "distance", indices, "the nodes with space cannot reach each other (distance 255)"
+        "memory" if request.page_bytes is None else "pages",
+        indices,
+        f"each node gets a core of the VM: {_count(min(problem.most_nodes, problem.groups))} do "
+        f"not hold {memory_text(request)}",
+        f"lower the memory, or ask for more vCPUs{elsewhere}",
     )
 
 

@@ -945,7 +945,7 @@ class _Step:
             )
         # A cell is whole sockets; Intel guests of KVM may have cells that share one.
         shares = self.host.cpu.vendor == "GenuineIntel" and self.request.guest.domain_type == "kvm"
-        counts = self.mirrored and not self.fallback.mixed and not shares
+        counts = self.mirrored and not (self.fallback.mixed or shares or self.counts_pus)
         largest = max(n for n in range(1, self.groups + 1) if all(part % n == 0 for part in split))
         return {
             "lopsided_split": int(max(split) > 2 * min(split)),

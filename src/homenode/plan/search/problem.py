@@ -355,8 +355,11 @@ class PlacementSearch:
             memory=tuple(self.memory_on(fallback)[cores.index] for cores in self.free[0].nodes),
             groups=fallback.groups,
             equal=fallback.equal and not fallback.shares and not fallback.idle_siblings(request),
-            # Cells of mixed kinds are two for each node.
-            counts_sockets=self._bare.counts_sockets and not fallback.mixed,
+            # Cells of mixed kinds are two for each node. Where PUs are counted, fewer sockets would
+            # give more vCPUs fewer cores: those of the node with the smaller share.
+            counts_sockets=self._bare.counts_sockets
+            and not fallback.mixed
+            and not fallback.grouping.counts_pus,
             pages=pages if fallback.memory is MemoryRule.FOLLOWS else 0,
             pages_together=pages if fallback.memory is MemoryRule.UNEVEN else 0,
             pages_anywhere=pages if fallback.memory is MemoryRule.ELSEWHERE else 0,

@@ -343,6 +343,7 @@ def test_an_expectation_is_read_as_it_was_written() -> None:
     for name in ENCODED:
         text = render_expectation(replace(sound, host=name, accepted=(name,)))
         assert tomllib.loads(text)["accepted"] == [name]
+        assert text.replace("\n", "").isprintable()  # it is read on a terminal
 
 
 # Kubernetes

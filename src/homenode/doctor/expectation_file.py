@@ -144,4 +144,6 @@ def _device(table: DeviceTable) -> CertifiedDevice:
 def _quoted(text: str) -> str:
     """A TOML basic string; JSON's escapes are a part of TOML's, but not those of surrogates."""
     sound = text.encode("utf-8", "replace").decode()
-    return json.dumps(sound, ensure_ascii=False).replace("\x7f", "\\u007f")
+    written = json.dumps(sound, ensure_ascii=False)
+    # The file is read on terminals: letters that could steer one are escapes, as JSON's others are.
+    return "".join(one if one.isprintable() else f"\\U{ord(one):08x}" for one in written)

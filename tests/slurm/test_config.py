@@ -1,5 +1,7 @@
 """Slurm's configuration grammar: words, comments, joined lines, host lists, and damaged text."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,8 +9,8 @@ from hypothesis import strategies as st
 from homenode.errors import ParseError
 from homenode.slurm.config import ConfigFile, parse_config
 from homenode.slurm.gres import autodetect_for, gres_lines, lines_for
-from homenode.slurm.nodes import node_definitions
-from homenode.tools.scontrol import NodeShape, shown_shapes
+from homenode.slurm.nodes import node_classes, node_definitions
+from homenode.tools.scontrol import NodeShape, parse_scontrol_jobs, shown_shapes
 from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
 from homenode.tools.slurm_job import gpu_count, owned_gpus
 
@@ -228,3 +230,50 @@ def test_shapes_are_read_from_both_layouts_of_show_node() -> None:
     expected = {"gpu01": NodeShape(2, 16, 2, 64)}
     assert shown_shapes(block, "nodes") == expected
     assert shown_shapes(" ".join(block.split()) + "\n", "nodes") == expected
+
+
+SECONDS = 2
+NODES = "NodeName=n[1-60000] CPUs=8 Gres=gpu:8\n"
+COSTLY = {
+    "the same nodes on 1,000 lines": (NODES, f"{NODES.partition(' ')[0]} Name=gpu\n" * 1000),
+    "files of 1,000 lines": (NODES, "Name=gpu File=/dev/nvidia[0-60000]\n" * 1000),
+    "1,000 definitions": (NODES * 1000, "Name=gpu\n"),
+    "lines for all of 60,000 nodes": (NODES, "Name=gpu\n" * 20_000),
+    "a line of 400,000 words": ("NodeName=n1 " + "a=b " * 400_000, "Name=gpu\n"),
+    "a line of 100,000 joined ones": ("NodeName=n1 \\\n" + "CPUs=8 \\\n" * 100_000, "Name=gpu\n"),
+    "2 million lines": ("#\n" * 2_000_000, "Name=gpu\n"),
+    "names of 100,000 letters": (NODES, f"NodeName={'n' * 100_000}[1-60000] Name=gpu\n"),
+    "one line each of 20,000 nodes": (
+        NODES,
+        "".join(f"NodeName=n{n} Name=gpu\n" for n in range(1, 20_001)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_small_files_that_want_minutes_or_gigabytes_get_seconds(name: str) -> None:
+    slurm, gres = COSTLY[name]
+    begun = time.process_time()
+    try:
+        node_classes(parse_config(gres, "gres.conf"), parse_config(slurm, "slurm.conf"))
+    except ParseError as error:
+        assert len(str(error)) < 300
+    assert time.process_time() - begun < SECONDS
+
+
+def test_a_listing_whose_jobs_each_hold_65536_nodes_is_read_as_far_as_a_cluster_goes() -> None:
+    job = (
+        "JobId={0} JobName=a\n   UserId=ada(1) GroupId=ada(1)\n   JobState=RUNNING Reason=None\n"
+        "   NodeList=g[1-65536]\n     Nodes=g[1-65536] CPU_IDs=0-7 Mem=1 GRES=gpu:1(IDX:0)\n"
+        "   MinCPUsNode=1\n\n"
+    )
+    begun = time.process_time()
+    jobs = parse_scontrol_jobs("".join(map(job.format, range(1, 200))))
+    assert time.process_time() - begun < SECONDS
+    assert len(jobs) == 199
+    assert [job.unreadable is None for job in jobs] == [at < 3 for at in range(199)]
+
+
+def test_a_job_has_no_more_gpus_than_a_node() -> None:
+    with pytest.raises(ParseError, match="at most 4096 GPUs"):
+        owned_gpus("gpu:h100:2(IDX:0-65535)", "job 1")

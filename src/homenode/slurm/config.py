@@ -16,12 +16,16 @@ from typing import NamedTuple
 
 from homenode.errors import InputError, ParseError
 
-MAX_TEXT_CHARS = 16 << 20
+MAX_TEXT_CHARS = 4 << 20
+MAX_LINES = 300_000
+"""Of a file; a node of its own takes a line of 100 letters."""
+
 MAX_INCLUDED = 256
 """Files of one configuration: more are a circle."""
 MAX_DEPTH = 8
 
 _WORD = re.compile(r'\s*([A-Za-z0-9_.]+)\s*([-+]?)=\s*(?:"([^"]*)"|(\S+))(?=\s|\Z)', re.ASCII)
+_BLANK = re.compile(r"\s*")
 _INCLUDE = re.compile(r"\s*include\s+(\S+)\s*\Z", re.IGNORECASE | re.ASCII)
 _COMMENT = re.compile(r"(?<!\\)((?:\\\\)*)#.*", re.DOTALL)
 _ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
@@ -134,6 +138,8 @@ class _Reading(NamedTuple):
         source, text = file
         if len(text) > MAX_TEXT_CHARS:
             raise ParseError(source, f"at most {MAX_TEXT_CHARS} characters", str(len(text)))
+        if text.count("\n") > MAX_LINES:
+            raise ParseError(source, f"at most {MAX_LINES} lines", str(text.count("\n")))
         for first, last, said in _joined(text):
             include = _INCLUDE.match(said)
             if include is not None:
@@ -252,10 +258,15 @@ def _with_places(rows: Sequence[str]) -> tuple[str, list[int]]:
     return "".join(said), places
 
 
+def _end_of_blanks(text: str, at: int) -> int:
+    blanks = _BLANK.match(text, at)
+    return at if blanks is None else blanks.end()
+
+
 def _words(text: str, source: str, first: int) -> tuple[tuple[str, str], ...]:
     words: list[tuple[str, str]] = []
     at = 0
-    while text[at:].strip():
+    while _end_of_blanks(text, at) < len(text):
         match = _WORD.match(text, at)
         if match is None:
             raise ParseError(source, "Key=value", text[at:].strip()[:80], line=first)

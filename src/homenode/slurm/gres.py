@@ -7,8 +7,8 @@ Source: gres.conf(5) of 22.05, AutoDetect, Cores, Links.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -18,10 +18,14 @@ from homenode.pci import LinkKind
 from homenode.slurm.config import Config, ConfigLine, config_word
 from homenode.slurm.cpu_ids import CoreOrder, core_order
 from homenode.slurm.home_nodes import gpus_in_order, home_node
-from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
+from homenode.tools.slurm_hostlist import Hostlists, compress_hostlist
 from homenode.topology import Host
 
 _COUNT = re.compile(r"([0-9]{1,15})([kmgtp]?)\Z", re.IGNORECASE | re.ASCII)
+
+
+MAX_LOOKS = 10_000_000
+"""Lines without NodeName=, times nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +35,15 @@ class GresLine:
     nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
     on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
     numbers (Cores=, or CPUs= as it was once called); None where not given. links: of the one
-    device of the line to each other one.
+    device of the line to each other one. What may have thousands of names is compared by `line`.
     """
 
     line: ConfigLine
-    nodes: tuple[str, ...] | None
+    nodes: Mapping[str, None] | None = field(compare=False)
     autodetect: str | None
     name: str | None
     type: str | None
-    files: tuple[str, ...]
+    files: tuple[str, ...] = field(compare=False)
     cores: CpuSet | None
     links: tuple[int, ...] | None
     count: int | None
@@ -55,7 +59,26 @@ class GresLine:
 
 def gres_lines(config: Config) -> tuple[GresLine, ...]:
     """The lines of a gres.conf. Raises ParseError that names the line."""
-    return tuple(_gres_line(line, line.source) for line in config.lines)
+    lists = Hostlists()
+    return tuple(_gres_line(line, line.source, lists) for line in config.lines)
+
+
+def lines_by_node(lines: tuple[GresLine, ...], nodes: int) -> Callable[[str], tuple[GresLine, ...]]:
+    """What gives the lines that name a node, or none, in their order: of a large cluster each node
+    has lines of its own, and looking through all of them for each takes minutes.
+
+    nodes: how many are asked for. Raises ParseError for too many lines that are about all of them.
+    """
+    of_all = [at for at, line in enumerate(lines) if line.nodes is None]
+    own: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        for node in line.nodes or ():
+            own.setdefault(node, []).append(at)
+    if len(of_all) * nodes > MAX_LOOKS:
+        expected = "fewer lines without NodeName= for so many nodes"
+        source = lines[of_all[-1]].line
+        raise ParseError(source.source, expected, str(len(of_all)), line=source.first)
+    return lambda node: tuple(lines[at] for at in sorted((*of_all, *own.get(node, ()))))
 
 
 def lines_for(lines: tuple[GresLine, ...], node: str) -> tuple[GresLine, ...]:
@@ -79,10 +102,10 @@ def autodetect_for(lines: tuple[GresLine, ...], node: str) -> str | None:
     return None if of_all in (None, "off") else of_all
 
 
-def _gres_line(line: ConfigLine, source: str) -> GresLine:
+def _gres_line(line: ConfigLine, source: str, lists: Hostlists) -> GresLine:
     def listed(*keys: str) -> tuple[str, ...]:
         value = line.get(*keys)
-        return () if value is None else expand_hostlist(value, source, line=line.first)
+        return () if value is None else lists.expand(value, source, line=line.first)
 
     nodes = line.get("nodename")
     cores = line.get("cores", "cpus")
@@ -92,7 +115,9 @@ def _gres_line(line: ConfigLine, source: str) -> GresLine:
     multiple = listed("multiplefiles")
     return GresLine(
         line=line,
-        nodes=None if nodes is None else expand_hostlist(nodes, source, line=line.first),
+        nodes=None
+        if nodes is None
+        else dict.fromkeys(lists.expand(nodes, source, line=line.first)),
         autodetect=None if autodetect is None else autodetect.lower(),
         name=line.get("name"),
         type=line.get("type"),

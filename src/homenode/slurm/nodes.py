@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from homenode.errors import InputError
 from homenode.slurm.config import Config, ConfigLine
-from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_for
+from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_by_node, lines_for
 from homenode.tools.scontrol import NodeShape, node_shape
-from homenode.tools.slurm_hostlist import compress_hostlist, expand_hostlist
+from homenode.tools.slurm_hostlist import Hostlists, compress_hostlist
 from homenode.tools.slurm_job import gpu_count, has_slices
 
 
@@ -32,6 +32,7 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
     """
     defaults: dict[str, str] = {}
     found = []
+    lists = Hostlists()
     for line in config.lines:
         name = line.get("nodename")
         if name is None or line.words[0][0] != "nodename":
@@ -43,7 +44,7 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
         gres = values.get("gres")
         found.append(
             NodeDefinition(
-                expand_hostlist(name, line.source, line=line.first),
+                lists.expand(name, line.source, line=line.first),
                 line,
                 node_shape(values, line.source, line.first),
                 None if gres is None else gpu_count(gres),
@@ -102,17 +103,18 @@ def node_classes(gres: Config, slurm: Config, wanted: Sequence[str] = ()) -> tup
                 f"{slurm.source}: expected a node {name}, found none there or in {gres.source}"
             )
     groups: dict[tuple[object, ...], list[str]] = {}
+    lines_of = lines_by_node(lines, len(names))
     for name in names:
-        one = defined.get(name)
-        key = (lines_for(lines, name), autodetect_for(lines, name), one and one.line)
+        one, of = defined.get(name), lines_of(name)
+        key = (lines_for(of, name), autodetect_for(of, name), one and one.line)
         groups.setdefault(key, []).append(name)
     if not names and any(line.name == "gpu" or line.autodetect for line in lines):
         groups[lines_for(lines, ""), autodetect_for(lines, ""), None] = []
     return tuple(
         NodeClass(
             tuple(own),
-            lines_for(lines, own[0] if own else ""),
-            autodetect_for(lines, own[0] if own else ""),
+            lines_for(lines_of(own[0] if own else ""), own[0] if own else ""),
+            autodetect_for(lines_of(own[0] if own else ""), own[0] if own else ""),
             defined.get(own[0]) if own else None,
         )
         for own in groups.values()

@@ -30,7 +30,7 @@ from typing import NamedTuple
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.tools.json_documents import whole
-from homenode.tools.slurm_hostlist import expand_hostlist
+from homenode.tools.slurm_hostlist import Hostlists
 from homenode.tools.slurm_job import RUNNING, Job, NodeShare, owned_gpus, plain_number
 
 JOBS_COMMAND = ("scontrol", "--all", "show", "job", "-d")
@@ -130,6 +130,7 @@ def _trusted(
     """The jobs of blocks; unreadable where a record may be text of the one before it."""
     counts = Counter(block.number for block in blocks)
     fields = [_fields(block) for block in blocks]
+    lists = Hostlists()
     unlisted = [listed is not None and block.number not in listed for block in blocks]
     odd = [no or counts[block.number] > 1 for block, no in zip(blocks, unlisted, strict=True)]
     for at, block in enumerate(blocks):
@@ -141,7 +142,7 @@ def _trusted(
         elif at and listed is None and not fields[at - 1].is_whole:
             doubt = f"the record of job {blocks[at - 1].id} before it has no end"
         if not unlisted[at]:
-            yield _job(block, fields[at], doubt, source)
+            yield _job(block, fields[at], doubt, source, lists)
 
 
 class _Fields(NamedTuple):
@@ -207,7 +208,7 @@ def _fields(block: _Block) -> _Fields:
     return _Fields(found, odd)
 
 
-def _job(block: _Block, fields: _Fields, doubt: str | None, source: str) -> Job:
+def _job(block: _Block, fields: _Fields, doubt: str | None, source: str, lists: Hostlists) -> Job:
     unreadable = Job(block.id, block.number, block.name, None, "", ())
     doubt = doubt or fields.doubt()
     if doubt is not None:
@@ -217,7 +218,7 @@ def _job(block: _Block, fields: _Fields, doubt: str | None, source: str) -> Job:
             share
             for match in fields.found.get(_SHARE, ())
             if fields.state in RUNNING
-            for share in _shares(*match.groups(), source=source, line=block.first)
+            for share in _shares(*match.groups(), source=source, line=block.first, lists=lists)
         )
     except ParseError as error:
         return replace(unreadable, unreadable=f"expected {error.expected}, found {error.found!r}")
@@ -230,10 +231,12 @@ def _job(block: _Block, fields: _Fields, doubt: str | None, source: str) -> Job:
     )
 
 
-def _shares(nodes: str, ids: str, gres: str, *, source: str, line: int) -> Iterator[NodeShare]:
+def _shares(
+    nodes: str, ids: str, gres: str, *, source: str, line: int, lists: Hostlists
+) -> Iterator[NodeShare]:
     cpu_ids = CpuSet.parse(ids, source) if ids and ids != "(null)" else None
     gpus = owned_gpus(gres, source)
-    for node in expand_hostlist(nodes, source, line=line):
+    for node in lists.expand(nodes, source, line=line):
         yield NodeShare(node, cpu_ids, None, gpus)
 
 

@@ -11,12 +11,17 @@ from homenode.errors import ParseError
 MAX_NAMES = 65_536
 """More names than this are refused, so that a hostile n[0-999999999] costs nothing."""
 
+MAX_ALL_NAMES = 250_000
+"""In all expressions of one text: each of them names the same thousands again at no cost."""
+
+MAX_NAME_CHARS = 256
+
 _PLAIN = re.compile(r"[^\[\],\s]+")
 _NUMBER_AT_END = re.compile(r"(.*?)([0-9]{1,9})\Z", re.DOTALL)
 
 
 def expand_hostlist(
-    text: str, source: str = "host list", *, line: int | None = None
+    text: str, source: str = "host list", *, line: int | None = None, most: int = MAX_NAMES
 ) -> tuple[str, ...]:
     """The names of an expression, in its order.
 
@@ -29,8 +34,21 @@ def expand_hostlist(
     """
     names: list[str] = []
     for part in _parts(text, source, line):
-        names += _expand(part, source, line, MAX_NAMES - len(names))
+        names += _expand(part, source, line, most - len(names))
     return tuple(names)
+
+
+class Hostlists:
+    """The expressions of one text, which have a limit together."""
+
+    def __init__(self) -> None:
+        self._left = MAX_ALL_NAMES
+
+    def expand(self, text: str, source: str, *, line: int | None = None) -> tuple[str, ...]:
+        """As `expand_hostlist`."""
+        names = expand_hostlist(text, source, line=line, most=min(MAX_NAMES, self._left))
+        self._left -= len(names)
+        return names
 
 
 def compress_hostlist(names: Iterable[str]) -> str:
@@ -93,13 +111,15 @@ def _expand(part: str, source: str, line: int | None, space: int) -> list[str]:
             end = part.index("]", at)
             numbers = list(_numbers(part[at + 1 : end], source, line, space))
             if len(names) * len(numbers) > space:
-                raise ParseError(source, f"at most {MAX_NAMES} names", part, line=line)
+                raise ParseError(source, f"at most {space} more names", part, line=line)
             names = [name + number for name in names for number in numbers]
             at = end + 1
             continue
         plain = _PLAIN.match(part, at)
         if plain is None:
             raise ParseError(source, "a name without blanks", part, line=line)
+        if len(names[0]) + len(plain[0]) > MAX_NAME_CHARS:
+            raise ParseError(source, f"names of at most {MAX_NAME_CHARS} letters", part, line=line)
         names = [name + plain[0] for name in names]
         at = plain.end()
     if names == [""] or not space:
@@ -116,7 +136,7 @@ def _numbers(text: str, source: str, line: int | None, space: int) -> Iterator[s
         end = int(last) if dash else int(first)
         if end < int(first) or end - int(first) >= space:
             raise ParseError(
-                source, f"an ascending range of at most {MAX_NAMES} names", item, line=line
+                source, f"an ascending range of at most {space} names", item, line=line
             )
         for number in range(int(first), end + 1):
             yield f"{number:0{len(first)}}"

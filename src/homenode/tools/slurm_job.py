@@ -90,6 +90,10 @@ def plain_number(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+MAX_GPUS = 4096
+"""Of a node, with MIG slices and shares."""
+
+
 def owned_gpus(text: str, source: str) -> OwnedGpus:
     """The GPUs of a text such as "gpu:h100:6(IDX:0-1,4-7),nic:1".
 
@@ -133,7 +137,10 @@ def _places(detail: str, source: str) -> tuple[int, ...] | None:
     """The devices that "IDX:0-1" or, of shared ones, "0/4,3/4" names; None where none are."""
     its = detail.removeprefix("IDX:")
     if detail.startswith("IDX:") and its != "N/A":
-        return tuple(CpuSet.parse(its, source))
+        places = CpuSet.parse(its, source)
+        if len(places) > MAX_GPUS:
+            raise ParseError(source, f"at most {MAX_GPUS} GPUs of a node", its)
+        return tuple(places)
     if _SHARES.match(detail):
         in_use = (int(share.partition("/")[0]) for share in detail.split(","))
         return tuple(place for place, amount in enumerate(in_use) if amount)

@@ -35,7 +35,7 @@ from homenode.plan.search.allocations import allocations
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.devices import device_options
 from homenode.plan.search.distances import members
-from homenode.plan.search.ladder import Concession, Fallback, fallbacks
+from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import Home as SearchHome
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
@@ -43,8 +43,9 @@ from homenode.plan.search.supply import usable
 from homenode.plan.stored import encode_plan
 from homenode.topology import Host
 
-MOST_VERTICES = 3_000
-"""Of one search; then the proof is of fewer terms, or there is none."""
+MOST_WORK = 50_000
+"""Of one tree, as `work_of` counts: some tenths of a second. Beyond, the proof is of fewer terms,
+or there is none."""
 
 
 class NotProvedError(Exception):
@@ -148,14 +149,18 @@ class _Builder:
             raise NotProvedError("memory devices lie with their cells")
         facts = _facts(self.search, problem)
         terms, step = self._chosen_step(facts, problem)
-        steps = [*self._earlier(facts), step]
-        return Proof(terms=terms, facts=facts, steps=steps)
+        at = self.ladder.index(self.chosen)
+        earlier = self._others(facts, self.ladder[:at], "worse")
+        later = self._others(facts, self._rivals(self.ladder[at + 1 :]), "not-better")
+        return Proof(terms=terms, facts=facts, steps=[*earlier, step, *later])
 
     def _chosen_step(self, facts: Facts, problem: SearchProblem) -> tuple[int, Step]:
         assert self.chosen is not None
         step = _step(problem, self.chosen, "chosen")
         main: Splits = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
-        terms, tree = _deepest(facts, step, main, self.cost, self._placing(facts))
+        terms, tree = _deepest(
+            facts, step, main, self.cost, len(problem.first), self._placing(facts)
+        )
         searches = [Search(splits=main, tree=tree)]
         if problem.equal:
             searches.append(self._preference(facts, step, problem, main))
@@ -197,11 +202,21 @@ class _Builder:
             raise NotProvedError("the choice between equal and unequal cells is not proved")
         return Search(splits=other, tree=tree, least=nodes, first=first)
 
-    def _earlier(self, facts: Facts) -> Iterator[Step]:
-        """The steps before the one that is chosen; those of the same numbers as one."""
+    def _rivals(self, later: Sequence[Fallback]) -> list[Fallback]:
+        """Those after the chosen one that are taken where they are nearer."""
+        own, near = self.chosen, self._near()
+        assert own is not None
+        if not near or (own.memory is MemoryRule.ELSEWHERE and not own.shares):
+            return []
+        rivals = [one for one in later if one.is_like(own)]
+        return [one for one in rivals if own.shares or one.memory is not MemoryRule.ELSEWHERE]
+
+    def _others(
+        self, facts: Facts, others: Sequence[Fallback], compared: Outcome
+    ) -> Iterator[Step]:
+        """The steps of fallbacks that are not chosen; those of the same numbers as one."""
         found: dict[object, tuple[bool, Fallback, SearchProblem, list[list[str]]]] = {}
-        assert self.chosen is not None
-        for fallback in self.ladder[: self.ladder.index(self.chosen)]:
+        for fallback in others:
             problem = self.search.problem(fallback)
             takes = self._takes_host_core(fallback, problem)
             key = (takes, problem.key(), problem.shares, problem.whole_cores)
@@ -216,25 +231,21 @@ class _Builder:
                     cores_left=self.search.free[0].cores_without_vcpus,
                     cores_kept=self.search.request.host_reserve.cores,
                 )
-            else:
-                yield self._earlier_step(facts, fallback, problem, names)
+                continue
+            step = msgspec.structs.replace(_step(problem, fallback, "no-set"), fallbacks=names)
+            yield self._compared(facts, step, compared)
 
-    def _earlier_step(
-        self, facts: Facts, fallback: Fallback, problem: SearchProblem, names: list[list[str]]
-    ) -> Step:
-        step = msgspec.structs.replace(_step(problem, fallback, "no-set"), fallbacks=names)
-        ways: tuple[tuple[Outcome, Goal], ...] = (("no-set", ()), ("worse", self._near()))
-        for outcome, goal in ways:
-            tree = _tree(roots(facts, step, equal=False), goal, _Placing(), ties=False)
+    def _compared(self, facts: Facts, step: Step, compared: Outcome) -> Step:
+        """The step with the tree that excludes it."""
+        near, ties = self._near(), compared == "not-better"
+        for outcome, goal in (("no-set", []), (compared, near)):
+            families = roots(facts, step, equal=False)
+            tree = _tree(families, goal, _Placing(), ties=ties and bool(goal))
             if not isinstance(tree, int):
                 searches = [Search(splits="any", tree=tree)]
                 return msgspec.structs.replace(step, outcome=outcome, searches=searches)
-        return Step(
-            fallbacks=names,
-            outcome="unproved",
-            groups=problem.groups,
-            reason="sets of nodes may hold the VM here",
-        )
+        reason = "nodes hold the VM that may be as near as the chosen ones"
+        return Step(fallbacks=step.fallbacks, outcome="unproved", groups=step.groups, reason=reason)
 
     def _near(self) -> Goal:
         names = [name for name, _ in self.cost]
@@ -357,27 +368,30 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: Outcome) -> Step:
 
 
 def _deepest(
-    facts: Facts, step: Step, splits: Splits, cost: Goal, placing: "_Placing"
+    facts: Facts, step: Step, splits: Splits, cost: Goal, first: int, placing: _Placing
 ) -> tuple[int, list[str]]:
-    """(so many terms, their tree): as many as can be proved."""
+    """(so many terms, their tree): as many as can be proved. first: how many the nodes decide."""
     terms = len(cost)
     while terms:
-        found = _tree(roots(facts, step, equal=splits == "equal"), cost[:terms], placing, ties=True)
+        families = roots(facts, step, equal=splits == "equal")
+        found = _tree(families, cost[:terms], placing, ties=True)
         if not isinstance(found, int):
             return terms, found
-        terms = found
-    raise NotProvedError(f"not even {cost[0][0]} is proved within {MOST_VERTICES} vertices")
+        terms = found if found < terms else first if first < terms else 0
+    raise NotProvedError("the first terms are not proved within the budget")
 
 
 def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) -> list[str] | int:
-    """The tree; where there is none, so many terms as there might be one for."""
+    """The tree; where there is none, so many terms as there might be one for: where these are
+    those of the goal, it is the number of nodes that makes it too large."""
     names = [name for name, _ in goal]
     tree: list[str] = []
-    likely = len(goal)
+    likely, work = len(goal), 0
     while families:
-        if len(tree) > MOST_VERTICES:
-            return min(likely, len(goal) - 1)
         family = families.pop()
+        work += work_of(family)
+        if work > MOST_WORK:
+            return likely
         leaf = family.rejection()
         if leaf is None:
             narrowed = copy(family)
@@ -397,6 +411,12 @@ def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) 
                 continue
         tree.append(leaf)
     return tree
+
+
+def work_of(family: Family) -> int:
+    """Roughly, what it takes to compare a family."""
+    nodes = len(family.must) + len(family.may)
+    return 20 + nodes * (1 + len(family.facts.gpus) // 8)
 
 
 def _branch(family: Family, placing: _Placing) -> str | None:
@@ -427,10 +447,12 @@ def _least_set(
             one = copy(family)
             one.must, one.may = sorted(nodes), []
             waiting.append(one)
-    for _ in range(MOST_VERTICES):
+    work = 0
+    while work < MOST_WORK:
         if not waiting:
             return (None, []) if best is None else best
         family = waiting.pop()
+        work += work_of(family)
         if family.rejection() is not None:
             continue
         goal = [] if best is None else list(zip(names, best[1], strict=True))

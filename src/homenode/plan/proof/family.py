@@ -83,13 +83,16 @@ class Family:
             self.high = [min(high, max(fits, default=0)) for high in self.high]
         elif name == "nodes":
             self.must, self.may = [facts.nodes.index(node) for node in wanted], []
+        elif name:
+            return False
         if self.sizes == [len(self.must)]:
             self.may = []
         far, low, high = facts.distances, self.low, self.high
         self.may = [
             node
             for node in self.may
-            if low[node] <= high[node] and all(far[node][one] <= self.reach for one in self.must)
+            if low[node] <= high[node]
+            if max(map(far[node].__getitem__, self.must), default=0) <= self.reach
         ]
         if facts.locality == "require":
             if any(self.is_away(facts.gpus[gpu].home) for gpu in self.gpus):

@@ -164,4 +164,5 @@ def check_step(facts: Facts, step: Step, near: Goal, *, is_earlier: bool) -> str
     expect(step.outcome == "no-set" or (is_near and near), f"{name}: found {step.outcome}")
     expect([one.splits for one in step.searches] == ["any"], f"{name}: expected one search")
     walk(facts, step, step.searches[0], near if is_near else [], ties=step.outcome == "not-better")
-    return f"{name}: " + ("it costs more" if is_near else "no set of nodes holds the VM")
+    said = {"worse": "every placing is farther away", "not-better": "none is nearer"}
+    return f"{name}: {said.get(step.outcome, 'no set of nodes holds the VM')}"

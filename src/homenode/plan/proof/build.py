@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json
 from homenode.plan.layout import Pinning, with_siblings
 from homenode.plan.model import Plan
@@ -133,7 +134,7 @@ class _Builder:
         if vcpus != fallback.groups * threads and -(-vcpus // threads) != fallback.groups:
             return False
         problem = self.search.problem(fallback)
-        step = _step(problem, fallback, "chosen")
+        step = _step(self.search, problem, fallback, "chosen")
         try:
             check_chosen(self.document, _facts(self.search, problem), step, "any")
         except FalseProofError:
@@ -156,7 +157,7 @@ class _Builder:
 
     def _chosen_step(self, facts: Facts, problem: SearchProblem) -> tuple[int, Step]:
         assert self.chosen is not None
-        step = _step(problem, self.chosen, "chosen")
+        step = _step(self.search, problem, self.chosen, "chosen")
         main: Splits = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
         terms, tree = _deepest(
             facts, step, main, self.cost, len(problem.first), self._placing(facts)
@@ -232,7 +233,9 @@ class _Builder:
                     cores_kept=self.search.request.host_reserve.cores,
                 )
                 continue
-            step = msgspec.structs.replace(_step(problem, fallback, "no-set"), fallbacks=names)
+            step = msgspec.structs.replace(
+                _step(self.search, problem, fallback, "no-set"), fallbacks=names
+            )
             yield self._compared(facts, step, compared)
 
     def _compared(self, facts: Facts, step: Step, compared: Outcome) -> Step:
@@ -325,6 +328,7 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
         gpu_groups=[list(members(one)) for one in options.groups],
         gpu_sets=[list(members(one)) for one in options.sets],
         gpu_nodes=list(members(problem.gpu_nodes)),
+        reserved=str(_reserved(search.request)),
         locality=search.request.device_locality.value,
         most_nodes=problem.most_nodes,
         page_bytes=problem.page_bytes,
@@ -333,7 +337,16 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
     )
 
 
-def _step(problem: SearchProblem, fallback: Fallback, outcome: Outcome) -> Step:
+def _reserved(request: GuestRequest) -> CpuSet:
+    """PUs that the request keeps from the VM."""
+    kept = request.reserved_pus.bits | request.housekeeping_pus.bits
+    kept |= 0 if request.emulator_pus is None else request.emulator_pus.bits
+    return CpuSet.from_bits(kept)
+
+
+def _step(
+    search: PlacementSearch, problem: SearchProblem, fallback: Fallback, outcome: Outcome
+) -> Step:
     rules = (
         ("follows", problem.pages),
         ("together", problem.pages_together),
@@ -346,6 +359,7 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: Outcome) -> Step:
         for node, supply in enumerate(problem.supplies):
             own = (problem.cost_of(node, groups) for groups in range(1, supply.groups + 1))
             counts.append([(one.unisolated, one.llcs, one.per_llc) for one in own])
+    every = sum(core.pus.bits for core in search.host.cores)
     return Step(
         fallbacks=[[str(one) for one in fallback.concessions]],
         outcome=outcome,
@@ -354,6 +368,12 @@ def _step(problem: SearchProblem, fallback: Fallback, outcome: Outcome) -> Step:
         even=problem.even_splits,
         shares=problem.shares,
         sockets=problem.counts_sockets,
+        barred=str(CpuSet.from_bits(every & ~search.free_on(fallback).pus.bits)),
+        threads=fallback.grouping.threads,
+        counts_pus=fallback.grouping.counts_pus,
+        kinds=sorted(
+            (None if one is None else str(one) for one in fallback.grouping.kinds), key=str
+        ),
         supply=[one.groups for one in problem.supplies],
         whole_cores=[one.whole_cores for one in problem.supplies],
         memory=memory,  # type: ignore[arg-type]
@@ -401,7 +421,7 @@ def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) 
             elif standing == 0 and ties:
                 leaf = "tie"
             else:
-                branch = _branch(narrowed, placing)
+                branch = _branch(narrowed, placing) or _branch(family, placing)
                 if branch is None:
                     return max(term, 0)
                 if not branch.startswith("node"):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.proof.statement import Facts, Proof, Step
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -86,21 +88,49 @@ def _gpus(host: Host, facts: Facts) -> Iterator[str]:
             yield f"GPU {gpu.bdf}: expected node {node}, found {home}"
 
 
+def _pus(text: str) -> int:
+    try:
+        return CpuSet.parse(text).bits
+    except HomenodeError:
+        return 0
+
+
+def _in_use(host: Host) -> int:
+    """PUs that a VM may be kept from: offline ones, and cores on which a domain has threads."""
+    barred = sum(1 << pu.index for pu in host.pus if not (pu.online and pu.allowed))
+    pinned = 0
+    for domain in host.domains:
+        for pin in (*domain.vcpu_pins, domain.emulator_pus, *domain.iothread_pus):
+            pinned |= 0 if pin is None else pin.bits
+    return barred | sum(core.pus.bits for core in host.cores if core.pus.bits & pinned)
+
+
 def _supplies(host: Host, facts: Facts, step: Step, nodes: list[NumaNode]) -> Iterator[str]:
-    """No node gives more than it has, whoever uses it."""
+    """Each node gives what is not barred, and no more memory than it has."""
     without_pus = sum(
         node.memory_bytes or 0
         for node in host.nodes
         if not node.pus and node.memory_kind is not MemoryKind.GPU
     )
+    barred = _pus(step.barred)
+    bad = barred & ~_pus(facts.reserved) & ~_in_use(host)
+    if bad:
+        yield f"PUs {CpuSet.from_bits(bad)}: expected them free, found them barred"
     for number, node in enumerate(nodes):
-        cores = sum(core.pus <= node.pus for core in host.cores)
-        for what, found, most in (
-            ("groups", step.supply[number], len(node.pus)),
-            ("whole cores", step.whole_cores[number], cores),
+        cores = [core for core in host.cores if core.pus <= node.pus]
+        kinds = [core for core in cores if (core.kind and str(core.kind)) in step.kinds]
+        free = [(core.pus.bits & ~barred).bit_count() for core in kinds]
+        whole = sum(count == len(core.pus) for count, core in zip(free, kinds, strict=True))
+        groups = sum(
+            count // step.threads if step.counts_pus else count == len(core.pus) >= step.threads
+            for count, core in zip(free, kinds, strict=True)
+        )
+        for what, found, expected in (
+            ("groups", step.supply[number], groups),
+            ("whole cores", step.whole_cores[number], whole),
         ):
-            if found > most:
-                yield f"node {node.index}: expected at most {most} {what}, found {found}"
+            if found != expected:
+                yield f"node {node.index}: expected {expected} {what}, found {found}"
         pages = step.free_pages[number]
         if pages is None or node.memory_bytes is None:
             continue

@@ -66,6 +66,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gpu_groups: list[list[int]]
     gpu_sets: list[list[int]]
     gpu_nodes: list[int]
+    reserved: str
     locality: Literal["require", "prefer", "ignore"]
     most_nodes: int
     page_bytes: int
@@ -100,6 +101,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     even: bool = False
     shares: bool = False
     sockets: bool = False
+    barred: str = ""
+    threads: int = 1
+    counts_pus: bool = False
+    kinds: list[str | None] = []
     supply: list[int] = []
     whole_cores: list[int] = []
     memory: Literal["follows", "together", "anywhere", "none"] = "none"

@@ -17,6 +17,9 @@ def test_spread_takes_as_many_nodes_as_share_the_vcpus_equally() -> None:
     host = even_host(4, 1, 1, 4, 2)
     assert place(host, replace(small_request(8), policy=Policy.SPREAD)).nodes == (0, 1, 2, 3)
     assert len(place(host, replace(small_request(6), policy=Policy.SPREAD)).nodes) == 3
+    wide = even_host(8, 2, 1, 4, 2)
+    flat = replace(small_request(9, layout="pin"), policy=Policy.SPREAD)
+    assert len(place(wide, flat).nodes) == 9
 
 
 def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
@@ -31,6 +34,14 @@ def test_a_device_pulls_to_its_package_before_fewer_nodes_count() -> None:
     both = place(host, small_request(8, devices=["10:00.0", "90:00.0"]))
     assert both.nodes == (0, 1)
     assert place(host, small_request(8, devices=["90:00.0"])).nodes == (1,)
+
+
+def test_of_many_packages_several_near_the_devices_are_better_than_one_that_is_not() -> None:
+    gpus = [DeviceSpec(f"0000:{16 + node}:00.0", node=node, root=node) for node in (0, 1)]
+    line = tuple(tuple(10 + 2 * abs(i - j) for j in range(9)) for i in range(9))
+    host = even_host(9, devices=gpus, distances=line)
+    request = replace(small_request(2, layout="pin"), gpu_count=2)
+    assert place(host, request).nodes == (0, 1)
 
 
 def test_within_a_package_fewer_nodes_count_before_the_device_is_local() -> None:

@@ -69,12 +69,13 @@ class Candidates:
                     nodes = sum(problem.distances.nodes_of_package[package] for package in chosen)
                     bound = device_class(bits), number
                     bounded.append((bound, nodes & problem.eligible, bits))
-        bounded.sort()
-        for bound, nodes, bits in bounded:
-            yield bound, self._sets(nodes, bits)
         if many:
             bits = sum(1 << package for package in packages)
-            yield (device_class(bits), 2), self._grown(problem.eligible)
+            bounded.append(((device_class(bits), 2), problem.eligible, bits))
+        bounded.sort()
+        for bound, nodes, bits in bounded:
+            is_rest = many and bits.bit_count() > 1
+            yield bound, self._grown(nodes) if is_rest else self._sets(nodes, bits)
 
     def any_set(self) -> Iterator[int]:
         """A set that holds the VM, if there is one: a few sums where distances forbid nothing."""
@@ -318,7 +319,9 @@ class Candidates:
         """The first nodes of the order that hold the VM, for each number of nodes; also without
         those that they can do without. A node that an earlier one cannot reach is passed over."""
         groups, unreachable = self.problem.groups, self._unreachable
-        chosen, owned, number, found = 0, 0, 0, 0
+        spreads = "minus_nodes_spanned" in self.problem.first
+        chosen, owned, number = 0, 0, 0
+        found: list[int] = []
         for node in order:
             if unreachable and unreachable[node] & chosen:
                 continue
@@ -326,11 +329,10 @@ class Candidates:
             owned += self._capacity[node]
             number += 1
             if owned >= groups:
-                yield self._tightened(chosen, owned)
-                yield chosen
-                found += 1
-            if found == MOST_PREFIXES or number == self.problem.most_nodes:
-                return
+                found += [chosen] if spreads else [self._tightened(chosen, owned), chosen]
+            if number == self.most_nodes or (not spreads and len(found) == 2 * MOST_PREFIXES):
+                break
+        yield from reversed(found) if spreads else found
 
     def _tightened(self, nodes: int, owned: int) -> int:
         """The set without nodes that it can do without, the smallest first."""

@@ -201,6 +201,23 @@ def test_a_tree_of_unknown_words_or_too_many_is_malformed() -> None:
         assert verdict(document) == "malformed", tree[0]
 
 
+def test_a_proof_that_would_take_long_to_check_is_malformed() -> None:
+    *_, document = next(proved())
+    document["proof"]["steps"][-1]["searches"][0]["tree"] = ["capacity"] * 90_000
+    document["proof"]["facts"]["gpu_sets"] = [[]] * 1_000_000
+    assert verdict(document) == "malformed"
+
+
+def test_a_capacity_that_is_not_the_hosts_is_found() -> None:
+    for seed, host, _, _, document in proved(range(40)):
+        step = next(one for one in document["proof"]["steps"] if "counts" in one)
+        if step["counts"][0]:
+            step["supply"][0] -= 1
+            step["counts"][0].pop()
+            _, proof = decode_plan(json.dumps(document).encode(), "p.json")
+            assert isinstance(proof, Proof) and wrong_facts(host, proof), seed
+
+
 def test_plans_with_and_without_a_proof_are_read_alike() -> None:
     _, _, made, proof, _ = next(proved())
     assert read_plan(encode_plan(made, proof).encode(), "p") == made

@@ -163,9 +163,13 @@ class _Builder:
             facts, step, main, self.cost, len(problem.first), self._placing(facts)
         )
         searches = [Search(splits=main, tree=tree)]
+        reason = ""
         if problem.equal:
-            searches.append(self._preference(facts, step, problem, main))
-        return terms, msgspec.structs.replace(step, searches=searches)
+            try:
+                searches.append(self._preference(facts, step, problem, main))
+            except NotProvedError as error:
+                reason = str(error)
+        return terms, msgspec.structs.replace(step, searches=searches, reason=reason)
 
     def _placing(self, facts: Facts) -> _Placing:
         nodes = tuple(facts.nodes.index(node) for node in self.nodes)
@@ -436,7 +440,7 @@ def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) 
 def work_of(family: Family) -> int:
     """Roughly, what it takes to compare a family."""
     nodes = len(family.must) + len(family.may)
-    return 20 + nodes * (1 + len(family.facts.gpus) // 8)
+    return 20 + nodes * (1 + len(family.more) // 8)
 
 
 def _branch(family: Family, placing: _Placing) -> str | None:

@@ -15,6 +15,7 @@ from homenode.json_text import NotJsonError, decode_json
 
 MOST_NODES = 1_024
 MOST_VERTICES = 100_000
+MOST_SIZE = 50_000_000
 MOST_NUMBER = 1 << 62
 _VERTEX = re.compile(r"[a-z_]{1,30}|(node|gpu) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}", re.ASCII)
 
@@ -185,7 +186,7 @@ def checked(proof: Proof) -> Proof:
     rows += [("homes.package_distances", one.package_distances, packages) for one in facts.homes]
     rows += [("packages", facts.packages, count), ("distances", facts.distances, count)]
     for step in proof.steps:
-        _check("groups", [step.groups], 1, 1 << 20)
+        _check("groups", [step.groups], 1, 1 << 16)
         _check("pages", [step.pages, *(pages for _, pages in step.device_pages)])
         if step.outcome in ("host-core", "unproved"):
             continue
@@ -206,6 +207,11 @@ def checked(proof: Proof) -> Proof:
                 _check("counts", (number for one in own for number in one))
     vertices = sum(len(search.tree) for step in proof.steps for search in step.searches)
     _check("tree", [vertices], 0, MOST_VERTICES)
+    largest = max((step.groups for step in proof.steps), default=0)
+    size = (
+        count * count // 16 + largest + gpus * count + sum(1 + len(one) for one in facts.gpu_sets)
+    )
+    _check("tree times nodes, GPUs and groups", [vertices * size], 0, MOST_SIZE)
     for search in (search for step in proof.steps for search in step.searches):
         _check("least", search.least or [], 0, count - 1)
         for vertex in search.tree:

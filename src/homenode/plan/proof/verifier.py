@@ -73,7 +73,7 @@ def verify(plan: PlanDocument, proof: Proof) -> list[str]:
     main = "equal" if step.equal and isinstance(split, tuple) and len({*split}) == 1 else "any"
     check_chosen(plan, facts, step, main)
     searches: dict[str, Search] = {search.splits: search for search in step.searches}
-    wanted = {main, "any", "equal"} if step.equal else {main}
+    wanted = {main, "any", "equal"} if step.equal and not step.reason else {main}
     expect(searches.keys() == wanted, f"expected searches of {sorted(wanted)} splits")
     walk(facts, step, searches.pop(main), cost[: proof.terms], ties=True)
     for search in searches.values():
@@ -83,7 +83,10 @@ def verify(plan: PlanDocument, proof: Proof) -> list[str]:
         left = [other for other in given if other != one]
         expect(left in earlier, f"expected an earlier step {left}, found none")
     near = first.index("nodes_spanned") if plan.policy == "cores-first" else int(step.shares)
-    said = [f"no placement costs less in the first {proof.terms} of {len(cost)} terms"]
+    of_kind = f" with {main} cells" if step.reason and main == "equal" else ""
+    said = [f"no placement{of_kind} costs less in the first {proof.terms} of {len(cost)} terms"]
+    said += [f"not proved: {step.reason}"] * bool(step.reason)
+    said += [f"not proved: {', '.join(found[proof.terms :])}"] * (proof.terms < len(found))
     for number, other in enumerate(steps):
         if number != at[0]:
             said.append(check_step(facts, other, cost[:near], is_earlier=number < at[0]))

@@ -5,7 +5,7 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
 from homenode.nccl.fabric import check_fabric
-from homenode.plan.search.partitions import (
+from homenode.plan.devices.partitions import (
     PARTITIONS,
     Board,
     board_of,

@@ -13,11 +13,11 @@ from homenode.bdf import Bdf
 from homenode.cli.plan import plan as plan_command
 from homenode.errors import UsageError
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
+from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.brought import switched_gpus
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.targets.target import TARGETS

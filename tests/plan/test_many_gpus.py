@@ -10,7 +10,7 @@ from types import FrameType
 import pytest
 
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
-from homenode.plan.search.gpu_ties import GpuTies
+from homenode.plan.devices.gpu_ties import GpuTies
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import Host

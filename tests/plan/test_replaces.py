@@ -6,11 +6,11 @@ import pytest
 
 from homenode.domain.read import read_running_domain
 from homenode.errors import UsageError
+from homenode.plan.allocations import allocations
 from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
-from homenode.plan.search.allocations import allocations
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
 from homenode.topology import Host

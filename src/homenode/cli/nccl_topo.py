@@ -313,7 +313,7 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
 def _fabric(made: "Assembled", host: "Host", path: Path | None) -> "Iterator[Finding]":
     from homenode.nccl.fabric import check_fabric, check_fabric_of_host
     from homenode.pci import DeviceKind
-    from homenode.plan.search.fabric import may_have_nvswitches
+    from homenode.plan.devices.fabric import may_have_nvswitches
     from homenode.tools.nvidia_smi_query import parse
 
     gpus = [placed.bdf for placed in made.devices if placed.kind is DeviceKind.GPU]

@@ -6,8 +6,8 @@ from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.kubevirt.demand import EVEN_ANNOTATION, Demand
 from homenode.pci import DeviceKind
-from homenode.plan.search.fabric import board_of_host
-from homenode.plan.search.partitions import partition_sizes
+from homenode.plan.devices.fabric import board_of_host
+from homenode.plan.devices.partitions import partition_sizes
 from homenode.pods.kubelet import Kubelet
 from homenode.topology import Host
 

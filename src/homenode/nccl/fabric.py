@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding, Severity
-from homenode.plan.search.fabric import board_of_host, modules_of_host
-from homenode.plan.search.partitions import (
+from homenode.plan.devices.fabric import board_of_host, modules_of_host
+from homenode.plan.devices.partitions import (
     Board,
     board_of,
     partition_of,

@@ -10,12 +10,12 @@ from enum import StrEnum
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError
+from homenode.plan.devices.options import DeviceInventory
 from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.plan.search.devices import DeviceInventory
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble

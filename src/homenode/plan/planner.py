@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from homenode.plan.allocations import own_is_unknown
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import own_is_unknown
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble

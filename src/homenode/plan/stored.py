@@ -8,12 +8,12 @@ import msgspec
 from homenode import formats
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import uuid_of_device
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import PageReservation, Plan, PlannedCell, Rejection, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.proof.statement import NotProved, Proof
 from homenode.plan.request import GuestRequest, MemoryMode
-from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.numbering import numbering
 from homenode.topology import Host, RunningDomain

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import allocations, other_domains
 from homenode.plan.gpu_parts import functions_of_parts
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import allocations, other_domains
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import Inventory

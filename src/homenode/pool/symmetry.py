@@ -13,8 +13,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
+from homenode.plan.devices.options import DeviceInventory
 from homenode.plan.gpu_parts import parts_at
-from homenode.plan.search.devices import DeviceInventory
 from homenode.topology import Host
 
 MOST_NODE_ORDERS = 16

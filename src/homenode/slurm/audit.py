@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.indices import NodeIndex
-from homenode.plan.search.allocations import listed
+from homenode.plan.allocations import listed
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
 from homenode.tools.slurm_hostlist import compress_hostlist
 from homenode.tools.slurm_job import Job

@@ -10,7 +10,7 @@ from homenode.domain.document import Document
 from homenode.domain.hostdevs import element_of_bdf, initiators_of
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
-from homenode.plan.search.brought import switched_gpus
+from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
 from homenode.topology import Host
 from homenode.verify.domain_facts import DomainFacts

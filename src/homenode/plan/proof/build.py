@@ -14,6 +14,9 @@ import msgspec
 
 from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json
+from homenode.plan.allocations import allocations
+from homenode.plan.bit_sets import members
+from homenode.plan.devices.options import device_options
 from homenode.plan.layout import Pinning, with_siblings
 from homenode.plan.model import Plan
 from homenode.plan.proof.family import FalseProofError, Family, Goal
@@ -32,10 +35,7 @@ from homenode.plan.proof.statement import (
 )
 from homenode.plan.proof.verifier import check_chosen, roots
 from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
-from homenode.plan.search.allocations import allocations
 from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.plan.search.devices import device_options
-from homenode.plan.search.distances import members
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import Home as SearchHome

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 
+from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import (
     CellSizes,
     CellSplits,
@@ -17,7 +18,6 @@ from homenode.plan.search.cell_sizes import (
     least_uneven,
 )
 from homenode.plan.search.cost import Cost
-from homenode.plan.search.distances import members
 from homenode.plan.search.problem import SearchProblem
 from homenode.plan.search.supply import even_parts
 from homenode.topology import LOCAL_DISTANCE

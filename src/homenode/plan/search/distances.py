@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from homenode.plan.bit_sets import members
 from homenode.topology import LOCAL_DISTANCE, Host
 
 REMOTE_DISTANCE = 20
@@ -144,19 +145,3 @@ def distance_matrix(host: Host) -> DistanceMatrix:
         for position, node in enumerate(host.nodes)
     )
     return DistanceMatrix(between, packages)
-
-
-def members(mask: int) -> list[int]:
-    """The positions of the set bits, ascending.
-
-    >>> members(0b1010)
-    [1, 3]
-    """
-    if mask.bit_count() * 8 > mask.bit_length():
-        return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
-    found = []
-    while mask:
-        bit = mask & -mask
-        found.append(bit.bit_length() - 1)
-        mask ^= bit
-    return found

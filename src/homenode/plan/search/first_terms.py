@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from homenode.plan.search.distances import members
+from homenode.plan.bit_sets import members
 from homenode.plan.search.problem import Home, SearchProblem
 
 

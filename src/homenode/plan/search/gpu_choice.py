@@ -11,8 +11,8 @@ from math import comb
 from operator import itemgetter, mul
 from typing import NamedTuple
 
+from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import GroupRange
-from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms, HomeGpus
 
 MOST_SPLITS = 70

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import other_domains, own_domains
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import other_domains, own_domains
 from homenode.plan.shape.guest_numa import memory_granule, page_size
 from homenode.topology import Host, MemoryKind, NumaNode, RunningDomain
 from homenode.units import GIB, MIB, format_bytes

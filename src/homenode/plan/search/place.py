@@ -11,6 +11,11 @@ from functools import cached_property
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import Allocations, allocations
+from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device_options
+from homenode.plan.findings.of_devices import device_findings
+from homenode.plan.findings.of_placement import memory_short, placement_findings
+from homenode.plan.findings.siblings import document_siblings, whole_core_costs
 from homenode.plan.layout import (
     GuestCells,
     Layout,
@@ -24,18 +29,9 @@ from homenode.plan.model import Rejection, RunnerUp, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
 from homenode.plan.search import explicit_cells
-from homenode.plan.search.allocations import Allocations, allocations
 from homenode.plan.search.cost import Cost, terms
-from homenode.plan.search.devices import DeviceInventory, DeviceOptions, device_options
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
 from homenode.plan.search.explicit_cells import check_cells
-from homenode.plan.search.findings import (
-    device_findings,
-    document_siblings,
-    memory_short,
-    placement_findings,
-    whole_core_costs,
-)
 from homenode.plan.search.ladder import (
     Concession,
     Fallback,

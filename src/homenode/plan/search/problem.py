@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import Allocations
+from homenode.plan.bit_sets import members
+from homenode.plan.devices.options import DeviceOptions, GpuChoice
 from homenode.plan.layout import GuestCells
 from homenode.plan.request import Balance, DeviceLocality, GuestRequest
-from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
-from homenode.plan.search.devices import DeviceOptions, GpuChoice
-from homenode.plan.search.distances import DistanceMatrix, members
+from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import (
     NodeMemory,

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
+from homenode.plan.allocations import Allocations
 from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import DeviceLocality, GuestRequest
-from homenode.plan.search.allocations import Allocations
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 
+from homenode.plan.bit_sets import members
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
-from homenode.plan.search.distances import members
 from homenode.plan.search.first_terms import FirstTerms
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
 from homenode.plan.search.problem import SearchProblem, Split

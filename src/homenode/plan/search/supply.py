@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
+from homenode.plan.allocations import Allocations
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import Allocations
 from homenode.topology import CoreKind, Host, NumaNode
 
 UNKNOWN_LLC = 1 << 20

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from itertools import chain, islice
 
 from homenode.cpuset import CpuSet
+from homenode.plan.bit_sets import members
 from homenode.plan.model import PlanFinding
-from homenode.plan.search.distances import members
 from homenode.plan.search.supply import FreeCore, Usable
 from homenode.topology import CoreKind
 

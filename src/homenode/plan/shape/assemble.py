@@ -11,6 +11,7 @@ from homenode.errors import InputError, UsageError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
+from homenode.plan.allocations import uuid_of_device
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import mediated_gaps, parts_at
 from homenode.plan.guest import GuestAddress
@@ -18,7 +19,6 @@ from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
-from homenode.plan.search.allocations import uuid_of_device
 from homenode.plan.search.ladder import Concession
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs

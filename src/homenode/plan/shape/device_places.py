@@ -13,7 +13,7 @@ from types import MappingProxyType
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice, PortType
-from homenode.plan.search.brought import own_nics
+from homenode.plan.devices.brought import own_nics
 from homenode.topology import Host
 
 BdfKey = tuple[int, int, int, int]

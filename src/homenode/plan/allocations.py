@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
+from homenode.plan.bit_sets import members
 from homenode.plan.gpu_parts import free_parts
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.distances import members
 from homenode.topology import Host, RunningDomain
 
 

@@ -11,15 +11,15 @@ from homenode.bdf import Bdf
 from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import PlanFinding
-from homenode.plan.search.allocations import Allocations
-from homenode.plan.search.partitions import (
+from homenode.plan.allocations import Allocations
+from homenode.plan.devices.partitions import (
     Board,
     board_of,
     partition_of,
     partition_sizes,
     partitions_of_size,
 )
+from homenode.plan.model import PlanFinding
 from homenode.topology import Host
 
 _MOST_SHOWN = 4

@@ -6,7 +6,7 @@ from functools import cached_property
 from heapq import nsmallest
 from operator import itemgetter
 
-from homenode.plan.search.distances import members
+from homenode.plan.bit_sets import members
 
 MOST_COMPARED_STATES = 5_000
 """Ways to break GPU sets that are compared at a time; GPUs of a tree of sets have far fewer."""

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, LinkKind, PciDevice
+from homenode.plan.allocations import Allocations
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.allocations import Allocations
 from homenode.topology import Host
 
 

@@ -1,0 +1,17 @@
+"""Bit sets: small sets of positions, as the bits of a number."""
+
+
+def members(mask: int) -> list[int]:
+    """The positions of the set bits, ascending.
+
+    >>> members(0b1010)
+    [1, 3]
+    """
+    if mask.bit_count() * 8 > mask.bit_length():
+        return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
+    found = []
+    while mask:
+        bit = mask & -mask
+        found.append(bit.bit_length() - 1)
+        mask ^= bit
+    return found

@@ -1,0 +1,1 @@
+"""Findings: what the user should know of a placement that works."""

@@ -1,0 +1,276 @@
+"""Findings on devices: what a VM takes of the host, leaves in it, or cannot get as a whole."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from homenode.bdf import Bdf
+from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
+from homenode.plan.allocations import Allocations, listed
+from homenode.plan.devices.brought import are_paired, switched_gpus
+from homenode.plan.gpu_parts import is_divided
+from homenode.plan.layout import Pinning
+from homenode.plan.model import PlanFinding
+from homenode.plan.request import GuestRequest
+from homenode.topology import Host
+
+_CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
+"""Host and ISA bridges, which have no driver that VFIO minds."""
+
+
+def device_findings(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """Findings on the devices, and on a VM of more vCPUs than the host has PUs."""
+    mediated = dict(request.mediated)
+    for bdf in devices:
+        device = mediated.get(bdf, bdf)
+        holder = others.holder(device)
+        if holder is not None:
+            yield PlanFinding(
+                id="device-in-use",
+                severity="warning",
+                subject=str(device),
+                detail=f"domain {holder!r} has it, so the VM cannot start while that runs",
+                fix="stop that domain, or choose another device",
+            )
+    # A mediated device has an IOMMU group of its own.
+    yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
+    yield from _parts_of_gpus(host, request, devices, others)
+    yield from _nics_without_gpu(host, devices, others)
+    yield from _brought(host, request, devices, others)
+    yield from _nvswitches_left_out(host, request, devices, others)
+    pus = sum(pu.online and pu.allowed for pu in host.pus)
+    if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
+        yield PlanFinding(
+            id="overcommitted",
+            severity="warning",
+            subject=host.name,
+            detail=f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+            fix=f"lower vcpus to {pus}",
+        )
+
+
+def _nics_without_gpu(
+    host: Host, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """NICs whose GPUs the VM does not get, while it gets other GPUs."""
+    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
+    gpus = [device for device in ours if device.kind is DeviceKind.GPU]
+    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    apart = {
+        nic.bdf: paired
+        for nic in nics
+        if gpus
+        and (paired := [gpu for gpu in _whole_gpus(host) if are_paired(gpu, nic)])
+        and not any(are_paired(gpu, nic) for gpu in gpus)
+    }
+    if not apart:
+        return
+    near = [
+        nic.bdf
+        for nic in host.devices_of_kind(DeviceKind.NIC)
+        if nic.physical_function is None
+        and others.holder(nic.bdf) is None
+        and nic not in nics
+        and any(are_paired(gpu, nic) for gpu in gpus)
+    ]
+    pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
+    yield PlanFinding(
+        id="nic-without-gpu",
+        severity="info",
+        subject=", ".join(map(str, apart)),
+        detail=f"paired by switch or root complex with GPUs that the VM does not get "
+        f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
+        fix=f"pass NICs next to its GPUs: {', '.join(map(str, near[:8]))}"
+        if near
+        else "name the GPUs next to the NICs: --device",
+    )
+
+
+def _brought(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
+    if not request.with_nics:
+        return
+    ours = [host.device_at[bdf] for bdf in devices]
+    nics = [device for device in ours if device.kind is DeviceKind.NIC]
+    own = [nic for nic in nics if nic.bdf not in request.devices]
+    in_use = [nic for nic in own if nic.driver is not None and not is_viable_driver(nic.driver)]
+    unknown = [nic for nic in own if nic.driver is None] if _drivers_are_unknown(host) else []
+    leave = "leave the host with the VM's start, and so does what they carry for it"
+    drivers = ", ".join(sorted({nic.driver for nic in in_use if nic.driver is not None}))
+    for found, severity, what in (
+        (in_use, "warning", f"{drivers} of the host has them"),
+        (unknown, "info", "the host's source does not say which drivers have them"),
+    ):
+        if found:
+            yield PlanFinding(
+                id="nic-of-host",
+                severity=severity,
+                subject=", ".join(str(nic.bdf) for nic in found),
+                detail=f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
+                fix="look on the host: ip route, ip -br address, /sys/bus/pci/devices/BDF/net; "
+                "where it needs one, name the others with --device in place of --with-nics",
+            )
+    for gpu in ours:
+        if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
+            continue
+        near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
+        held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
+        why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
+        yield PlanFinding(
+            id="gpu-without-nic",
+            severity="warning",
+            subject=str(gpu.bdf),
+            detail=f"--with-nics found no NIC for this GPU: {why}",
+            fix="choose other GPUs, or a NIC with --device",
+        )
+
+
+def _nvswitches_left_out(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
+    Manager for all."""
+    for board in () if request.without_nvlink else switched_gpus(host):
+        missing = board.left_out(devices)
+        if missing and all(others.holder(bdf) is None for bdf in board.switches):
+            yield PlanFinding(
+                id="nvswitches-left-out",
+                severity="warning",
+                subject=", ".join(map(str, missing)),
+                detail=f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
+                f"{'none' if len(missing) == len(board.switches) else 'not all'} of these: unless "
+                "a Fabric Manager outside activates the partition of all GPUs, CUDA fails to start "
+                "(802, system not yet initialized)",
+                fix="plan with --with-nvswitches; leave it where a Fabric Manager on the host or "
+                "in a service VM serves all VMs (FABRIC_MODE=1)",
+            )
+
+
+def _whole_gpus(host: Host) -> list[PciDevice]:
+    return [g for g in host.devices_of_kind(DeviceKind.GPU) if g.physical_function is None]
+
+
+def _parts_of_gpus(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
+) -> Iterator[PlanFinding]:
+    """What the VM's parts of GPUs share, and with whom; GPUs taken whole that have parts."""
+    mediated = dict(request.mediated)
+    for gpu in _whole_gpus(host):
+        functions = {part.bdf for part in gpu.parts if part.bdf is not None} - {gpu.bdf}
+        yield from _without_vgpu(host, gpu, devices, mediated)
+        own = [bdf for bdf in devices if bdf in functions or (bdf == gpu.bdf and bdf in mediated)]
+        holders = (
+            others.holder(one)
+            for part in gpu.parts
+            for one in (part.bdf, part.uuid)
+            if one is not None and one != gpu.bdf
+        )
+        users = sorted({name for name in holders if name is not None})
+        if gpu.bdf in devices and gpu.bdf not in own and is_divided(gpu):
+            yield PlanFinding(
+                id="gpu-and-its-parts",
+                severity="warning",
+                subject=str(gpu.bdf),
+                detail=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
+                + (f" ({listed(users)})" if users else "")
+                + ": they end when its driver lets go of it",
+                fix="pass parts alone, or remove them: nvidia-smi mig -dgi, echo 0 > sriov_numvfs",
+            )
+        elif own:
+            shared = sum(part.is_for_vms for part in gpu.parts) - len(own)
+            yield PlanFinding(
+                id="gpu-shared",
+                severity="info",
+                subject=", ".join(map(str, own)),
+                detail=f"part of GPU {gpu.bdf}, which {shared} other parts share"
+                + (f", some of {listed(users)}" if users else "")
+                + ": memory bandwidth, link and copies are one GPU's",
+            )
+
+
+def _without_vgpu(
+    host: Host, gpu: PciDevice, devices: Sequence[Bdf], mediated: Mapping[Bdf, str]
+) -> Iterator[PlanFinding]:
+    """Virtual functions of a GPU with vGPUs, passed by their address, that are none themselves."""
+    parts = {part.bdf: part for part in gpu.parts if part.is_for_vms and part.profile is not None}
+    for bdf in devices:
+        function = host.device_at[bdf]
+        if function.physical_function != gpu.bdf or not parts or bdf in mediated:
+            continue
+        part = parts.get(bdf)
+        if part is not None and part.uuid is None:
+            continue
+        yield PlanFinding(
+            id="vgpu-missing",
+            severity="critical",
+            subject=str(bdf),
+            detail="it has no vGPU type, so the VM's start fails"
+            if part is None
+            else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
+            fix="write a type to its nvidia/current_vgpu_type, or choose another part"
+            if part is None
+            else f"--device {part.uuid}",
+        )
+
+
+def _parts_counted(gpu: PciDevice) -> str:
+    names = {
+        PartKind.MIG: "MIG instances",
+        PartKind.MEDIATED: "mediated devices",
+        PartKind.PARTITION: "partitions",
+        PartKind.VIRTUAL_FUNCTION: "virtual functions",
+    }
+    counts = Counter(part.kind for part in gpu.parts)
+    text = " and ".join(f"{count} {names[kind]}" for kind, count in counts.items())
+    return text or f"{gpu.sriov_num_vfs} virtual functions"
+
+
+def _endpoints(host: Host) -> list[PciDevice]:
+    return [
+        device
+        for device in host.pci_devices
+        if device.kind is not DeviceKind.BRIDGE and device.class_code >> 8 not in _CHIPSET_CLASSES
+    ]
+
+
+def _drivers_are_unknown(host: Host) -> bool:
+    """Whether the host's source names no endpoint's driver."""
+    return all(device.driver is None for device in _endpoints(host))
+
+
+def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFinding]:
+    """VFIO gives away whole IOMMU groups: a function that stays must have no driver of the host.
+
+    A source that names no endpoint's driver is silent, so that a driver has to be assumed.
+    """
+    ours = set(devices)
+    endpoints = _endpoints(host)
+    is_silent = _drivers_are_unknown(host)
+    groups = {
+        device.iommu_group: device.bdf
+        for device in reversed(endpoints)
+        if device.bdf in ours and device.iommu_group is not None
+    }
+    for group, first in sorted(groups.items()):
+        others = [
+            f"{device.bdf} ({device.driver or 'driver not known'})"
+            for device in endpoints
+            if device.iommu_group == group
+            and device.bdf not in ours
+            and (is_silent if device.driver is None else not is_viable_driver(device.driver))
+        ]
+        if others:
+            more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+            yield PlanFinding(
+                id="iommu-group-incomplete",
+                severity="warning",
+                subject=str(first),
+                detail=f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
+                "VFIO refuses "
+                "the start while a driver of the host has one of these",
+                fix="pass them as well (--device), or bind them to vfio-pci, or unbind their "
+                "drivers",
+            )

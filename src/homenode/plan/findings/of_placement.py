@@ -1,0 +1,251 @@
+"""Findings on a placement: what gave way, and what is away from what it serves."""
+
+from collections.abc import Iterator, Sequence
+
+from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.allocations import Allocations, listed
+from homenode.plan.devices.brought import are_paired
+from homenode.plan.findings.of_devices import device_findings
+from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.plan.model import PlanFinding
+from homenode.plan.request import GuestRequest
+from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
+from homenode.plan.search.memory import (
+    memory_text,
+    node_memory,
+    overhead_bytes,
+    page_size_bytes,
+    pages_wanted,
+)
+from homenode.topology import Host
+from homenode.units import format_bytes
+
+
+def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
+    """More memory than all nodes have free, or than they have next to what the host needs, for a VM
+    whose memory no node was asked for."""
+    page, wanted = page_size_bytes(host, request), pages_wanted(host, request)
+    free = _free_pages(host, request, keeps_reserve=False)
+    if free is not None and free < wanted:
+        size = format_bytes(free * page)
+        yield PlanFinding(
+            id="memory-short",
+            severity="critical",
+            subject=host.name,
+            detail=f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
+            "start fails, or the host's OOM killer ends the VM",
+            fix="lower the memory, or choose another host",
+        )
+        return
+    # Of huge pages what QEMU needs is off already.
+    needed = 0 if request.page_bytes is not None else -(-overhead_bytes(request) // page)
+    free = _free_pages(host, request, keeps_reserve=True)
+    if free is not None and free < wanted + needed:
+        yield _host_memory_taken(host, request)
+
+
+def _free_pages(host: Host, request: GuestRequest, *, keeps_reserve: bool) -> int | None:
+    """Of all nodes together; None where that of one is not known."""
+    memory = node_memory(host, request, keeps_reserve=keeps_reserve).values()
+    known = [one.pages for one in memory if one.pages is not None]
+    return sum(known) if known and len(known) == len(memory) else None
+
+
+def placement_findings(
+    host: Host,
+    request: GuestRequest,
+    devices: Sequence[Bdf],
+    others: Allocations,
+    *,
+    given: Sequence[Concession],
+    fallback: Fallback,
+    own: Sequence[NodeIndex],
+    memory: Sequence[NodeIndex],
+    vcpu_pus: CpuSet,
+    threads: int,
+    isolated: CpuSet,
+) -> Iterator[PlanFinding]:
+    """Findings on devices, and on what gave way for the VM to fit. threads: siblings of a core that
+    the guest is shown."""
+    yield from device_findings(host, request, devices, others)
+    yield from _bound_elsewhere(request, own)
+    yield from _away_from_home(host, request, devices, own)
+    yield from _nics_in_other_packages(host, devices, own)
+    yield from _host_share(host, request, given, vcpu_pus, threads, others)
+    further = sorted(set(memory) - set(own))
+    if fallback.memory is MemoryRule.ELSEWHERE and further:
+        bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
+        yield PlanFinding(
+            id="memory-from-other-nodes",
+            severity="warning",
+            subject=_nodes(further),
+            detail=f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
+            f"{'it is bound to' if bound else 'some will lie on'} further nodes",
+            fix="lower the memory, free some on the VM's nodes, or move its vCPUs",
+        )
+    elif fallback.memory is not MemoryRule.FOLLOWS:
+        mirrored = request.layout.cells is GuestCells.MIRRORED
+        yield PlanFinding(
+            id="memory-uneven",
+            severity="warning" if mirrored else "info",
+            subject=_nodes(own),
+            detail="the nodes hold the memory together, but not each its vCPUs' share of it",
+            fix="free memory on the nodes, or lower it" if mirrored else None,
+        )
+    if Concession.UNEQUAL_CELLS in given:
+        yield PlanFinding(
+            id="unequal-cells",
+            severity="info",
+            subject=_nodes(own),
+            detail="no number of equal cells fits without a further package, a further node or a "
+            "GPU away from its node",
+        )
+    shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
+    if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:
+        yield _not_exposed(host, request, fallback)
+    if fallback.mixed:
+        yield PlanFinding(
+            id="mixed-kinds",
+            severity="info" if request.mixed_kinds else "warning",
+            subject=host.name,
+            detail="vCPUs lie on performance and on efficiency cores, so they differ in speed",
+            fix="ask for no more vCPUs than there are performance cores",
+        )
+    if isolated and not vcpu_pus <= isolated:
+        outside = vcpu_pus - isolated
+        yield PlanFinding(
+            id="vcpus-not-isolated",
+            severity="info",
+            subject=f"PUs {outside}",
+            detail=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host "
+            "may run too",
+        )
+
+
+def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanFinding:
+    """A topology has as many threads on each core: what is not so cannot be shown."""
+    threads, packs = fallback.grouping.threads, fallback.grouping.counts_pus
+    if fallback.shares or packs:
+        why = "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
+        why += "two of its vCPUs share one"
+        fix = "ask for as many vCPUs as there are whole cores, or as their hyper-threads"
+    elif threads > 1:
+        why = f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
+        why += "one thread per core, also where two of its vCPUs share one"
+        fix = f"choose a multiple of {threads} vCPUs"
+    else:
+        why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
+        why += "core"
+        fix = "turn SMT on, or take a layout that hides siblings"
+    return PlanFinding(
+        id="siblings-not-exposed", severity="warning", subject=host.name, detail=why, fix=fix
+    )
+
+
+def _host_share(
+    host: Host,
+    request: GuestRequest,
+    given: Sequence[Concession],
+    vcpu_pus: CpuSet,
+    threads: int,
+    others: Allocations,
+) -> Iterator[PlanFinding]:
+    if Concession.HOST_CORE in given:
+        cores = sum(not core.pus.isdisjoint(vcpu_pus) for core in host.cores)
+        shared = [
+            one.domain
+            for one in others.by_domain
+            if not (one.cores - one.vcpu_cores).isdisjoint(vcpu_pus)
+        ]
+        also = (
+            f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
+        )
+        yield PlanFinding(
+            id="host-core-taken",
+            severity="warning",
+            subject=host.name,
+            detail=f"the VM takes the host's last core without vCPUs{also}",
+            fix=f"lower vcpus to {max(1, min(request.vcpus, cores * threads) - threads)}, or keep "
+            "less with "
+            "--host-reserve cores=0",
+        )
+    if Concession.HOST_MEMORY in given:
+        yield _host_memory_taken(host, request)
+
+
+def _host_memory_taken(host: Host, request: GuestRequest) -> PlanFinding:
+    return PlanFinding(
+        id="host-memory-taken",
+        severity="critical",
+        subject=host.name,
+        detail=f"{memory_text(request)} leave the host less than its reserve and the "
+        f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
+        "kill the VM",
+        fix="lower the memory, or the reserve with --host-reserve memory=SIZE",
+    )
+
+
+def _away_from_home(
+    host: Host, request: GuestRequest, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+) -> Iterator[PlanFinding]:
+    """GPUs that the guest's tree cannot put next to their own node."""
+    if request.layout.pcie is not GuestPcie.MIRRORED:
+        return
+    with_pus = {node.index for node in host.nodes if node.pus}
+    for gpu in host.devices_of_kind(DeviceKind.GPU):
+        if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
+            yield PlanFinding(
+                id="gpu-away-from-home",
+                severity="warning",
+                subject=str(gpu.bdf),
+                detail=f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
+                fix="free cores or memory there, or ask for --device-locality require",
+            )
+
+
+def _nics_in_other_packages(
+    host: Host, devices: Sequence[Bdf], own: Sequence[NodeIndex]
+) -> Iterator[PlanFinding]:
+    """NICs that are paired with a GPU of the VM and lie in a package that it is not in."""
+    package_of = {node.index: node.package for node in host.nodes}
+    packages = {package_of.get(node) for node in own}
+    ours = [host.device_at[bdf] for bdf in devices if bdf in host.device_at]
+    for nic in ours:
+        if nic.kind is not DeviceKind.NIC or nic.node is None or nic.node in own:
+            continue
+        package = package_of.get(nic.node)
+        pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
+        if pair is not None and package is not None and package not in packages:
+            yield PlanFinding(
+                id="nic-away-from-vm",
+                severity="warning",
+                subject=str(nic.bdf),
+                detail=f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package that "
+                "gives the VM no vCPU",
+                fix="free cores or memory there, or pass another NIC",
+            )
+
+
+def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterator[PlanFinding]:
+    """A binding that the layout keeps, and that leaves out nodes of the vCPUs."""
+    bound = request.guest.bound_nodes
+    if bound is None or request.layout.memory is not MemoryBinding.AS_IT_WAS:
+        return
+    without = [node for node in own if node not in bound]
+    where = _nodes([NodeIndex(node) for node in bound])
+    if without:
+        yield PlanFinding(
+            id="memory-bound-elsewhere",
+            severity="warning",
+            subject=_nodes(without),
+            detail=f"the document binds all memory to {where}, and layout "
+            f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
+            fix="take pin-bound or a layout with cells, or remove <numatune>",
+        )
+
+
+def _nodes(indices: Sequence[NodeIndex]) -> str:
+    return f"nodes {CpuSet(indices)}" if len(indices) > 1 else f"node {CpuSet(indices)}"

@@ -208,6 +208,27 @@ def test_a_proof_that_would_take_long_to_check_is_malformed() -> None:
     assert verdict(document) == "malformed"
 
 
+def test_whatever_is_changed_a_proof_is_true_false_or_malformed() -> None:
+    draw = random.Random(4)
+    odd: tuple[Any, ...] = (0, -1, 255, 2**70, None, "x", "node 0", [], [0], {}, True, 1.5)
+    for _, host, _, _, document in proved(range(12)):
+        for _ in range(40):
+            changed = {name: deepcopy(document[name]) for name in ("cost", "proof")}
+            place: Any = changed
+            while isinstance(place, dict | list) and place:
+                keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+                key = draw.choice(keys)
+                if draw.random() < 0.2 or not isinstance(place[key], dict | list):
+                    place[key] = draw.choice(odd)
+                    break
+                place = place[key]
+            if verdict(document | changed) == "true":
+                content = json.dumps(document | changed).encode()
+                _, proof = decode_plan(content, "p.json")
+                assert isinstance(proof, Proof)
+                wrong_facts(host, proof)
+
+
 def test_a_capacity_that_is_not_the_hosts_is_found() -> None:
     for seed, host, _, _, document in proved(range(40)):
         step = next(one for one in document["proof"]["steps"] if "counts" in one)

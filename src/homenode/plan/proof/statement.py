@@ -187,6 +187,7 @@ def checked(proof: Proof) -> Proof:
     rows += [("packages", facts.packages, count), ("distances", facts.distances, count)]
     for step in proof.steps:
         _check("groups", [step.groups], 1, 1 << 16)
+        _check("fallbacks", [len(step.fallbacks)], 1)
         _check("pages", [step.pages, *(pages for _, pages in step.device_pages)])
         if step.outcome in ("host-core", "unproved"):
             continue
@@ -213,7 +214,10 @@ def checked(proof: Proof) -> Proof:
     )
     _check("tree times nodes, GPUs and groups", [vertices * size], 0, MOST_SIZE)
     for search in (search for step in proof.steps for search in step.searches):
-        _check("least", search.least or [], 0, count - 1)
+        least = search.least or [0]
+        _check("least", least, 0, count - 1)
+        if least != sorted(set(least)):
+            raise ValueError(f"least: expected nodes, ascending, found {least}")
         for vertex in search.tree:
             if not _VERTEX.fullmatch(vertex):
                 raise ValueError(f"tree: expected a branch or what excludes it, found {vertex!r}")

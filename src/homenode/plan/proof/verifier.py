@@ -68,6 +68,8 @@ def verify(plan: PlanDocument, proof: Proof) -> list[str]:
     first, rest = terms_of(plan, step)
     found = [name for name, _ in cost]
     expect(found == first + rest, f"expected the terms {first + rest}, found {found}")
+    lists = [name for name, one in cost if isinstance(one, tuple)]
+    expect(lists == ["nodes", "split", "gpus"], f"expected lists for the last terms, found {lists}")
     expect(0 < proof.terms <= len(cost), f"expected 1 to {len(cost)} terms, found {proof.terms}")
     split = value["split"]
     main = "equal" if step.equal and isinstance(split, tuple) and len({*split}) == 1 else "any"

@@ -12,6 +12,7 @@ import pytest
 from homenode.errors import InputError
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.planner import plan
+from homenode.plan.proof import build
 from homenode.plan.proof.build import proof_of
 from homenode.plan.proof.facts import wrong_facts
 from homenode.plan.proof.family import FalseProofError
@@ -143,6 +144,18 @@ def test_another_placing_is_refused_with_any_proof_of_the_best() -> None:
             assert verdict(other) == "false", seed
             planted += 1
     assert planted > len(SEEDS) // 2
+
+
+def test_trees_that_split_by_packages_prove_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FEW_NODES", 0)
+    draw, splits = random.Random(5), 0
+    for seed, _, made, proof, document in proved(range(60)):
+        trees = [search.tree for step in proof.steps for search in step.searches]
+        splits += any(vertex.startswith("package") for tree in trees for vertex in tree)
+        assert verdict(document) == "true" and proof.terms == len(made.cost), seed
+        for other in other_placings(draw, document, proof):
+            assert verdict(other) == "false", seed
+    assert splits > 10
 
 
 def test_a_cost_that_is_not_the_placings_is_refused() -> None:

@@ -44,6 +44,9 @@ from homenode.plan.search.supply import usable
 from homenode.plan.stored import encode_plan
 from homenode.topology import Host
 
+FEW_NODES = 8
+"""With more nodes a tree splits by packages before it does by nodes."""
+
 MOST_WORK = 50_000
 """Of one tree, as `work_of` counts: some tenths of a second. Beyond, the proof is of fewer terms,
 or there is none."""
@@ -445,6 +448,12 @@ def work_of(family: Family) -> int:
 
 def _branch(family: Family, placing: _Placing) -> str | None:
     """What to tell apart in a family; None where it is one placing."""
+    packages = family.facts.packages
+    known = {*family.packages, *(packages[node] for node in family.must)}
+    if len(family.facts.nodes) > FEW_NODES:
+        for node in (*placing.nodes, *family.may):
+            if node in family.may and packages[node] not in known:
+                return f"package {packages[node]}"
     for node in (*placing.nodes, *family.may):
         if node in family.may:
             return f"node {node}"

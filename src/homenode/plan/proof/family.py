@@ -41,6 +41,7 @@ class Family:
         self.whole = [min(one) for one in zip(step.whole_cores, self.high, strict=True)]
         self.low, self.more = [1] * len(self.high), list(gpus)
         self.must: list[int] = []
+        self.packages: frozenset[int] = frozenset()
         self.gpus: list[int] = []
         self.may = [node for node, held in enumerate(self.high) if held]
         self.sizes = list(range(1, min(facts.most_nodes, step.groups, len(self.may)) + 1))
@@ -53,6 +54,9 @@ class Family:
         if kind == "node" and one in self.may:
             yes.may = no.may = [node for node in self.may if node != one]
             yes.must = sorted([*self.must, one])
+        elif kind == "package" and one not in {self.facts.packages[node] for node in self.must}:
+            yes.packages = self.packages | {one}
+            no.may = [node for node in self.may if self.facts.packages[node] != one]
         elif kind == "gpu" and one in self.more:
             yes.more = no.more = [gpu for gpu in self.more if gpu != one]
             yes.gpus = [*self.gpus, one]
@@ -67,7 +71,7 @@ class Family:
         """Leave out what costs more, a term being as wanted; whether that left anything out."""
         facts, groups = self.facts, self.step.groups
         before = len(self.may), self.low, self.high
-        own = {facts.packages[node] for node in self.must}
+        own = self.packages.union(facts.packages[node] for node in self.must)
         if name == "device_class":
             self.more = [gpu for gpu in self.more if self.classes([gpu])[0] <= wanted]
         elif name == "packages_spanned" and len(own) == wanted:
@@ -94,6 +98,8 @@ class Family:
             if low[node] <= high[node]
             if max(map(far[node].__getitem__, self.must), default=0) <= self.reach
         ]
+        if not self.packages <= {facts.packages[node] for node in self.must + self.may}:
+            self.sizes = []
         if facts.locality == "require":
             if any(self.is_away(facts.gpus[gpu].home) for gpu in self.gpus):
                 self.sizes = []
@@ -250,7 +256,7 @@ class Family:
             held = Counter({facts.packages[node]: 0 for node in inside})
             for node in inside:
                 held[facts.packages[node]] += self.high[node]
-            own = {facts.packages[node] for node in must}
+            own = self.packages.union(facts.packages[node] for node in must)
             rest = step.groups - sum(held.pop(package) for package in own)
             return len(own) + fewest(held.values(), rest)
         if name in HOME:

@@ -17,7 +17,9 @@ MOST_NODES = 1_024
 MOST_VERTICES = 100_000
 MOST_SIZE = 50_000_000
 MOST_NUMBER = 1 << 62
-_VERTEX = re.compile(r"[a-z_]{1,30}|(node|gpu) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}", re.ASCII)
+_VERTEX = re.compile(
+    r"[a-z_]{1,30}|(node|gpu|package) [0-9]{1,6}|groups [0-9]{1,6} [0-9]{1,6}", re.ASCII
+)
 
 
 class Home(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.gpu_parts import parts_at
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, PlannedDevice
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
 from homenode.targets.target import (
@@ -66,7 +66,7 @@ SUPPORT = {
     Feature.MEMORY_MODE: lost("Nova binds strictly", "memory may not come from other nodes"),
     Feature.HUGE_PAGES: native("`hw:mem_page_size`"),
     Feature.DEVICES: indirect(
-        "`pci_passthrough:alias` names a kind of device, set in nova.conf",
+        "`pci_passthrough:alias` names a kind of device, set in nova.conf with `device_spec`",
         "which function the server gets is Nova's choice",
     ),
     Feature.DEVICE_CELLS: lost(
@@ -91,6 +91,8 @@ _OWNED = re.compile(
     r"numa_(cpus|mem)\.[0-9]{1,3})\Z",
     re.ASCII,
 )
+_PF, _VF, _PCI = "type-PF", "type-VF", "type-PCI"
+"""Nova's types of PCI functions (nova.objects.fields.PciDeviceType)."""
 _MASK = re.compile(r"[0-9^,-]{1,4000}\Z", re.ASCII)
 _SIZE_UNITS = {"": KIB, "kb": KIB, "mb": MIB, "gb": GIB, "kib": KIB, "mib": MIB, "gib": GIB}
 
@@ -323,8 +325,13 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
         return []
     shared = _emulator_set(plan) or CpuSet()
     whole = plan.layout.pinning is Pinning.ONE_PER_CORE
-    free = [core.pus for core in host.cores if core.pus.isdisjoint(shared)]
     in_use = pus_of(plan.vcpu_pins)
+    # Of a core that the emulator shares with a vCPU, the vCPU's PU alone: the plan needs it.
+    free = [
+        core.pus if core.pus.isdisjoint(shared) else core.pus & in_use
+        for core in host.cores
+        if core.pus.isdisjoint(shared) or core.pus & in_use
+    ]
     dedicated = CpuSet(
         pu for pus in free for pu in (sorted(pus & in_use or pus)[:1] if whole else pus)
     )
@@ -345,41 +352,68 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
 def _aliases(
     plan: Plan, host: Host | None, before: Mapping[str, str], specs: dict[str, str | None]
 ) -> list[PlanFinding]:
-    """An alias for each kind of device; those of the flavor stay where their number is right."""
-    kinds: dict[tuple[int | None, int | None], list[Bdf]] = {}
+    """An alias for each kind of device; those of the flavor stay where their number is right.
+
+    Source: nova.pci.request (get_alias_from_config), nova.pci.devspec, nova.pci.stats.
+    """
+    kinds: dict[tuple[str | None, str | None, str | None], list[PlannedDevice]] = {}
     functions = [device for device in plan.devices if device.uuid is None]
     for device in functions:
-        known = None if host is None else host.device(device.bdf)
-        ids = (None, None) if known is None else (known.vendor_id, known.device_id)
-        kinds.setdefault(ids, []).append(device.bdf)
+        kinds.setdefault(_kind(device.bdf, host), []).append(device)
     if not kinds:
         return []
-    there = before.get("pci_passthrough:alias")
-    counts = [word.rpartition(":")[2] for word in (there or "").split(",")]
-    total = sum(int(one) for one in counts if one.isdigit() and len(one) < 6)
-    if there is not None and total == len(functions):
-        return []
+    there = before.get("pci_passthrough:alias", "")
+    given = [word.strip().rpartition(":") for word in there.split(",")]
+    total = sum(int(one) for _, _, one in given if one.isdigit() and len(one) < 6)
+    is_kept = bool(there) and total == len(functions)
     words, findings = [], []
-    for (vendor, product), devices in sorted(kinds.items(), key=str):
-        known_ids = vendor is not None and product is not None
-        name = f"pci-{vendor:04x}-{product:04x}" if known_ids else "gpu"
+    for (vendor, product, kind), devices in sorted(kinds.items(), key=str):
+        known = vendor is not None and product is not None
+        name = f"pci-{vendor}-{product}" + ("-vf" if kind == _VF else "") if known else "gpu"
         words.append(f"{name}:{len(devices)}")
-        alias = (
-            {"vendor_id": f"{vendor:04x}", "product_id": f"{product:04x}", "name": name}
-            if known_ids
-            else {"name": name}
-        )
+        if is_kept:  # which of several the operator means for this kind is not said
+            name = given[0][0] if len(given) == len(kinds) == 1 else ""
+        alias = {"vendor_id": vendor, "product_id": product, "device_type": kind, "name": name}
+        alias = {key: value for key, value in alias.items() if value}
+        offered = [
+            {"address": str(one.bdf)} | ({} if one.managed else {"managed": "no"})
+            for one in devices
+        ]
+        text = f"stands for {', '.join(str(one.bdf) for one in devices)} and devices of their kind"
+        if kind == _PCI:
+            text += f"; where sysfs has sriov_totalvfs of them, Nova needs device_type {_PF}"
+        if not all(one.managed for one in devices):
+            text += "; the host's driver must stay, or the vGPU is lost"
         findings.append(
             PlanFinding(
                 id="target-alias",
                 severity="info",
-                subject=f"OpenStack: alias {name}",
-                detail=f"stands for {', '.join(map(str, devices))} and devices of their kind",
-                fix=f"nova.conf, [pci]: alias = {json.dumps(alias)}",
+                subject=f"OpenStack: alias {name or f'of {vendor}:{product}'}",
+                detail=text,
+                fix=f"nova.conf, [pci]: alias = {json.dumps(alias)}; "
+                f"device_spec = {json.dumps(offered)}",
             )
         )
-    specs["pci_passthrough:alias"] = ",".join(words)
+    if not is_kept:
+        specs["pci_passthrough:alias"] = ",".join(words)
     return findings
+
+
+def _kind(bdf: Bdf, host: Host | None) -> tuple[str | None, str | None, str | None]:
+    """Vendor, product and Nova's type of a function; None where unknown.
+
+    Nova takes the type from libvirt, which calls every function with an SR-IOV capability a PF,
+    also one without VFs; and it keeps PFs from aliases that do not name the type.
+    """
+    known = None if host is None else host.device(bdf)
+    if known is None or known.vendor_id is None or known.device_id is None:
+        return (None, None, None)
+    kind = _PCI
+    if known.physical_function is not None:
+        kind = _VF
+    elif known.sriov_total_vfs:
+        kind = _PF
+    return (f"{known.vendor_id:04x}", f"{known.device_id:04x}", kind)
 
 
 def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[PlanFinding]:
@@ -387,17 +421,7 @@ def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[P
 
     Source: doc/source/admin/virtual-gpu.rst and pci-passthrough.rst of Nova.
     """
-    findings = [
-        PlanFinding(
-            id="target-nova-conf",
-            severity="info",
-            subject=f"OpenStack: vGPU {device.bdf}",
-            detail="its driver on the host must stay, or the vGPU is lost",
-            fix=f'nova.conf, [pci]: device_spec = {{"address": "{device.bdf}", "managed": "no"}}',
-        )
-        for device in plan.devices
-        if device.uuid is None and not device.managed
-    ]
+    findings = []
     mediated = [device for device in plan.devices if device.uuid is not None]
     if len(mediated) > 1:
         raise InputError(

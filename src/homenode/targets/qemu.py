@@ -85,10 +85,15 @@ _HEAD = """#!/usr/bin/env bash
 # homenode: VM {name} on host {host}, layout {layout}, for QEMU.
 #
 #   {file} prepare        reserve huge pages, give the devices to vfio-pci (root)
-#   {file} start [WORD]...  start QEMU and pin its threads; more words go to QEMU, such as
-#                         -drive, -netdev, firmware: those of the VM are not in this file
+#   {file} start [WORD]...  start QEMU and pin its threads; more words go to QEMU
 #   {file} pin PID        pin the threads of a QEMU that runs
 #   {file} command        print the command line, a word on each line
+#
+# Disks, network, display and firmware of the VM are not in this file: they are words of start.
+# Name the bus of each PCI device: of several root buses QEMU takes the newest, and an expander bus
+# takes bridges alone. For example:
+#   {file} start
+#     {words}
 set -euo pipefail
 
 """
@@ -121,6 +126,7 @@ def render(
 ) -> Rendering:
     """The script. Same input, same bytes."""
     name = refuse_unsafe_name(guest.name, source)
+    words = _words_of_user(plan, guest)
     locked = 0 if plan.aperture is None else plan.aperture.memlock_bytes // 1024
     text = "".join(
         (
@@ -129,6 +135,7 @@ def render(
                 host=printable(plan.host_name or "unknown"),
                 layout=plan.layout.name,
                 file="SCRIPT",
+                words="\n#     ".join(words),
             ),
             plan_values(plan),
             f"locked_kib={locked}\n",
@@ -138,7 +145,7 @@ def render(
             _TAIL,
         )
     )
-    return Rendering(text.encode(), (), _not_carried(guest))
+    return Rendering(text.encode(), (), _not_carried(guest, words))
 
 
 def _qemu_array(words: tuple[str, ...]) -> str:
@@ -152,7 +159,27 @@ def _qemu_array(words: tuple[str, ...]) -> str:
     return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
-def _not_carried(guest: Guest) -> tuple[PlanFinding, ...]:
+def _words_of_user(plan: Plan, guest: Guest) -> tuple[str, ...]:
+    """A disk, a NIC and a display as this command takes them, an option each."""
+    bus = f"bus={_root(guest)}"
+    thread = ",iothread=iothread1" if plan.iothread_pus else ""
+    display = "virtio-gpu-pci" if guest.architecture == "aarch64" else "VGA"
+    return (
+        "-drive file=disk.qcow2,if=none,id=disk0",
+        f"-device virtio-blk-pci,drive=disk0{thread},{bus}",
+        "-netdev user,id=net0",
+        f"-device virtio-net-pci,netdev=net0,{bus}",
+        f"-device {display},{bus}",
+        "-vnc 127.0.0.1:0",
+    )
+
+
+def _root(guest: Guest) -> str:
+    """The bus of the chipset."""
+    return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
+
+
+def _not_carried(guest: Guest, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
     return (
         PlanFinding(
             id="target-not-carried",
@@ -161,7 +188,8 @@ def _not_carried(guest: Guest) -> tuple[PlanFinding, ...]:
             detail="disks, network, firmware and consoles of the VM are not in the script: it "
             "says where "
             "vCPUs, memory and devices go",
-            fix="add them as words after `start`, such as -drive file=disk.qcow2,if=virtio",
+            fix=f"add them as words after `start`, such as {' '.join(words[:2])}; each PCI device "
+            "needs its bus=",
         ),
     )
 
@@ -176,7 +204,7 @@ def command(plan: Plan, guest: Guest, before: tuple[str, ...] = ()) -> tuple[str
         )
     controllers, places = _tree(plan, guest)
     tree = Tree(
-        root="pcie.0" if guest.is_q35 or guest.is_virt else "pci.0",
+        root=_root(guest),
         shared_slots=slots_shared(
             (*places.values(), *(c.address for c in controllers if c.address is not None))
         ),

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from tests.source_trees import FILES, SOURCE, nodes
+
 ANY = frozenset({"Finding"})
 
 
@@ -12,7 +14,7 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
 
     Of a condition at the call both texts.
     """
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
         if node.func.id not in callables:
@@ -25,7 +27,6 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
                     yield one.value
 
 
-_ROOT = Path(__file__).resolve().parents[1] / "src/homenode"
 _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
     ("", {"Finding": "", "PlanFinding": "", "Broken": ""}),
     ("verify/document", {"differs": "plan-"}),
@@ -40,7 +41,7 @@ def all_ids() -> frozenset[str]:
     return frozenset(
         prefix + one
         for folder, makers in _MAKERS
-        for path in (_ROOT / folder).rglob("*.py")
+        for path in (SOURCE / folder).rglob("*.py")
         for name, prefix in makers.items()
         for one in ids_given(path, {name})
     )
@@ -49,8 +50,8 @@ def all_ids() -> frozenset[str]:
 def words_of_source() -> frozenset[str]:
     """Every text of the source that may be an id, with each prefix that one may get."""
     found = set()
-    for path in _ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in FILES:
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found |= {node.value, f"plan-{node.value}", f"guest-{node.value}"}
                 found |= {f"{node.value}-missing"} if node.value.startswith("live-") else set()
@@ -60,7 +61,7 @@ def words_of_source() -> frozenset[str]:
 
 def severities_given(path: Path) -> Iterator[tuple[str, str]]:
     """(id, severity) of each Finding whose id is a text, for every severity that stands there."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
         if node.func.id != "Finding":

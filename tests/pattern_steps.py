@@ -36,6 +36,7 @@ class Matcher:
         self._found = False
         self._text = ""
         self._groups: dict[int, tuple[int, int]] = {}
+        self._known: dict[tuple[Any, int, str], bool] = {}  # by items of the tree, which stay
 
     def match(self, text: str) -> int:
         """Steps of pattern.match."""
@@ -212,7 +213,12 @@ class Matcher:
 
     def fits(self, kind: Any, value: Any, at: int) -> bool:
         """Whether the letter there is one of an item's."""
-        return at < len(self._text) and fits(kind, value, self._text[at], self.flags)
+        if at >= len(self._text):
+            return False
+        key = kind, id(value), self._text[at]
+        if key not in self._known:
+            self._known[key] = fits(kind, value, self._text[at], self.flags)
+        return self._known[key]
 
 
 def is_letter(kind: Any) -> bool:

@@ -4,13 +4,13 @@ A new reader or writer fails here: it belongs into the doors, or into EXCEPTIONS
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+from tests.source_trees import FILES, SOURCE, nodes
+
 DOORS = {"input_files.py", "durable.py", "package_files.py"}
 OF_GUESTS = "measure/programs/"
 """Run by a guest's own Python, on its own files; they import nothing of homenode."""
@@ -174,10 +174,10 @@ SNAPSHOTS = {"Snapshot", "LiveSnapshot", "FolderSnapshot", "MemorySnapshot"}
 """Their read_text is a method of ours: it reads through the door, or of a mapping."""
 
 
-def _uses(tree: ast.Module) -> Iterator[tuple[str, int, str]]:
+def _uses(nodes: Sequence[ast.AST]) -> Iterator[tuple[str, int, str]]:
     """(name, line, what it does) of what opens, copies or removes a file."""
-    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-    for node in ast.walk(tree):
+    parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] in MODULES or alias.name.startswith("importlib."):
@@ -241,10 +241,10 @@ def _is_ours(node: ast.Attribute, parents: dict[ast.AST, ast.AST]) -> bool:
 @cache
 def _found() -> list[tuple[str, str, int, str]]:
     found = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in FILES:
         inside = str(path.relative_to(SOURCE))
         if inside not in DOORS and not inside.startswith(OF_GUESTS):
-            uses = _uses(ast.parse(path.read_text()))
+            uses = _uses(nodes(path))
             found += [(inside, name, line, what) for name, line, what in uses]
     return found
 
@@ -312,9 +312,9 @@ def test_each_exception_is_one() -> None:
     ],
 )
 def test_every_spelling_is_found(text: str) -> None:
-    assert list(_uses(ast.parse(text)))
+    assert list(_uses(list(ast.walk(ast.parse(text)))))
 
 
 def test_a_snapshot_is_no_file() -> None:
     text = "def f(snapshot: 'Snapshot'):\n    return lambda path: snapshot.read_text(path)"
-    assert not list(_uses(ast.parse(text)))
+    assert not list(_uses(list(ast.walk(ast.parse(text)))))

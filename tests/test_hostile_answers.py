@@ -24,8 +24,8 @@ from homenode.results.received import MAX_BYTES, receive_run
 from homenode.sources import load_host
 from homenode.topology import Host
 from tests.report_runs import full_run
+from tests.source_trees import FILES, nodes
 
-SOURCE = Path(__file__).parent.parent / "src" / "homenode"
 DEEP = "[" * 200_000
 HOSTILE = (
     DEEP,
@@ -73,10 +73,10 @@ def test_deep_toml_is_a_message() -> None:
 def test_json_is_read_with_its_limits_everywhere() -> None:
     """A reader that forgets the recursion limit ends in a traceback."""
     broken = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in FILES:
         if "measure/programs" in str(path) or path.name == "json_text.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Try):
                 continue
             reads = any(

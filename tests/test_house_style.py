@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "homenode"
+from tests.source_trees import FILES, SOURCE, nodes, tree
+
 EFFECTS = {
     "os",
     "subprocess",
@@ -22,12 +23,11 @@ EFFECTS = {
     "glob",
     "io",
 }
-FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def _imports(tree: ast.Module) -> list[tuple[str, int]]:
+def _imports(path: Path) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(alias.name.partition(".")[0], node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -37,12 +37,11 @@ def _imports(tree: ast.Module) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_only_files_marked_io_touch_the_outside(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    first_line = (ast.get_docstring(tree) or "").partition("\n")[0]
+    first_line = (ast.get_docstring(tree(path)) or "").partition("\n")[0]
     assert first_line, f"{path}: no module docstring"
     if first_line.endswith("[I/O]"):
         return
-    broken = [f"{path}:{line}: imports {name}" for name, line in _imports(tree) if name in EFFECTS]
+    broken = [f"{path}:{line}: imports {name}" for name, line in _imports(path) if name in EFFECTS]
     assert not broken, "\n".join(broken)
 
 
@@ -51,7 +50,7 @@ def test_only_process_starts_processes() -> None:
         f"{path}:{line}"
         for path in FILES
         if path.name != "process.py"
-        for name, line in _imports(ast.parse(path.read_text()))
+        for name, line in _imports(path)
         if name == "subprocess"
     ]
     assert not starters
@@ -62,7 +61,7 @@ def test_only_the_command_line_exits() -> None:
         f"{path}:{node.lineno}"
         for path in FILES
         if "cli" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute)
         and node.attr == "exit"
         and isinstance(node.value, ast.Name)
@@ -91,7 +90,7 @@ def test_packages_import_each_other_in_one_direction_only() -> None:
     for path in FILES:
         parts = path.relative_to(SOURCE).parts
         own = parts[0].removesuffix(".py")
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
                 root, _, rest = node.module.partition(".")
                 if root == "homenode" and rest and rest.partition(".")[0] != own:

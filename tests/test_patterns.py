@@ -9,17 +9,16 @@ import fnmatch
 import importlib
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import homenode
 from homenode.snapshot.pseudonyms import _PLACE_OF_HOST
 from tests.pattern_steps import Matcher, superlinear
+from tests.source_trees import FILES, SOURCE, nodes
 
-SOURCE = Path(homenode.__file__).parent
 METHODS = {
     "match": "match",
     "fullmatch": "fullmatch",
@@ -44,10 +43,10 @@ PASSED_ON = {
 Case = tuple[str, Any, str]
 
 
-def _uses(path: Path) -> dict[str, set[str]]:
+def _methods(path: Path) -> dict[str, set[str]]:
     """Methods of re.Pattern that a file calls, by the name that they are called of."""
     found: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute) and node.attr in METHODS:
             name = node.value.id if isinstance(node.value, ast.Name) else ast.unparse(node.value)
             found.setdefault(name, set()).add(METHODS[node.attr])
@@ -79,7 +78,7 @@ def _named() -> Iterator[Case]:
         loaded = importlib.import_module(module.name)
         path = Path(str(loaded.__file__))
         inside = str(path.relative_to(SOURCE))
-        uses = _uses(path)
+        uses = _methods(path)
         for top, value in list(vars(loaded).items()):
             for name, pattern in _owned(value, top):
                 methods = uses.get(name, set())
@@ -91,8 +90,8 @@ def _named() -> Iterator[Case]:
 
 
 def _in_line() -> Iterator[Case]:
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in FILES:
+        for node in nodes(path):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
             of_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
@@ -141,25 +140,25 @@ BUILT: dict[tuple[str, str], tuple[str, str]] = {
 """Patterns that a function makes, by file and text: what it makes, and the method it is used by."""
 
 
-def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, bool]]:
+def _calls(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.Call, bool]]:
     """Calls of re's functions, and whether each is in a function."""
     inside = {
         below
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.Lambda)
         for below in ast.walk(node)
         if below is not node
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
             yield node, node in inside
 
 
-def _unseen(inside: str, tree: ast.Module, seen: set[Any]) -> Iterator[str]:
+def _unseen(inside: str, nodes: Sequence[ast.AST], seen: set[Any]) -> Iterator[str]:
     """What no case below is made of. seen: the texts of those that are."""
-    for call, in_function in _calls(tree):
+    for call, in_function in _calls(nodes):
         assert isinstance(call.func, ast.Attribute)
         name, where = call.func.attr, f"{inside}:{call.lineno}"
         if name == "escape":
@@ -173,7 +172,7 @@ def _unseen(inside: str, tree: ast.Module, seen: set[Any]) -> Iterator[str]:
                 yield f"{where}: {text.value!r}: make it a constant of the module"
         elif in_function and (inside, ast.unparse(text)) not in BUILT:
             yield f"{where}: {ast.unparse(text)}: made in a function, and not in BUILT"
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module in ("re", "regex"):
             yield f"{inside}:{node.lineno}: import re, so that its uses are found"
         elif isinstance(node, ast.Import):
@@ -193,10 +192,12 @@ def test_every_pattern_is_looked_at() -> None:
     seen = {pattern.pattern for _, pattern, _ in CASES}
     unseen: list[str] = []
     built = set()
-    for path in sorted(SOURCE.rglob("*.py")):
-        inside, tree = str(path.relative_to(SOURCE)), ast.parse(path.read_text())
-        unseen += _unseen(inside, tree, seen)
-        built |= {(inside, ast.unparse(call.args[0])) for call, _ in _calls(tree) if call.args}
+    for path in FILES:
+        inside = str(path.relative_to(SOURCE))
+        unseen += _unseen(inside, nodes(path), seen)
+        built |= {
+            (inside, ast.unparse(call.args[0])) for call, _ in _calls(nodes(path)) if call.args
+        }
     assert not unseen, "\n".join(unseen)
     assert BUILT.keys() <= built
 
@@ -216,7 +217,7 @@ def test_every_pattern_is_looked_at() -> None:
     ],
 )
 def test_a_new_pattern_is_found(text: str) -> None:
-    assert list(_unseen("x.py", ast.parse(text), {"a"}))
+    assert list(_unseen("x.py", list(ast.walk(ast.parse(text))), {"a"}))
 
 
 @pytest.mark.parametrize(("name", "pattern", "method"), CASES, ids=[case[0] for case in CASES])

@@ -16,9 +16,9 @@ from homenode.measure.access.machine import Machine, Said
 from homenode.measure.access.remote import RemoteMachine
 from homenode.measure.gpu.machine import COLLECTIVES, COPIES
 from homenode.measure.program_text import ask_for_torch, run_program
+from tests.source_trees import FILES, SOURCE, nodes
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "src" / "homenode"
 HOMENODE = Path(sys.executable).with_name("homenode")
 PROGRAMS = sorted(path.stem for path in (SOURCE / "measure" / "programs").glob("*.py"))
 """Whatever a Python is asked to run, here or in a guest."""
@@ -187,9 +187,9 @@ def test_a_python_named_by_a_relative_path_is_started(
 def test_a_python_is_started_in_one_way_only() -> None:
     """A program for a Python is given to run_program; -c stands where the folder is left out."""
     broken = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in FILES:
         inside = str(path.relative_to(SOURCE))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if not isinstance(node, ast.Tuple | ast.List):
                 continue
             words = [one.value for one in node.elts if isinstance(one, ast.Constant)]

@@ -19,9 +19,9 @@ from homenode.cli import main, terminal
 from homenode.cli.terminal import note, print_diff, print_json, say
 from homenode.report.terminal_text import PrintableConsole, TableOrList
 from homenode.wording import printable_lines
+from tests.source_trees import FILES, SOURCE, nodes
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "homenode"
 HOMENODE = str(Path(sys.executable).with_name("homenode"))
 DOCUMENT = ROOT / "demo" / "gpu-vm.xml"
 STEERING = "\x1b[2J\x1b]0;owned\x07 \x9b31m \u202egnp.exe \u2066\u200b\r\x08\x7f \x90q\x9c \u2028"
@@ -194,16 +194,19 @@ def test_virsh_and_guests_say_nothing_but_plain_letters(tmp_path: Path) -> None:
 def test_only_the_terminal_prints() -> None:
     """The hook of KubeVirt, which must start fast, has a door of its own: on_define_domain.tell."""
     broken = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in FILES:
         inside = str(path.relative_to(SOURCE))
         if inside in ("cli/terminal.py", "cli/on_define_domain.py") or "/programs/" in inside:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call | ast.Attribute):
-                continue
-            prints = isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "Console")
-            writes = ast.unparse(node) in ("sys.stdout.write", "sys.stderr.write")
-            if (prints and inside != "report/slurm_study_page.py") or writes:
+        for node in nodes(path):
+            match node:
+                case ast.Call(func=ast.Name("print" | "Console")):
+                    found = inside != "report/slurm_study_page.py"
+                case ast.Attribute(ast.Attribute(ast.Name("sys"), "stdout" | "stderr"), "write"):
+                    found = True
+                case _:
+                    found = False
+            if found:
                 broken.append(f"{inside}:{node.lineno}")
     assert not broken
 

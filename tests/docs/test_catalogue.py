@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from homenode.catalogue import Entry, catalogue, entries
-from tests.doc_pages import DOCS, ROOT
+from tests.doc_pages import DOCS
 from tests.finding_ids import all_ids, severities_given, words_of_source
+from tests.source_trees import FILES
 
 PAGES = sorted(path for path in (DOCS / "findings").glob("*.md") if path.stem != "README")
 LONG = ("Cause", "Cost", "Fix", "Source")
@@ -29,7 +30,7 @@ def test_findings_have_the_severities_that_the_catalogue_gives_them() -> None:
     known = catalogue()
     wrong = [
         (name, severity)
-        for path in sorted((ROOT / "src/homenode").rglob("*.py"))
+        for path in FILES
         for name, severity in severities_given(path)
         if severity not in known[name].severities
     ]

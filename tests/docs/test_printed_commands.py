@@ -17,8 +17,8 @@ from homenode.errors import InputError
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import Virsh
 from homenode.wording import command_line
+from tests.source_trees import FILES, SOURCE, nodes
 
-SOURCE = Path(__file__).parents[2] / "src" / "homenode"
 UUID = "3f1c6d3e-0000-4000-8000-000000000001"
 HOSTILE = "a b; rm -rf ~ $(id) `id` 'q' \"d\" & | > x #.xml"
 PROGRAMS = (
@@ -111,11 +111,11 @@ def _unquoted(text: ast.JoinedStr) -> Iterator[str]:
 
 def test_no_command_is_printed_with_a_word_that_is_not_quoted() -> None:
     broken = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in FILES:
         inside = str(path.relative_to(SOURCE))
         if inside in NOT_PRINTED or "/programs/" in inside:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.JoinedStr):
                 broken += [
                     f"{inside}:{node.lineno}: {one}" for one in _unquoted(node) if one not in SAFE

@@ -56,7 +56,7 @@ def signed_header(name: str) -> bytes:
     block = bytearray(header(name, 0, b"5"))
     block[345:360] = b"\xff" * 15
     block[148:156] = b" " * 8
-    block[148:156] = b"%06o\0 " % sum(byte - 256 * (byte > 127) for byte in block)
+    block[148:156] = b"%06o\0 " % sum(memoryview(block).cast("b"))
     return bytes(block)
 
 
@@ -288,7 +288,7 @@ BOMBS: Mapping[str, Callable[[], bytes]] = {
     "bzip2 of noise": lambda: bz2.compress(member("sys/x", _noise(5 * MIB)) + END),
     "bzip2 of little noise": lambda: bz2.compress(member("sys/x", _noise(4 * MIB - 50_000)) + END),
     "xz of letters": lambda: _xz(member("sys/x", base64.b64encode(_noise(3 * MIB))) + END),
-    "gzip of noise": lambda: gzip.compress(member("sys/x", _noise(7 * MIB)) * 8 + END, 1),
+    "gzip of noise": lambda: gzip.compress(member("sys/x", _noise(7 * MIB)) * 8 + END, 0),
     "xz with a dictionary of 1.5 GiB": _big_dictionary,
     "bzip2 of zeros": lambda: bz2.compress(member("sys/x", b"") + bytes(140 * MIB)),
     "100,000 streams of gzip": lambda: gzip.compress(b"", 1) * 100_000 + gzip.compress(host_tar()),

@@ -86,7 +86,10 @@ def verify(plan: PlanDocument, proof: Proof) -> list[str]:
         expect(left in earlier, f"expected an earlier step {left}, found none")
     near = first.index("nodes_spanned") if plan.policy == "cores-first" else int(step.shares)
     of_kind = f" with {main} cells" if step.reason and main == "equal" else ""
-    said = [f"no placement{of_kind} costs less in the first {proof.terms} of {len(cost)} terms"]
+    terms = (
+        f"the first {proof.terms} of {len(cost)}" if proof.terms < len(cost) else f"all {len(cost)}"
+    )
+    said = [f"proved: no placement{of_kind} costs less, in {terms} terms of the cost"]
     said += [f"not proved: {step.reason}"] * bool(step.reason)
     said += [f"not proved: {', '.join(found[proof.terms :])}"] * (proof.terms < len(found))
     for number, other in enumerate(steps):
@@ -159,7 +162,8 @@ def check_preference(facts: Facts, step: Step, search: Search, cost: Goal, main:
 
 def check_step(facts: Facts, step: Step, near: Goal, *, is_earlier: bool) -> str:
     """What is proved of a fallback that is not chosen."""
-    name = " or ".join(", ".join(one) or "nothing gives way" for one in step.fallbacks)
+    names = (f'"{", ".join(one) or "nothing gives way"}"' for one in step.fallbacks)
+    name = f"fallback {' or '.join(names)}"
     if step.outcome == "unproved":
         return f"{name}: not proved: {step.reason}"
     if step.outcome == "host-core":
@@ -169,5 +173,5 @@ def check_step(facts: Facts, step: Step, near: Goal, *, is_earlier: bool) -> str
     expect(step.outcome == "no-set" or (is_near and near), f"{name}: found {step.outcome}")
     expect([one.splits for one in step.searches] == ["any"], f"{name}: expected one search")
     walk(facts, step, step.searches[0], near if is_near else [], ties=step.outcome == "not-better")
-    said = {"worse": "every placing is farther away", "not-better": "none is nearer"}
+    said = {"worse": "each placement is farther away", "not-better": "no placement is nearer"}
     return f"{name}: {said.get(step.outcome, 'no set of nodes holds the VM')}"

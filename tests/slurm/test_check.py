@@ -250,6 +250,36 @@ def test_a_shape_that_the_machine_has_not_is_critical() -> None:
     assert ids(checked(right_gres(host), host, "2x32x2")) == ["slurm-shape-differs"]
 
 
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        ("Sockets=2 CoresPerSocket=16 RealMemory=524288", []),
+        ("Sockets=2 CoresPerSocket=16 RealMemory=524289", ["slurm-memory-differs"]),
+        ("Sockets=4 CoresPerSocket=8", ["slurm-shape-differs"]),
+        ("Sockets=1 CoresPerSocket=32", ["slurm-shape-differs"]),
+    ],
+)
+def test_memory_and_sockets_are_those_of_the_machine(node: str, expected: list[str]) -> None:
+    host = machine(TESTBED)
+    slurm = f"{CLUSTER}NodeName=n {node} ThreadsPerCore=2 Gres=gpu:8\n"
+    found = check(
+        parse_config(right_gres(host), "gres.conf"),
+        parse_config(slurm, "slurm.conf"),
+        host,
+        cgroup=parse_config(CGROUP, "c"),
+        version=NEW,
+    )
+    assert ids(found) == expected
+    with pytest.raises(ParseError, match="RealMemory"):
+        check(parse_config("", "g"), parse_config("NodeName=n RealMemory=64G\n", "s"), host)
+
+
+def test_an_older_slurm_cannot_take_numa_nodes_for_sockets() -> None:
+    host = machine(MI250X)
+    old = checked("AutoDetect=rsmi\n", host, "1x32x2", version=SlurmVersion(21, 8))
+    assert ids(old) == [] and "numa_node_as_socket" not in old.slurm
+
+
 def test_settings_of_the_cluster_are_found_and_set_right() -> None:
     bare = (
         "ClusterName=c\nSelectType=select/cons_res SelectTypeParameters=CR_CPU  # old\n"
@@ -288,10 +318,13 @@ def test_an_older_slurm_gets_nothing_that_it_does_not_know() -> None:
     host = machine(TESTBED)
     slurm = CLUSTER.replace(",ENFORCE_BINDING_GRES", "")
     old = checked(right_gres(host), host, "2x16x2", slurm=slurm, version=SlurmVersion(22, 5, 8))
-    assert ids(old) == ["slurm-binding-optional"]
-    assert "ENFORCE_BINDING_GRES" not in old.slurm
-    assert "--gres-flags=enforce-binding" in str(old.findings.findings[0].fix)
+    assert ids(old) == [] and "ENFORCE_BINDING_GRES" not in old.slurm
+    (advice,) = (f for f in old.findings.findings if f.id == "slurm-binding-optional")
+    assert "--gres-flags=enforce-binding" in str(advice.fix)
+    newer = checked(right_gres(host), host, "2x16x2", slurm=slurm)
+    assert ids(newer) == ["slurm-binding-optional"]
     unknown = checked(right_gres(host), host, "2x16x2", slurm=slurm, version=None)
+    assert ids(unknown) == []
     added = [line for line in unknown.slurm.splitlines() if "ENFORCE" in line]
     assert len(added) == 1 and added[0].startswith("# from 23.11.2 on")
     default = checked(

@@ -3,7 +3,7 @@
 Source: gres.conf(5) of 22.05.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
@@ -11,6 +11,7 @@ from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.slurm.check_slurm import (
     NO_LINES,
+    NOT_SET,
     SlurmVersion,
     check_cgroup,
     check_includes,
@@ -31,7 +32,7 @@ from homenode.slurm.gres import (
     right_gpus,
 )
 from homenode.slurm.home_nodes import gpu_memory_nodes, gpus_in_order, nodes_with_cpus
-from homenode.slurm.nodes import NodeClass, node_classes
+from homenode.slurm.nodes import NodeClass, defines_nodes, node_classes
 from homenode.topology import Host
 from homenode.wording import nodes_text, plural
 
@@ -77,8 +78,9 @@ def check(
     wrong = []
     with_links = False
     for of in classes:
-        shape = tuple(check_shape(of, host, slurm))
+        shape = tuple(check_shape(of, host, slurm, version))
         own = tuple(without_absence(check_gres(of, host, gres.source), gres))
+        shape += tuple(without_absence(check_promised(of, slurm), slurm))
         findings += [*own, *shape]
         ids = {f.id for f in own if f.id in _LINKS or f.severity is not Severity.INFO}
         if ids & (_REWRITTEN | _LINKS) and "gres-count" not in _critical(own):
@@ -141,6 +143,61 @@ def check_gres(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
         yield from _cores(of, line, own, order, f"{line.line.source}:{line.line.first}")
         if not of.sliced:
             yield from _links(of, line, own, members, f"{line.line.source}:{line.line.first}")
+
+
+def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
+    """Gres= of slurm.conf against the lines by hand: of these Slurm takes what it promises, by
+    type, and ignores the others.
+
+    Seen: `slurmd -G` of 22.05.8, which ends where some GPUs of a file have a type and
+    some have not.
+    """
+    if of.definition is None and (of.names or not defines_nodes(slurm)):
+        return  # nodes of another cluster, or dynamic ones
+    promised = {} if of.definition is None else of.definition.gpu_types
+    listed: dict[str, int] = {}
+    for line in of.lines:
+        kind = (line.type or "").lower()
+        listed[kind] = listed.get(kind, 0) + line.devices
+    if not promised and (listed or of.autodetect):
+        yield Finding(
+            id="gres-count",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected="Gres=gpu:N on the NodeName= line in slurm.conf",
+            observed=NOT_SET,
+            cost="Slurm ignores every GPU of gres.conf, and no job gets one",
+            fix="Gres=gpu:N, with the types of gres.conf where it has some",
+            source=f"{slurm.source}, slurm.conf(5)",
+        )
+    by_type = [promised] if of.autodetect is not None else [promised, listed]
+    is_mixed = any(len(counts) > 1 and "" in counts for counts in by_type)
+    # Where the totals differ, gres-count says so.
+    by_hand = of.autodetect is None and sum(listed.values()) == sum(promised.values())
+    if is_mixed or (by_hand and listed and set(promised) != {""} and listed != promised):
+        yield Finding(
+            id="gres-type-differs",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected="a type for all GPUs of Gres= and of gres.conf, or for none"
+            if is_mixed
+            else f"Gres={_typed(listed)} in slurm.conf, as gres.conf lists",
+            observed=f"Gres={_typed(promised)}"
+            + (f", and {_typed(listed)} in gres.conf" if is_mixed else ""),
+            cost="slurmd does not start"
+            if is_mixed
+            else "Slurm ignores GPUs of another type than it promises, and drains the node",
+            fix="make types and counts the same in both files",
+            source=f"{slurm.source}, {_PAGE}",
+        )
+
+
+def _typed(counts: Mapping[str, int]) -> str:
+    """
+    >>> _typed({"h100": 6, "": 2})
+    'gpu:h100:6,gpu:2'
+    """
+    return ",".join(f"gpu:{kind}:{n}" if kind else f"gpu:{n}" for kind, n in counts.items())
 
 
 def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from homenode.slurm.home_nodes import nodes_with_cpus
 from homenode.slurm.nodes import NodeClass
 from homenode.tools.scontrol import NodeShape
 from homenode.topology import Host
+from homenode.units import MIB
 from homenode.wording import command_line, plural
 
 _PAGE = "slurm.conf(5)"
@@ -32,6 +33,7 @@ NOT_SET = "it is not set"
 NO_LINES = "none, and no AutoDetect"
 CONS_TRES_IS_DEFAULT = SlurmVersion(23, 11)
 KNOWS_ENFORCE_BINDING = SlurmVersion(23, 11, 2)
+KNOWS_NUMA_NODE_AS_SOCKET = SlurmVersion(22, 5)
 
 
 class Setting(NamedTuple):
@@ -112,9 +114,10 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
         )
     if "ENFORCE_BINDING_GRES" not in parameters:
         knows = version is None or version >= KNOWS_ENFORCE_BINDING
+        # A fault only where the version has the setting: else no edit of the file could mend it.
         yield Finding(
             id="slurm-binding-optional",
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if version and knows else Severity.INFO,
             subject=subject,
             expected="GPUs given with cores of their own socket, by default",
             observed=_shown(slurm, "selecttypeparameters"),
@@ -162,15 +165,33 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
         )
 
 
-def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
-    """Sockets, cores and threads as slurm.conf has them, against the machine."""
-    if of.definition is None or of.definition.shape is None:
+def check_shape(
+    of: NodeClass, host: Host, slurm: Config, version: SlurmVersion | None = None
+) -> Iterator[Finding]:
+    """Memory, sockets, cores and threads as slurm.conf has them, against the machine."""
+    if of.definition is None:
+        return
+    source = f"{of.definition.line.source}:{of.definition.line.first}, {_PAGE}"
+    overridden = "config_overrides" in _words(slurm, "slurmdparameters")
+    promised, there = of.definition.memory_mib, _memory_mib(host)
+    if promised is not None and there is not None and promised > there:
+        yield Finding(
+            id="slurm-memory-differs",
+            severity=Severity.CRITICAL,
+            subject=of.subject,
+            expected=f"RealMemory={there} at most, as the machine has",
+            observed=f"RealMemory={promised}",
+            cost="config_overrides hides it: Slurm gives out memory that is not there"
+            if overridden
+            else "the node is drained (Low RealMemory)",
+            fix="take what `slurmd -C` prints on the node",
+            source=source,
+        )
+    if of.definition.shape is None:
         return
     shape = of.definition.shape
     order = core_order(host)
-    source = f"{of.definition.line.source}:{of.definition.line.first}, {_PAGE}"
     if not order.fits(shape):
-        overridden = "config_overrides" in _words(slurm, "slurmdparameters")
         yield Finding(
             id="slurm-shape-differs",
             severity=Severity.CRITICAL,
@@ -189,12 +210,29 @@ def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
         )
         return
     nodes = nodes_with_cpus(host)
+    by_cache = "l3cache_as_socket" in _words(slurm, "slurmdparameters")
+    counts = {len(host.packages), len(nodes), *([len(host.llcs)] if by_cache else [])}
+    if shape.sockets not in counts:
+        said = " or ".join(map(str, sorted(counts)))
+        yield Finding(
+            id="slurm-shape-differs",
+            severity=Severity.WARNING,
+            subject=of.subject,
+            expected=f"Sockets={said}, as the machine has packages or NUMA nodes with CPUs",
+            observed=f"{shape} (sockets x cores x threads)",
+            cost="Slurm matches GPUs and cores by sockets that the machine does not have",
+            fix="take what `slurmd -C` prints on the node",
+            source=source,
+        )
+        return
     if shape.sockets < len(nodes) and len(host.packages) < len(nodes):
         right = right_shape(of, host)
         assert right is not None
         yield Finding(
             id="slurm-sockets-span-nodes",
-            severity=Severity.WARNING,
+            severity=Severity.INFO
+            if version is not None and version < KNOWS_NUMA_NODE_AS_SOCKET
+            else Severity.WARNING,
             subject=of.subject,
             expected=f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
             observed=f"{plural(shape.sockets, 'socket')} ({shape})",
@@ -204,6 +242,13 @@ def check_shape(of: NodeClass, host: Host, slurm: Config) -> Iterator[Finding]:
             f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}",
             source=source,
         )
+
+
+def _memory_mib(host: Host) -> int | None:
+    """The memory of all nodes, as slurmd counts it; None where that of a node is unknown."""
+    sizes = [node.memory_bytes for node in host.nodes]
+    known = [size for size in sizes if size is not None]
+    return sum(known) // MIB if known and len(known) == len(sizes) else None
 
 
 def right_shape(of: NodeClass, host: Host) -> NodeShape | None:

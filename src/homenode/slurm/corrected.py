@@ -84,7 +84,7 @@ def corrected_slurm(
             added.append(f"{setting.key}={setting.value}")
         else:
             changed.setdefault(found[1], {})[setting.key] = setting.value
-    added += _node_sockets(slurm, classes, host, changed)
+    added += _node_sockets(slurm, classes, host, changed, version)
     edits = [_edit(line, with_words(slurm.rows(line), words)) for line, words in changed.items()]
     texts = _edited(slurm, edits)
     if added:
@@ -99,12 +99,13 @@ def _node_sockets(
     classes: Sequence[NodeClass],
     host: Host,
     changed: dict[ConfigLine, dict[str, str]],
+    version: SlurmVersion | None,
 ) -> list[str]:
     """Sockets as NUMA nodes where they span several: words to change, and lines to add."""
     spanned = False
     for of in classes:
         shape = right_shape(of, host)
-        found = {finding.id for finding in check_shape(of, host, slurm)}
+        found = {one.id for one in check_shape(of, host, slurm, version) if one.is_bad}
         if "slurm-sockets-span-nodes" in found and shape is not None and of.definition is not None:
             spanned = True
             changed.setdefault(of.definition.line, {}).update(

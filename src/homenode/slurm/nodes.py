@@ -1,28 +1,35 @@
 """Nodes: what Slurm takes the shape of its nodes to be, and nodes of which it says the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from homenode.errors import InputError
+from homenode.errors import InputError, ParseError
 from homenode.slurm.config import Config, ConfigLine
 from homenode.slurm.gres import GresLine, autodetect_for, gres_lines, lines_by_node, lines_for
 from homenode.tools.scontrol import NodeShape, node_shape
 from homenode.tools.slurm_hostlist import Hostlists, compress_hostlist
-from homenode.tools.slurm_job import gpu_count, has_slices
+from homenode.tools.slurm_job import gpu_types, has_slices
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDefinition:
     """A NodeName line of slurm.conf. shape: None where the line leaves it to slurmd.
 
-    gpus: how many; None where Gres= names none. sliced: some of these are MIG slices.
+    gpu_types: how many GPUs of each type Gres= promises; empty where it names none. sliced: some
+    of these are MIG slices. memory_mib: RealMemory=; None where it is not given.
     """
 
     names: tuple[str, ...]
     line: ConfigLine
     shape: NodeShape | None
-    gpus: int | None
+    gpu_types: Mapping[str, int]
     sliced: bool = False
+    memory_mib: int | None = None
+
+    @property
+    def gpus(self) -> int | None:
+        """How many; None where Gres= names none."""
+        return sum(self.gpu_types.values()) if self.gpu_types else None
 
 
 def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
@@ -47,11 +54,25 @@ def node_definitions(config: Config) -> tuple[NodeDefinition, ...]:
                 lists.expand(name, line.source, line=line.first),
                 line,
                 node_shape(values, line.source, line.first),
-                None if gres is None else gpu_count(gres),
+                {} if gres is None else gpu_types(gres),
                 gres is not None and has_slices(gres),
+                _memory(values.get("realmemory"), line),
             )
         )
     return tuple(found)
+
+
+def defines_nodes(config: Config) -> bool:
+    """Whether a slurm.conf, as far as it was read, has lines about nodes."""
+    return any(line.words[0][0] == "nodename" for line in config.lines)
+
+
+def _memory(text: str | None, line: ConfigLine) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise ParseError(line.source, "RealMemory= with a number of MiB", text, line=line.first)
+    return int(text)
 
 
 @dataclass(frozen=True, slots=True)

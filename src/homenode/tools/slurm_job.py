@@ -147,16 +147,27 @@ def _places(detail: str, source: str) -> tuple[int, ...] | None:
     return None
 
 
-def gpu_count(text: str) -> int | None:
-    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
-    count: int | None = None
+def gpu_types(text: str) -> dict[str, int]:
+    """GPUs of a node's Gres= by their type in small letters, as Slurm compares them; "" = no type.
+
+    >>> gpu_types("gpu:H100:6(S:0-1),gpu:a100:no_consume:2,nic:2"), gpu_types("gpu:8")
+    ({'h100': 6, 'a100': 2}, {'': 8})
+    """
+    counts: dict[str, int] = {}
     for item in _outside_brackets(text):
-        name, _, rest = item.partition("(")[0].partition(":")
+        name, *rest = item.partition("(")[0].split(":")
         if name != "gpu":
             continue
-        number = rest.rpartition(":")[2]
-        count = (count or 0) + (int(number) if _digits(number) else 1)
-    return count
+        count = int(rest.pop()) if rest and _digits(rest[-1]) else 1
+        kind = next((word.lower() for word in rest if word != "no_consume"), "")
+        counts[kind] = counts.get(kind, 0) + count
+    return counts
+
+
+def gpu_count(text: str) -> int | None:
+    """GPUs of a node's Gres= ("gpu:h100:8(S:0-1),nic:2"); None where it names none."""
+    counts = gpu_types(text)
+    return sum(counts.values()) if counts else None
 
 
 def has_slices(text: str) -> bool:

@@ -25,6 +25,7 @@ from homenode.plan.request import (
     GuestRequest,
     Policy,
 )
+from homenode.plan.search import candidates
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, PagePool, RunningDomain
@@ -474,6 +475,21 @@ def test_nor_on_hosts_of_more_nodes_with_several_gpus(first: int) -> None:
         draw = random.Random(seed)
         host = wide_host(draw)
         compare(host, wide_wish(draw, host))
+
+
+def test_nor_where_sets_of_nodes_are_too_many_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates, "MOST_LISTED_NODES", 0)
+    monkeypatch.setattr(candidates, "MOST_PACKAGES", 1)
+    known = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        host = celled_host(draw) if seed % 3 else small_host(draw)
+        request = celled_wish(draw, host) if seed % 3 else small_wish(draw, host)
+        placement = attempt(host, request)
+        if placement is not None and placement.optimal:
+            known += 1
+            compare(host, request)
+    assert known > 200
 
 
 def test_nor_where_the_core_of_an_emulator_keeps_a_gpu_set_whole() -> None:

@@ -44,6 +44,28 @@ def test_of_many_packages_several_near_the_devices_are_better_than_one_that_is_n
     assert place(host, request).nodes == (0, 1)
 
 
+def test_of_many_nodes_the_least_is_found_that_no_distances_lead_to() -> None:
+    # Nodes 1, 4 and 9 are near to each other, and each is nearer to nodes that are far apart.
+    near = {frozenset(pair): 16 for pair in ((1, 4), (4, 9), (1, 9))}
+    near |= {frozenset((node, other)): 12 for node in (1, 4, 9) for other in (node + 1, node - 1)}
+    host = even_host(
+        12,
+        distances=tuple(
+            tuple(10 if i == j else near.get(frozenset((i, j)), 32) for j in range(12))
+            for i in range(12)
+        ),
+    )
+    placement = place(host, small_request(12))
+    assert placement.nodes == (1, 4, 9)
+    assert placement.optimal is True
+
+
+def test_cores_are_shared_on_many_nodes_that_have_no_whole_one() -> None:
+    host = even_host(12, 1, 1, 2, 2, disallowed="0-23")
+    placement = place(host, small_request(4, layout="pin"))
+    assert len(placement.nodes) == 2
+
+
 def test_within_a_package_fewer_nodes_count_before_the_device_is_local() -> None:
     gpus = [DeviceSpec(f"0000:{16 + i}:00.0", node=i, root=i) for i in range(4)]
     host = even_host(1, 4, 1, 8, 2, devices=gpus)

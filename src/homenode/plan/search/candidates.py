@@ -2,7 +2,8 @@
 
 Up to MOST_LISTED_NODES nodes, every set. Beyond, sets that are grown from each node outwards: the
 nearest nodes, package by package. Where the distances are hierarchical these are the clusters of
-the hierarchy; that nothing better exists is then known only where a lower bound is met.
+the hierarchy; that nothing better exists is then known only where a lower bound is met, or from
+branching.py.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,7 +54,7 @@ class Candidates:
     def groups(self, device_class: Callable[[int], int]) -> Iterator[Bounded]:
         """The sets, in groups of ascending lower bound. device_class: of packages (bits)."""
         problem = self.problem
-        if next(self._counts(problem.eligible), None) is None:
+        if next(self.counts(problem.eligible), None) is None:
             return  # no number of nodes holds the VM
         if problem.first[:2] != ("device_class", "packages_spanned"):
             yield (), self._sets(problem.eligible, 0)
@@ -87,7 +88,7 @@ class Candidates:
             for node in sorted(members(eligible), key=lambda n: (-capacity[n], n)):
                 nodes |= 1 << node
                 owned += capacity[node]
-                if owned >= self.problem.groups and self._holds(nodes):
+                if owned >= self.problem.groups and self.holds(nodes):
                     yield nodes
         yield from self._sets(eligible, 0)
 
@@ -144,7 +145,7 @@ class Candidates:
 
     # Which sets hold the VM.
 
-    def _holds(self, nodes: int) -> bool:
+    def holds(self, nodes: int) -> bool:
         problem = self.problem
         number = nodes.bit_count()
         if number > self.most_nodes:
@@ -172,7 +173,7 @@ class Candidates:
             )
         return self._able[number]
 
-    def _counts(self, nodes: int) -> Iterator[tuple[int, int]]:
+    def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(a number of these nodes that may do, those of them that may be among so many),
         ascending."""
         most = sorted((self._capacity[node] for node in members(nodes)), reverse=True)
@@ -192,7 +193,7 @@ class Candidates:
     def _sets(self, nodes: int, packages: int) -> Iterator[int]:
         """The sets of these nodes that hold the VM and span all these packages (bits), smaller ones
         first."""
-        if self.problem.shares and self._most_cores(nodes) == nodes and self._holds(nodes):
+        if self.problem.shares and self._most_cores(nodes) == nodes and self.holds(nodes):
             yield nodes  # no other set has as many whole cores
             return
         if nodes.bit_count() > MOST_LISTED_NODES:
@@ -203,13 +204,13 @@ class Candidates:
         # Of nodes that are alike the first ones are chosen: others cost the same but for the index.
         earlier_equals = self.problem.earlier_equals
         alike = [(1 << node, one) for node in members(nodes) if (one := earlier_equals[node])]
-        for number, able in self._counts(nodes):
+        for number, able in self.counts(nodes):
             for chosen in combinations([1 << node for node in members(able)], number):
                 some = sum(chosen)
                 if (
                     all(some & its for its in in_packages)
                     and not any(some & node and not some & earlier for node, earlier in alike)
-                    and self._holds(some)
+                    and self.holds(some)
                 ):
                     yield some
 
@@ -221,18 +222,18 @@ class Candidates:
 
     def _grown(self, nodes: int) -> Iterator[int]:
         """Sets that are grown from each of these nodes outwards, in several orders; distinct."""
-        if next(self._counts(nodes), None) is None:
+        if next(self.counts(nodes), None) is None:
             return  # no number of these nodes holds the VM
         self.exact = False
         seen: set[int] = set()
-        if self.problem.shares and self._holds(most := self._most_cores(nodes)):
+        if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
             seen.add(most)
             yield most
         for order in self._orders(nodes):
             for grown in self._equal_prefixes(order) if self.equal else self._prefixes(order):
                 if grown not in seen:
                     seen.add(grown)
-                    if self._holds(grown):
+                    if self.holds(grown):
                         yield grown
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
@@ -311,7 +312,7 @@ class Candidates:
     def _by_able(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Nodes that may be among so many, and each such number, ascending."""
         numbers: dict[int, list[int]] = {}
-        for number, able in self._counts(self.problem.eligible):
+        for number, able in self.counts(self.problem.eligible):
             numbers.setdefault(able, []).append(number)
         return tuple((able, tuple(its)) for able, its in numbers.items())
 

@@ -69,12 +69,19 @@ class GpuGroup:
 _Homes = list[HomeGpus]
 
 
+MOST_WORK = 6_000
+"""Families of sets of nodes that branching.py looks at for one problem; one whose devices are
+compared counts for more."""
+
+
 class FirstTerms:
     """What a set of nodes comes to with the GPUs that suit it best: the terms that the set alone
-    decides. groups: of one of them all GPUs are chosen; none where none is to be chosen."""
+    decides. groups: of one of them all GPUs are chosen; none where none is to be chosen.
+    work_left: of MOST_WORK."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
+        self.work_left = MOST_WORK
         options = problem.options
         self.groups: tuple[GpuGroup, ...] = ()
         if options.count:

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
+from typing import Any
 
 from homenode.plan.bit_sets import members
+from homenode.plan.search.branching import Branching
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
+from homenode.plan.search.cost import terms as cost_terms
 from homenode.plan.search.first_terms import FirstTerms
 from homenode.plan.search.gpu_choice import Choice, NearestGpus
 from homenode.plan.search.problem import SearchProblem, Split
@@ -70,16 +73,25 @@ def solve(problem: SearchProblem) -> Solution | None:
     preferred = equal.best if problem.equal else None
     uneven = _Search(terms, equal=False)
     if preferred is None:
-        return uneven.best
+        found = uneven.best
+        is_sure = not problem.equal or equal.candidates.exact
+        return found if is_sure or found is None else replace(found, optimal=None)
     if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
         return preferred
-    costs = zip(problem.first, equal.ranked[0][0], uneven.ranked[0][0], strict=True)
-    if all(mine <= least for name, mine, least in costs if name in _COSTS_OF_EQUALITY):
-        return preferred
+    least, is_least = uneven.least_first
+    own = terms.of(_nodes_of(preferred.best))
+    assert own is not None, "these nodes were chosen"
+    costs = zip(problem.first, own, least, strict=True)
+    if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
+        return preferred if is_least else replace(preferred, optimal=None)
     found = uneven.best
     assert found is not None, "the nodes of equal cells hold the VM"
     runners_up = found.runners_up
-    return replace(found, runners_up=lambda: (preferred.best, *runners_up())[:MOST_RUNNERS_UP])
+    return replace(
+        found,
+        optimal=found.optimal if preferred.optimal or equal.candidates.exact else None,
+        runners_up=lambda: (preferred.best, *runners_up())[:MOST_RUNNERS_UP],
+    )
 
 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
@@ -130,13 +142,18 @@ def without_first_gpu(
         return None
     fewer = replace(options, open=options.open & ~without, groups=groups)
     terms = FirstTerms(replace(problem, options=fewer))
-    nodes = sum(1 << node for node, _ in best.split)
+    nodes = _nodes_of(best)
     if terms.of(nodes) is None:
         return None
     is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
     search = _Search(terms, equal=is_equal)
     ranges = _fixed(best.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
+
+
+def _nodes_of(placing: Placing) -> int:
+    """As bits."""
+    return sum(1 << node for node, _ in placing.split)
 
 
 def _fixed(split: Split) -> tuple[GroupRange, ...]:
@@ -153,6 +170,7 @@ class _Search:
         self.exact = True
         self.candidates = Candidates(terms.problem, equal=equal)
         self.nearest = NearestGpus(terms)
+        self._placings: dict[tuple[Any, ...], Placing] = {}
 
     @cached_property
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
@@ -169,8 +187,27 @@ class _Search:
                     found.append((terms, nodes))
                     insort(least, terms)
                     del least[MOST_RUNNERS_UP + 1 :]
+        if not found and not self.candidates.exact:
+
+            def first_terms(nodes: int) -> tuple[int, ...] | None:
+                terms = self.terms.of(nodes)
+                if terms is not None:
+                    found.append((terms, nodes))
+                return terms
+
+            Branching(self.terms, self.candidates, self.problem.first, first_terms).better(())
         found.sort()
         return found
+
+    @cached_property
+    def least_first(self) -> tuple[tuple[int, ...], bool]:
+        """(the first terms of least cost, whether no set of nodes has less)."""
+        found = self.ranked[0][0]
+        if self.candidates.exact:
+            return found, True
+        branching = Branching(self.terms, self.candidates, self.problem.first, self.terms.of)
+        found = branching.better(found)
+        return found, branching.is_complete
 
     def cannot_be_nearer(self, cost: Cost) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
@@ -226,10 +263,38 @@ class _Search:
             (self.exact and self.nearest.exact and self.candidates.exact)
             or self.candidates.is_least(done[0].cost)
         )
+        if not is_exact and not (are_all and self.candidates.exact):
+            branching = Branching(self.terms, self.candidates, self._names, self._cost_on)
+            better = self._placings.get(branching.better(self.key(done[0])))
+            if better is not None:
+                nodes = _nodes_of(better)
+                done.insert(0, better)
+                far = [one for one in far if one != nodes]
+                others = [one for one in others if one != nodes]
+            is_exact = branching.is_complete and self.exact and self.nearest.exact
         far.sort(key=bounds.__getitem__)
         return Solution(
             done[0], True if is_exact else None, lambda: self._runners_up(done, far, bounds, others)
         )
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        """The terms in their order, up to the indices of the nodes."""
+        names = (*self.problem.first, *self.problem.rest)
+        return names[: names.index("nodes") + 1]
+
+    def key(self, placing: Placing) -> tuple[Any, ...]:
+        """What it costs, up to the indices of its nodes."""
+        return tuple([term.value for term in cost_terms(placing.cost, self._names)])
+
+    def _cost_on(self, nodes: int) -> tuple[Any, ...] | None:
+        """What the best placing on these nodes (bits) costs."""
+        if self.terms.of(nodes) is None:
+            return None
+        placing = self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
+        key = self.key(placing)
+        self._placings[key] = placing
+        return key
 
     def ranges(self, nodes: int) -> tuple[GroupRange, ...]:
         """The splits over these nodes (bits) that may be the best."""

@@ -1,0 +1,346 @@
+"""Branching: better sets of nodes than one that is known, where there are too many to list.
+
+A depth-first branch and bound over the nodes. A family of sets has some nodes for certain and so
+many more out of others; what none of its sets can undercut is compared term by term with the best
+known cost. Where the budget does not end it, no set is better.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from homenode.plan.bit_sets import members
+from homenode.plan.search.candidates import Candidates
+from homenode.plan.search.cell_sizes import CellSizes, cell_sizes, least_uneven
+from homenode.plan.search.first_terms import FirstTerms
+
+WORK_OF_SET = 40
+"""Families that cost as much as one set of nodes that is worked out."""
+
+Key = tuple[Any, ...]
+
+
+class _Sums:
+    """Sums of one value of each node over the sets of a family."""
+
+    def __init__(self, values: Sequence[int]) -> None:
+        self.values = values
+        self.ascending = sorted(range(len(values)), key=values.__getitem__)
+
+    def least(self, chosen: int, may: int, left: int) -> int:
+        """Of these nodes and of the `left` others (all bits) with the least values."""
+        values = self.values
+        total = sum([values[node] for node in members(chosen)])
+        if left:
+            for node in self.ascending:
+                if may >> node & 1:
+                    total += values[node]
+                    left -= 1
+                    if not left:
+                        break
+        return total
+
+
+class Branching:
+    """One search for better sets. names: terms that are compared, those of the set of nodes alone
+    or all up to its indices.
+
+    work_out: what a set of nodes (bits) comes to by these terms, None where it cannot be chosen.
+    is_complete: whether the last search ended within its budget.
+    """
+
+    def __init__(
+        self,
+        terms: FirstTerms,
+        candidates: Candidates,
+        names: Sequence[str],
+        work_out: Callable[[int], Key | None],
+    ) -> None:
+        self.terms, self.candidates, self.problem = terms, candidates, terms.problem
+        self.names, self.work_out = names, work_out
+        self.is_complete = True
+        self._best: Key = ()
+        self._number, self._additive = 0, self._additive_terms(1)
+        self._far: dict[int, list[int]] = {}
+        self._sizes: dict[tuple[int, ...], CellSizes] = {}
+
+    def better(self, best: Key) -> Key:
+        """The least cost, of all sets and the best known one (empty: none); ties go to that one."""
+        self._best = best
+        numbers = list(self.candidates.counts(self.problem.eligible))
+        if "minus_nodes_spanned" in self.problem.first:
+            numbers.reverse()
+        for number, able in numbers:
+            self._number, self._additive = number, self._additive_terms(number)
+            if not self._visit(0, able, number):
+                self.is_complete = False
+                break
+        return self._best
+
+    def _visit(self, chosen: int, may: int, left: int) -> bool:
+        """Looks at the sets of `chosen` and `left` nodes of `may`; False where the budget ended."""
+        unreachable, order = self.problem.distances.unreachable, self._order
+        position = 0
+        while True:
+            if self.terms.work_left <= 0:
+                return False
+            self.terms.work_left -= 1
+            narrowed = self._narrowed(chosen, may, left)
+            if narrowed is None:
+                return True
+            if not left:
+                return self._look_at(chosen)
+            may = narrowed
+            while not may >> order[position] & 1:
+                position += 1
+            node = order[position]
+            may &= ~(1 << node)
+            earlier = self.problem.earlier_equals[node]
+            # Of nodes that are alike the first ones are chosen.
+            if earlier & ~(chosen | may):
+                continue
+            if not self._visit(chosen | 1 << node, may & ~unreachable[node], left - 1):
+                return False
+
+    def _look_at(self, nodes: int) -> bool:
+        alike = self.problem.earlier_equals
+        if any(alike[node] & ~nodes for node in members(nodes)):
+            return True
+        if self.candidates.holds(nodes):
+            self.terms.work_left -= WORK_OF_SET
+            found = self.work_out(nodes)
+            if found is not None and (not self._best or found < self._best):
+                self._best = found
+        return True
+
+    @cached_property
+    def _order(self) -> list[int]:
+        """The nodes of devices first, then those that hold the most."""
+        homes = {one.home.node for one in self.problem.named}
+        homes |= {home.node for home in self.problem.gpu_homes if home is not None}
+        of_devices, capacity = sum(homes), self.problem.capacities
+        return sorted(
+            range(len(capacity)), key=lambda n: (not of_devices >> n & 1, -capacity[n], n)
+        )
+
+    # Bounds.
+
+    def _narrowed(self, chosen: int, may: int, left: int) -> int | None:
+        """Those of `may` that a better set can have; None where no set of the family is better."""
+        if may.bit_count() < left:
+            return None
+        if any(most.least(chosen, may, left) > -wanted for most, wanted in self._needs):
+            return None
+        if not self._best:
+            return may
+        for name, value in zip(self.names, self._best, strict=True):
+            low = self._least(name, chosen, may, left)
+            if low > value:
+                return None
+            # So far no set is better: one that is must not be worse here.
+            if name == "packages_spanned":
+                packages = self.problem.distances.packages_of(chosen)
+                if packages.bit_count() == value:
+                    of_package = self.problem.distances.nodes_of_package
+                    may &= sum([of_package[package] for package in members(packages)])
+            elif name == "node_distance":
+                far = self._farther(value)
+                for node in members(chosen):
+                    may &= ~far[node]
+            if may.bit_count() < left:
+                return None
+            if low != value:
+                return may
+        return None
+
+    def _least(self, name: str, chosen: int, may: int, left: int) -> Any:
+        """What no set of the family can undercut in one term."""
+        problem, number = self.problem, self._number
+        distances = problem.distances
+        if name in self._additive:
+            return self._additive[name].least(chosen, may, left)
+        if name == "device_class":
+            return self.terms.least_class(distances.packages_of(chosen | may))
+        if name == "packages_spanned":
+            return self._least_packages(chosen, may)
+        if name == "gpus_away_from_home":
+            return self._least_away(chosen, may, left)
+        if name in ("nodes_spanned", "minus_nodes_spanned"):
+            return number if name == "nodes_spanned" else -number
+        if name == "node_distance":
+            return distances.worst(chosen) if chosen else 0
+        if name in CellSizes._fields:
+            return getattr(self._least_sizes(chosen, may, left), name)
+        if name == "device_distance":
+            return self._least_device_distance(chosen, may, left)
+        if name == "nodes":
+            nodes = sorted([*members(chosen), *members(may)[:left]])
+            return tuple([problem.supplies[node].cores.index for node in nodes])
+        if name == "vcpus_beyond_cores":
+            return max(0, problem.groups + self._whole.least(chosen, may, left))
+        return self._constant.get(name, 0)
+
+    def _additive_terms(self, number: int) -> dict[str, _Sums]:
+        """Terms that are sums over the nodes, at the least that each node can come to."""
+        problem, nodes = self.problem, range(len(self.problem.supplies))
+        sign = 1 if problem.pack else -1
+        has_gpu = [problem.gpu_nodes >> node & 1 for node in nodes]
+        sums = {
+            "balance_cores": [sign * one.whole_cores for one in problem.supplies],
+            "balance_memory": [sign * problem.page_bytes * (m.pages or 0) for m in problem.memory],
+            "gpu_nodes_used": has_gpu,
+            "llcs_spanned": [1] * len(has_gpu),
+        }
+        if not problem.options.has_gpus:
+            sums["gpu_sets_lost"] = has_gpu
+        if self.candidates.equal:
+            each = problem.groups // number
+            fits = [problem.supplies[node].groups >= each for node in nodes]
+            costs = [problem.cost_of(node, each) if fits[node] else None for node in nodes]
+            sums["llcs_spanned"] = [0 if one is None else one.llcs for one in costs]
+            sums["unisolated_cores"] = [0 if one is None else one.unisolated for one in costs]
+            sums["pages_to_reserve"] = [problem.short_pages(node, each) for node in nodes]
+        return {name: _Sums(values) for name, values in sums.items()}
+
+    @cached_property
+    def _needs(self) -> list[tuple[_Sums, int]]:
+        """(what each node has, negated, and what the nodes need together): groups and pages."""
+        problem, wanted = self.problem, self.problem.pages_together
+        needs = [(_Sums([-groups for groups in problem.capacities]), problem.groups)]
+        if wanted:
+            pages = [wanted if one.pages is None else one.pages for one in problem.memory]
+            needs.append((_Sums([-count for count in pages]), wanted))
+        return needs
+
+    @cached_property
+    def _whole(self) -> _Sums:
+        return _Sums([-cores for cores in self.problem.whole_cores])
+
+    @cached_property
+    def _constant(self) -> dict[str, int]:
+        """What no choice of GPUs can undercut, whatever the nodes."""
+        options = self.problem.options
+        if not options.count:
+            return {}
+        found = [options.least_lost(0, ((group, options.count),)) for group in options.groups]
+        if not all(one.is_complete for one in found):
+            return {}
+        links, lost = min((one.link_groups, one.sets_lost) for one in found)
+        return {"gpu_link_groups": links, "gpu_sets_lost": lost}
+
+    def _farther(self, limit: int) -> list[int]:
+        """For each node, the nodes that are farther from it."""
+        if limit not in self._far:
+            self._far[limit] = [
+                sum([1 << other for other, distance in enumerate(row) if distance > limit])
+                for row in self.problem.distances.between
+            ]
+        return self._far[limit]
+
+    def _least_packages(self, chosen: int, may: int) -> int:
+        problem, distances = self.problem, self.problem.distances
+        if len(distances.nodes_of_package) == len(distances.packages):
+            return self._number
+        own = distances.packages_of(chosen)
+        held = problem.groups_of_package
+        number, left = own.bit_count(), problem.groups - sum([held[one] for one in members(own)])
+        if left > 0:
+            others = members(distances.packages_of(may) & ~own)
+            for groups in sorted([held[one] for one in others], reverse=True):
+                number, left = number + 1, left - groups
+                if left <= 0:
+                    break
+        return number
+
+    def _least_away(self, chosen: int, may: int, left: int) -> int:
+        named, groups = self._at_home
+        away = named[0] + named[1].least(chosen, may, left)
+        count = self.problem.options.count
+        if not groups:
+            return away
+        return away + min(
+            max(0, count - any_ + own.least(chosen, may, left)) for any_, own in groups
+        )
+
+    @cached_property
+    def _at_home(self) -> tuple[tuple[int, _Sums], list[tuple[int, _Sums]]]:
+        """(GPUs that the VM gets in any case, those of each node negated), and the same of each
+        group of GPUs: (of no known node, of each node)."""
+        nodes = range(len(self.problem.supplies))
+        named = [one.home.node for one in self.problem.named if one.is_gpu]
+        of_named = _Sums([-sum(home >> node & 1 for home in named) for node in nodes])
+        groups = []
+        for group in self.terms.groups:
+            own = [-sum(each for each, homes in group.nodes if homes >> node & 1) for node in nodes]
+            groups.append((group.homeless, _Sums(own)))
+        return (len(named), of_named), groups
+
+    def _least_sizes(self, chosen: int, may: int, left: int) -> CellSizes:
+        """Of cells on the nodes that hold the most."""
+        problem = self.problem
+        # Otherwise it is the unevenness alone that is compared.
+        counts = problem.counts_sockets and problem.even_splits
+        key: tuple[int, ...] = (self._number,)
+        if not self.candidates.equal:
+            capacity = problem.capacities
+            most = sorted([capacity[node] for node in members(may)], reverse=True)[:left]
+            key = tuple(sorted([*most, *(capacity[node] for node in members(chosen))]))
+        if key not in self._sizes:
+            self._sizes[key] = CellSizes(0, 0, 0)
+            if self.candidates.equal:
+                each = (problem.groups // self._number,) * self._number
+                self._sizes[key] = cell_sizes(each, counts_sockets=counts)
+            elif splits := least_uneven(key, problem.groups, counts_sockets=counts):
+                self._sizes[key] = splits.sizes
+        return self._sizes[key]
+
+    def _least_device_distance(self, chosen: int, may: int, left: int) -> int:
+        """Of devices that the VM gets in any case, and of the nearest GPUs, each by itself."""
+        problem, number = self.problem, self._number
+        share = 1
+        if self.candidates.equal:
+            share = problem.groups // number
+        elif problem.even_splits and not problem.counts_sockets:
+            least = min([problem.capacities[node] for node in members(chosen | may)])
+            if least * number >= problem.groups:
+                share = problem.groups // number
+        over = problem.groups - share * number
+
+        def of(row: _Sums) -> int:
+            distance = share * row.least(chosen, may, left)
+            if over:
+                distance += over * min([row.values[node] for node in members(chosen | may)])
+            return distance
+
+        named, groups = self._rows
+        self.terms.work_left -= sum(map(len, groups)) // 4
+        least_of = []
+        for group in groups:
+            costs = sorted(
+                (weight * distance, count)
+                for row, by_weight in group
+                for distance in (of(row),)
+                for weight, count in by_weight
+            )
+            wanted, total = problem.options.count, 0
+            for cost, count in costs:
+                total += cost * min(count, wanted)
+                wanted -= min(count, wanted)
+            least_of.append(total)
+        return of(named) + min(least_of, default=0)
+
+    @cached_property
+    def _rows(self) -> tuple[_Sums, list[list[tuple[_Sums, list[tuple[int, int]]]]]]:
+        """Distances to each node of what the VM gets in any case, and of each home of each group of
+        GPUs, with (functions that each GPU brings, GPUs)."""
+        nowhere = (0,) * len(self.problem.supplies)
+        return _Sums(self.terms.named_rows), [
+            [
+                (
+                    _Sums(nowhere if one.home is None else one.home.to_node),
+                    [(weight, gpus.bit_count()) for weight, gpus in one.by_weight],
+                )
+                for one in group.homes
+            ]
+            for group in self.terms.groups
+        ]

@@ -102,6 +102,10 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
     guest = vm_of_options(wanted, "x86_64").guest
     host = host_named(HOST)
     module = target_named(target)
+    if target == "incus":  # which refuses cells of unequal memory
+        sizes = [plan.memory_bytes // 2 if cell.vcpus else 0 for cell in plan.cells]
+        cells = zip(plan.cells, sizes, strict=True)
+        plan = replace(plan, cells=tuple(replace(c, memory_bytes=size) for c, size in cells))
     content = module.render(plan, guest, host, None, "vm").document
     facts = module.read_facts(content, "vm")
     if target == "incus":

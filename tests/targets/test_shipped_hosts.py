@@ -29,7 +29,7 @@ REFUSED_FOR = {
     "proxmox": {"x86_64"},
     "xen": {"x86_64"},
     "cloud-hypervisor": {"one host node"},
-    "incus": {"x86_64", "a guest cell for each host node"},
+    "incus": {"x86_64", "a guest cell for each host node", "random order", "equal shares"},
 }
 """What each target is refused for here; the others take every plan."""
 

@@ -2,12 +2,13 @@
 
 Incus derives the guest's shape from `limits.cpu`: it sorts the PUs by package, core and thread,
 makes vCPU i of the i-th, and gives the guest a cell for each host node of them with an equal share
-of the memory. Source: cpuTopology and qemuCPU of Incus 6.20. raw.qemu.conf overrides entries of
-sections and adds sections.
+of the memory. Which cell has which number is another at each start: the nodes are a map of Go.
+Source: cpuTopology, getCPUOpts and qemuCPU of Incus 6.0.3 to 7.3. raw.qemu.conf overrides entries
+of sections and adds sections.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -16,7 +17,7 @@ from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
 from homenode.plan.guest import Guest
 from homenode.plan.layout import GuestCells, Pinning, Siblings
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, PlannedCell
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
     CellFact,
@@ -49,7 +50,7 @@ from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
 
 TITLE = "Incus"
-SOURCE = "doc/reference/instance_options.md and instance driver of Incus 6.20"
+SOURCE = "doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3"
 
 SUPPORT = {
     Feature.VCPU_PINS: native("`limits.cpu` as a list: a vCPU for each PU"),
@@ -69,10 +70,13 @@ SUPPORT = {
         "a cell for each host node of `limits.cpu`", "cells and host nodes cannot differ"
     ),
     Feature.UNEQUAL_CELLS: indirect(
-        "memory is split evenly: sizes by `raw.qemu.conf`", "nothing checks them against the limit"
+        "vCPUs by the PUs of `limits.cpu`, memory is split evenly",
+        "cells of unequal memory are refused: their numbers are others at each start",
     ),
     Feature.DISTANCES: indirect(
-        "by sections of `raw.qemu.conf`", "a release with other sections takes them for others"
+        "by sections of `raw.qemu.conf`, where all cells are equally far from each other",
+        "others are refused, as are cells of unequal memory; a release with other sections takes "
+        "them for others",
     ),
     Feature.MEMORY_NODES: native("bound to the nodes of `limits.cpu`"),
     Feature.MEMORY_MODE: lost("Incus binds strictly", "memory may not come from other nodes"),
@@ -111,6 +115,9 @@ _FACTOR = {
 }
 _MEMORY = re.compile(r'\[object "mem([0-9]{1,3})"\]\Z', re.ASCII)
 _SECTION = re.compile(r"\[([^\]\n]{1,80})\](?:\[([0-9]{1,6})\])?\Z", re.ASCII)
+_HOTPLUG = "limits.memory.hotplug"
+"""Refused as unknown by Incus 6.0.0 to 6.0.4 and 6.1 to 6.14, and no file says its version."""
+
 _RECORD = "user.homenode.siblings"
 """A key of the user's own: vCPUs that are pairs of siblings double only once."""
 
@@ -314,7 +321,7 @@ def render(
     """
     name = refuse_unsafe_name(guest.name, source)
     instance = parse(given, source) if given is not None else None
-    _refuse(plan)
+    _refuse(plan, host)
     refuse_many_vcpus(plan, "incus", 255)
     if plan.layout.cells is GuestCells.MIRRORED:
         refuse_arm(guest, "incus", "guest cells")
@@ -322,21 +329,21 @@ def render(
     wanted: dict[str, str | None] = {
         "limits.cpu": _limit(plan),
         "limits.memory": f"{memory}MiB",
-        "limits.memory.hotplug": "false",
         _RECORD: str(Siblings.EXPOSED) if shows_siblings(plan) else None,
     }
     if instance is not None and read_facts(given or b"", source).memory_bytes == plan.memory_bytes:
         wanted["limits.memory"] = instance.value("limits.memory", source)
-    if instance is not None and not plan.vcpu_pins:
-        del wanted["limits.memory.hotplug"]
     if plan.vcpu_pins:
         wanted["limits.cpu.nodes"] = None
+    has_hotplug = instance is not None and instance.value(_HOTPLUG, source) is not None
+    if has_hotplug and plan.vcpu_pins:
+        wanted[_HOTPLUG] = "false"
     if plan.page_bytes is not None:
         wanted["limits.memory.hugepages"] = "true"
     before = None if instance is None else instance.value("raw.qemu.conf", source)
     wanted["raw.qemu.conf"] = _with_overrides(before, plan)
     devices = _devices(plan, instance, host)
-    findings = tuple(_findings(plan, host))
+    findings = (*_findings(plan, host), *(() if has_hotplug else _hotplug_left(plan, name)))
     if instance is None:
         text = _new(name, wanted, devices, plan)
     else:
@@ -344,23 +351,52 @@ def render(
     return Rendering(text.encode(), (), findings)
 
 
-def _refuse(plan: Plan) -> None:
+def _refuse(plan: Plan, host: Host | None) -> None:
     if plan.layout.pinning is Pinning.NODE or any(len(pin) != 1 for pin in plan.vcpu_pins):
         raise InputError(
             "incus: expected a PU for each vCPU, found vCPUs that float over several",
             hint="choose --layout pin or pin-numa",
         )
-    if len(pus_of(plan.vcpu_pins)) < len(plan.vcpu_pins):
+    pus = pus_of(plan.vcpu_pins)
+    if len(pus) < len(plan.vcpu_pins):
         raise InputError("incus: expected a PU of its own for each vCPU, found one used twice")
+    shares = len({pu.node for pu in host.pus if pu.index in pus}) if host is not None else 0
+    if shares and plan.memory_bytes // MIB % shares:
+        raise InputError(
+            f"incus: expected memory in equal shares of whole MiB for {shares} host nodes, found "
+            f"{plan.memory_bytes // MIB} MiB",
+            hint="choose a memory size that divides into them, or --max-nodes 1",
+        )
     if plan.layout.cells is not GuestCells.MIRRORED:
         return
-    nodes = [cell.host_nodes for cell in plan.cells if cell.vcpus]
-    if any(len(one) != 1 for one in nodes) or len(set(nodes)) < len(nodes):
+    cells = [cell for cell in plan.cells if cell.vcpus or cell.memory_bytes]
+    nodes = {c.host_nodes for c in cells if c.vcpus and len(c.host_nodes) == 1}
+    if len(nodes) < len(cells):
         raise InputError(
             "incus: expected a guest cell for each host node of its vCPUs, as Incus makes them, "
             "found cells that differ from the nodes",
             hint="choose a flat layout, or the target qemu",
         )
+    _refuse_by_number(cells)
+
+
+def _refuse_by_number(cells: Sequence[PlannedCell]) -> None:
+    """What a file would say of cells by their number, which is another at each start."""
+    numbered = range(len(cells)) if all(cell.distances for cell in cells) else ()
+    found: dict[str, set[object]] = {
+        "of equal memory": {f"{cell.memory_bytes // MIB} MiB" for cell in cells},
+        "of one distance to themselves": {cells[i].distances[i] for i in numbered},
+        "equally far from each other": {
+            cells[i].distances[j] for i in numbered for j in numbered if i != j
+        },
+    }
+    for wanted, values in found.items():
+        if len(values) > 1:
+            raise InputError(
+                f"incus: expected guest cells {wanted}, since Incus numbers them in random order "
+                f"at each start, found {', '.join(sorted(map(str, values)))}",
+                hint="choose other cells by --cell or --max-nodes, or the target qemu",
+            )
 
 
 def _limit(plan: Plan) -> str:
@@ -398,6 +434,19 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
         )
 
 
+def _hotplug_left(plan: Plan, name: str) -> Iterator[PlanFinding]:
+    if plan.devices and plan.vcpu_pins:
+        yield PlanFinding(
+            id="target-not-carried",
+            severity="info",
+            subject=name,
+            detail=f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
+            "refuse it; without it newer ones keep address space for more memory in "
+            "front of the devices' BARs",
+            fix=f"of Incus 6.0.5, 6.15 and newer: incus config set NAME {_HOTPLUG}=false",
+        )
+
+
 def _with_overrides(text: str | None, plan: Plan) -> str | None:
     """raw.qemu.conf with our sections at its end in place of those of an earlier plan."""
     kept = [
@@ -417,11 +466,6 @@ def _override_lines(plan: Plan) -> Iterator[str]:
     cells = [cell for cell in plan.cells if cell.vcpus]
     if plan.layout.cells is not GuestCells.MIRRORED or len(cells) < 2:
         return
-    if len({cell.memory_bytes for cell in cells}) > 1:
-        for number, cell in enumerate(cells):
-            size = whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", "incus")
-            yield f'[object "mem{number}"]'
-            yield f'size = "{size}M"'
     # Incus writes a [numa] section for each cell and one for each vCPU.
     index = len(cells) + plan.vcpus
     for number, cell in enumerate(cells):

@@ -190,12 +190,13 @@ def test_the_llc_of_a_core_outside_the_l3_is_its_own_highest_cache() -> None:
     ("vendor", "family", "cores", "subject"),
     [
         ("AuthenticAMD", 21, ["0", "1", "2", "3"], "cores of PUs 0-3"),
-        ("AuthenticAMD", 25, ["0,2", "1,3"], "core ids of PUs 0-3"),
+        ("AuthenticAMD", 22, ["0", "1", "2", "3"], "cores of PUs 0-3"),
+        ("AuthenticAMD", 23, ["0,2", "1,3"], "core ids of PUs 0-3"),
         ("GenuineIntel", 21, ["0,2", "1,3"], "core ids of PUs 0-3"),
         (None, None, ["0,2", "1,3"], "core ids of PUs 0-3"),
     ],
 )
-def test_siblings_with_core_ids_of_their_own_are_cores_on_amd_family_15h_only(
+def test_siblings_with_core_ids_of_their_own_are_cores_on_amd_families_15h_and_16h_only(
     vendor: str | None, family: int | None, cores: list[str], subject: str
 ) -> None:
     files = cpu_files(packages=1, cores=2, threads=2)
@@ -205,6 +206,30 @@ def test_siblings_with_core_ids_of_their_own_are_cores_on_amd_family_15h_only(
     host = discover(snapshot(files))
     assert [str(core.pus) for core in host.cores] == cores
     assert subject in _subjects(host)
+
+
+def test_the_pus_of_a_module_share_a_cache_whose_list_of_pus_is_empty() -> None:
+    files = cpu_files(packages=1, cores=2, threads=2)
+    files["/proc/cpuinfo"] = "vendor_id : AuthenticAMD\ncpu family : 21\n"
+    for pu in range(4):
+        files[f"{CPU}/cpu{pu}/topology/core_id"] = f"{pu}\n"
+        files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_list"] = "\n"
+        files[f"{CPU}/cpu{pu}/cache/index3/shared_cpu_map"] = "0\n"
+    host = discover(snapshot(files))
+    assert [str(core.pus) for core in host.cores] == ["0", "1", "2", "3"]
+    assert [str(llc.pus) for llc in host.llcs] == ["0,2", "1,3"]
+
+
+def test_clusters_of_cores_that_nothing_else_shows_are_a_gap() -> None:
+    files = cpu_files(packages=1, cores=4, threads=1)
+    for pu in range(4):
+        files[f"{CPU}/cpu{pu}/topology/cluster_cpus_list"] = "0-3\n"
+    assert not any("clusters" in one for one in _subjects(discover(snapshot(files))))
+    for pu in range(4):
+        files[f"{CPU}/cpu{pu}/topology/cluster_cpus_list"] = "0-1\n" if pu < 2 else "2-3\n"
+    assert "clusters of PUs 0-3" in _subjects(discover(snapshot(files)))
+    files |= {f"{CPU}/cpu{pu}/cache/index2/shared_cpu_list": "0-1\n" for pu in (0, 1)}
+    assert "clusters of PUs 2-3" in _subjects(discover(snapshot(files)))
 
 
 def test_zeros_at_the_end_of_any_file_change_nothing() -> None:

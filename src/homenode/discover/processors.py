@@ -29,9 +29,8 @@ from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Core, CoreId, CpuModel, Llc, Package
 from homenode.units import parse_bytes
 
-_FAMILY_15H = 0x15
-"""AMD's Bulldozer, Piledriver, Steamroller and Excavator."""
-
+_FAMILIES_OF_MODULES = (0x15, 0x16)
+"""AMD's Bulldozer to Excavator, whose modules have two cores, and Jaguar, as in hwloc."""
 
 _LOWEST_LLC_LEVEL = 2
 """A level-1 cache that is listed alone is not the last: firmware often shows no other."""
@@ -68,12 +67,12 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     if not with_topology:
         gaps.append(Gap("cores and packages", f"{CPU}/cpuN/topology is absent"))
     groups = _groups(with_topology, _core_reader(snapshot), "core", gaps)
+    siblings_of_pu = {pu: pus for pus in groups for pu in pus}
     core_ids = _read_core_ids(snapshot, with_topology)
     fields = read_cpu_fields(snapshot)
     groups = _without_modules(groups, core_ids, cpu_model(fields), gaps)
     package_of_pu = _read_package_of_pu(snapshot, with_topology, gaps)
     kinds = read_core_kinds(snapshot, tuple(groups))
-    core_of_pu = {pu: pus for pus in groups for pu in pus}
     cores = tuple(
         Core(CoreIndex(i), _core_id(pus, core_ids, package_of_pu), pus, kind)
         for i, (pus, kind) in enumerate(zip(groups, kinds, strict=True))
@@ -88,10 +87,16 @@ def read_processors(snapshot: Snapshot, states: PuStates) -> Processors:
     ):
         reason = f"{difference}, and nothing names the kinds or how fast they are"
         gaps.append(Gap("kinds of core", reason))
+    llcs = _read_llcs(snapshot, online, siblings_of_pu, gaps)
+    named = {*groups, *pus_of_package, *(llc.pus for llc in llcs)}
+    clusters = _clusters(snapshot, with_topology, named)
+    if clusters:
+        reason = "no core, cache or package is a cluster of them: their clusters are not read"
+        gaps.append(Gap(f"clusters of PUs {clusters}", reason))
     return Processors(
         packages,
         cores,
-        _read_llcs(snapshot, online, core_of_pu, gaps),
+        llcs,
         _read_die_of_pu(snapshot, with_topology, gaps),
         tuple(gaps),
     )
@@ -151,11 +156,11 @@ def _read_core_ids(snapshot: Snapshot, pus: CpuSet) -> dict[PuIndex, int]:
 def _without_modules(
     groups: list[CpuSet], core_ids: dict[PuIndex, int], cpu: CpuModel, gaps: list[Gap]
 ) -> list[CpuSet]:
-    """The groups, but on AMD's family 15h one whose PUs all have core ids of their own is not one
-    core: its modules are two cores that share a front end and an FPU. hwloc and the vendor count
-    two. Elsewhere such ids are labels that some firmware or hypervisor made up.
+    """The groups, but on AMD's families 15h and 16h one whose PUs all have core ids of their own is
+    not one core: its modules are two cores that share a front end and an FPU. hwloc and the vendor
+    count two. Elsewhere such ids are labels that some firmware or hypervisor made up.
     """
-    has_modules = cpu.vendor == "AuthenticAMD" and cpu.family == _FAMILY_15H
+    has_modules = cpu.vendor == "AuthenticAMD" and cpu.family in _FAMILIES_OF_MODULES
     labelled = CpuSet()
     cores: list[CpuSet] = []
     modules = CpuSet()
@@ -228,8 +233,30 @@ def _read_die_of_pu(snapshot: Snapshot, pus: CpuSet, gaps: list[Gap]) -> dict[Pu
     return dies
 
 
+def _clusters(snapshot: Snapshot, online: CpuSet, named: set[CpuSet]) -> CpuSet:
+    """PUs in clusters (arm64's groups of cores, x86's with one L2) that are no set of PUs with a
+    name and have no cache: hwloc shows these as groups."""
+    clusters = CpuSet()
+    in_use = CpuSet()
+    for pu in online:
+        topology = f"{CPU}/cpu{pu}/topology"
+        found = read_pus(snapshot, f"{topology}/cluster_cpus_list", f"{topology}/cluster_cpus")
+        its = CpuSet() if found is None or pu in in_use else found & online
+        in_use = in_use | its
+        if len(its) < 2 or its in named:
+            continue
+        folder = f"{CPU}/cpu{pu}/cache"
+        caches = [f"{folder}/index{index}" for index in numbered(snapshot.list(folder), "index")]
+        if not any(
+            read_pus(snapshot, f"{cache}/shared_cpu_list", f"{cache}/shared_cpu_map") == found
+            for cache in caches
+        ):
+            clusters = clusters | its
+    return clusters
+
+
 def _read_llcs(
-    snapshot: Snapshot, online: CpuSet, core_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
+    snapshot: Snapshot, online: CpuSet, siblings_of_pu: dict[PuIndex, CpuSet], gaps: list[Gap]
 ) -> tuple[Llc, ...]:
     """The last-level cache of each PU: the highest level that holds data.
 
@@ -245,7 +272,7 @@ def _read_llcs(
         cache = _highest_cache(snapshot, pu)
         pus = CpuSet() if cache is None else cache[0] & online
         if cache is not None and not cache[0]:
-            pus = core_of_pu.get(pu, CpuSet((pu,)))
+            pus = siblings_of_pu.get(pu, CpuSet((pu,)))
             unlisted = unlisted | pus
         if cache is None or pu not in pus:
             unknown = unknown | CpuSet((pu,))
@@ -257,7 +284,7 @@ def _read_llcs(
         in_use = in_use | pus
         found.append((pus, cache[1], cache[2]))
     if unlisted:
-        reason = "its list of PUs is empty: counted as the core's own, as hwloc does"
+        reason = "its list of PUs is empty: counted as that of its SMT siblings, as hwloc does"
         gaps.append(Gap(f"last-level cache of PUs {unlisted}", reason))
     if unknown:
         reason = f"no cache above level 1 in {CPU}/cpuN/cache with the PUs that share it"

@@ -160,12 +160,14 @@ PATHS: tuple[PathRule, ...] = (
     *_files(
         f"{_CPU}/topology",
         Form.LIST,
-        "core_cpus_list thread_siblings_list die_cpus_list package_cpus_list core_siblings_list",
-        "SMT siblings; PUs of a die and a package",
+        "core_cpus_list thread_siblings_list cluster_cpus_list die_cpus_list package_cpus_list "
+        "core_siblings_list",
+        "SMT siblings; PUs of a cluster, a die and a package",
     ),
     _mask(f"{_CPU}/topology", "core_cpus", "core_cpus_list"),
     _mask(f"{_CPU}/topology", "thread_siblings", "thread_siblings_list"),
     _mask(f"{_CPU}/topology", "core_siblings", "core_siblings_list"),
+    _mask(f"{_CPU}/topology", "cluster_cpus", "cluster_cpus_list"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.NUMBER, "level", "which caches are last-level"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.WORD, "type", "instruction caches are left out"),
     *_files(f"{_CPU}/cache/index[0-9]*", Form.SIZE, "size", "size of the LLC"),

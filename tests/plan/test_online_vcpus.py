@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product
 
 import pytest
@@ -49,8 +50,13 @@ def deviation(cells: Sequence[CpuSet], offline: CpuSet) -> Fraction:
     return max(abs(len(cell - offline) - share * len(cell)) for cell in cells)
 
 
-def all_ways(counts: Sequence[int], size: int) -> Iterator[tuple[CpuSet, ...]]:
+@cache
+def all_ways(counts: tuple[int, ...], size: int) -> list[tuple[CpuSet, ...]]:
     """Every way to make cells of sockets of so many vCPUs."""
+    return list(_ways(counts, size))
+
+
+def _ways(counts: tuple[int, ...], size: int) -> Iterator[tuple[CpuSet, ...]]:
     sockets = [range(first, first + size) for first in range(0, sum(counts), size)]
     for chosen in product(range(len(counts)), repeat=len(sockets)):
         if all(chosen.count(cell) * size == count for cell, count in enumerate(counts)):

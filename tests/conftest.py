@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -41,18 +42,31 @@ collect_ignore = ["lab", "targets/programs"]
 REQUIRED = frozenset(filter(None, os.environ.get("HOMENODE_REQUIRED_MARKERS", "").split(",")))
 """Markers whose tests must not skip here: continuous integration owns them."""
 
-LIVE = frozenset({"root", "libvirt", "qemu", "slurm"})
+LIVE = frozenset({"root", "libvirt", "qemu"})
 """Markers of tests that share one daemon, or boot machines: one after the other, in one process."""
+
+TESTS = Path(__file__).parent
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = {marker.name for marker in item.iter_markers()}
-        # A page or a PDF takes long to make: made once, where all that reads it runs.
-        group = "live" if LIVE & names else next(iter({"browser", "pdf"} & names), None)
-        if group:
+        group = _group(item.path, names)
+        if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _group(path: Path, markers: set[str]) -> str | None:
+    """The group whose tests run one after the other, in one process. Groups share nothing: each
+    Slurm and each sshd has its own folder and ports, each installed package its own mounts."""
+    if TESTS / "packaging" in path.parents:
+        return "packages"  # a wheel takes long to build
+    if "slurm" in markers:
+        return "slurm"
+    if LIVE & markers:
+        return "live"
+    return next(iter({"browser", "pdf"} & markers), None)  # a page or a PDF takes long to make
 
 
 @pytest.hookimpl(trylast=True)

@@ -138,6 +138,17 @@ def test_the_program_is_installed_on_two_hosts(hosts: Path, tmp_path: Path) -> N
         assert (tmp_path / name / "bin/homenode").stat().st_mode & 0o111
 
 
+def checked_by_the_role(
+    folder: Path, inventory: str, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    play = folder / "play.yml"
+    play.write_text(
+        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": ["homenode"]}])
+    )
+    words = ("-c", "local", "--tags", "never", "-e", json.dumps(variables))
+    return run(folder, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words)
+
+
 @pytest.mark.parametrize(
     ("inventory", "variable"),
     [
@@ -153,14 +164,12 @@ def test_the_program_is_installed_on_two_hosts(hosts: Path, tmp_path: Path) -> N
 def test_the_role_refuses_what_units_and_paths_would_take_for_more(
     inventory: str, variable: dict[str, str], tmp_path: Path
 ) -> None:
-    play = tmp_path / "play.yml"
-    play.write_text(
-        yaml.safe_dump([{"hosts": "all", "gather_facts": False, "roles": ["homenode"]}])
-    )
-    words = ("-c", "local", "--tags", "never", "-e", json.dumps(variable))
-    done = run(tmp_path, program("ansible-playbook"), f"--inventory={inventory}", str(play), *words)
+    done = checked_by_the_role(tmp_path, inventory, variable)
     assert done.returncode == 2 and "expected absolute paths, and a name" in done.stdout
-    sound = run(tmp_path, program("ansible-playbook"), "-i", "gpu-a,", str(play), *words[:4])
+
+
+def test_the_role_takes_a_sound_name_and_its_default_paths(tmp_path: Path) -> None:
+    sound = checked_by_the_role(tmp_path, "gpu-a,", {})
     assert sound.returncode == 0, sound.stdout
 
 

@@ -100,7 +100,7 @@ def _planned(
     vm = (
         vm_of_options(options, hosts[0].architecture, check_name(outputs.copy_name or DEFAULT_NAME))
         if original is None
-        else read_vm(original, document)
+        else read_vm(original, document, outputs.target)
     )
     target = outputs.target or vm.kind
     assert target is not None, "without a file and a target it is libvirt's"

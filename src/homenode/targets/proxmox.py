@@ -9,8 +9,7 @@ begin with "hn".
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -40,11 +39,12 @@ from homenode.targets.qm_conf import (
     function_of,
     pairs_of,
     parse,
+    start_timeout_s,
     vmid_of,
 )
 from homenode.targets.qm_conf import read_facts as read_facts
 from homenode.targets.qm_conf import read_guest as read_guest
-from homenode.targets.script import PIN, PREPARE, plan_values
+from homenode.targets.qm_hook import hook_script
 from homenode.targets.target import (
     Feature,
     Rendering,
@@ -178,7 +178,8 @@ def render(
         )
     hole = None if given is None else read_facts(given, source).hole_bytes
     wanted["args"] = _with_args(args, _args_of(plan, hole, mirrored=mirrored), source)
-    hook = _hook(plan, mirrored=mirrored)
+    findings += _timeout({**conf.values, **wanted}, plan, vmid_of(source) or "VMID")
+    hook = hook_script(plan, mirrored=mirrored)
     suffix = ".hook.sh"
     if hook is not None:
         wanted[_HOOK_KEY] = _hookscript(conf, source, findings)
@@ -440,53 +441,20 @@ def _is_ours(option: str, value: str) -> bool:
     )
 
 
-_HOOK = r"""#!/usr/bin/env bash
-# homenode: hook script for a VM of Proxmox, layout {layout}.
-# Copy it to a storage with snippets, such as /var/lib/vz/snippets, and make it executable.
-set -euo pipefail
-
-"""
-
-_HOOK_TAIL = r"""
-# In Proxmox's own list, so that no other VM starts with these devices.
-reserve() {
-  perl -MPVE::QemuServer::PCI -e \
-    'my ($vmid, $pid, @ids) = @ARGV;
-     PVE::QemuServer::PCI::reserve_pci_usage(\@ids, $vmid, $pid ? undef : 60, $pid || undef)' \
-    "$@"
-}
-
-release() {
-  perl -MPVE::QemuServer::PCI -e 'PVE::QemuServer::PCI::remove_pci_reservation($ARGV[0])' "$1"
-}
-
-vmid=${1:?the id of the VM}
-case ${2:?the phase} in
-  pre-start)
-    if ((${#devices[@]})); then reserve "$vmid" 0 "${devices[@]}"; fi
-    prepare
-    ;;
-  post-start)
-    pid=$(</run/qemu-server/"$vmid".pid)
-    if ((${#devices[@]})); then reserve "$vmid" "$pid" "${devices[@]}"; fi
-    pin "$pid"
-    ;;
-  post-stop)
-    if ((${#devices[@]})); then release "$vmid"; fi
-    ;;
-  *) ;;
-esac
-"""
-
-
-def _hook(plan: Plan, *, mirrored: bool) -> str | None:
-    """None where nothing is left for it to do."""
-    if not plan.vcpu_pins and not mirrored:
-        return None
-    # Proxmox reserves huge pages itself, and devices of hostpciN.
-    own = replace(plan, page_reservations=(), devices=plan.devices if mirrored else ())
-    head = _HOOK.replace("{layout}", plan.layout.name)
-    return head + plan_values(own) + PREPARE + PIN + _HOOK_TAIL
+def _timeout(values: Mapping[str, str | None], plan: Plan, vmid: str) -> Iterator[PlanFinding]:
+    """What a start with these devices may take by Proxmox's own rule, where it gives less."""
+    keys = {key for key, value in values.items() if value is not None}
+    needed = start_timeout_s(keys | {"hostpci0"}, plan.memory_bytes)
+    given = start_timeout_s(keys, plan.memory_bytes)
+    if plan.devices and given < needed:
+        yield PlanFinding(
+            id="target-start-timeout",
+            severity="warning",
+            subject="Proxmox: time-out of the start",
+            detail=f"Proxmox does not see devices in args: it ends a start after {given} s, "
+            f"and with hostpciN after {needed} s, since VFIO pins all memory",
+            fix=f"qm start {vmid} --timeout {needed}",
+        )
 
 
 def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | None:

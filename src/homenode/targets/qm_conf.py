@@ -6,7 +6,7 @@ pve-q35-4.0.cfg.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
@@ -22,7 +22,17 @@ from homenode.units import MIB
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
 HOSTPCI = re.compile(r"hostpci([0-9]{1,2})\Z", re.ASCII)
+_NET = re.compile(r"net[0-9]+\Z", re.ASCII)
 _VMID = re.compile(r"([1-9][0-9]{2,8})\.conf\Z", re.ASCII)
+
+_OTHER_KEYS = re.compile(
+    r"(acpi|affinity|agent|amd-sev|arch|args|autostart|balloon|bios|boot|cpu|description|hookscript"
+    r"|hotplug|hugepages|intel-tdx|kvm|localtime|lock|machine|meta|name|numa|onboot|parent"
+    r"|protection|rng0|smbios1|startup|tags|template|vcpus|vga"
+    r"|(efidisk|hostpci|ide|ipconfig|net|numa|sata|scsi|serial|tpmstate|unused|usb|virtio)[0-9]+)\Z",
+    re.ASCII,
+)
+"""Keys of qm(1) next to those of `is_conf`."""
 
 OWN_SLOTS = (
     *(GuestAddress(0, 0, slot, 0) for slot in (0x1, 0x2, 0x10, 0x11, 0x14, 0x1A, 0x1B)),
@@ -96,6 +106,15 @@ def is_conf(content: bytes) -> bool:
     return bool(keys & {"memory", "cores", "sockets", "scsihw", "ostype", "vmgenid", "bootdisk"})
 
 
+def is_short_conf(content: bytes) -> bool:
+    """Whether this can be a qm configuration, for one who knows that it should be one: all of its
+    keys have defaults, and it may have only keys that other formats have too."""
+    try:
+        return any(map(_OTHER_KEYS.match, parse(content, "").values))
+    except ParseError:
+        return False
+
+
 def read_guest(content: bytes, source: str) -> Guest:
     """The VM of a configuration. Raises ParseError or InputError."""
     conf = parse(content, source)
@@ -132,6 +151,20 @@ def read_guest(content: bytes, source: str) -> Guest:
 def vmid_of(source: str) -> str | None:
     match = _VMID.search(source)
     return None if match is None else match[1]
+
+
+def start_timeout_s(keys: Collection[str], memory_bytes: int) -> int:
+    """After how many seconds Proxmox ends the start of a VM whose configuration has these keys.
+
+    Source: config_aware_timeout of PVE::QemuServer::Helpers, qemu-server 9.2.
+    """
+    memory_mib = memory_bytes // MIB
+    seconds = memory_mib // 1024 if memory_mib > 30720 else 30
+    if any(map(HOSTPCI.match, keys)):
+        seconds *= 4
+    if "hugepages" in keys:
+        seconds = max(seconds, 150)
+    return seconds + 5 * sum(_NET.match(key) is not None for key in keys)
 
 
 def count_of(values: Mapping[str, str], key: str, source: str) -> int:

@@ -48,9 +48,12 @@ def _is_xml(content: bytes) -> bool:
     return start[:1] == b"<" or content[:2] in (b"\xff\xfe", b"\xfe\xff", b"<\0", b"\0<")
 
 
-def kind_of(content: bytes, source: str) -> str:
-    """Whose file this is, by its content. Raises InputError for none that is known."""
+def kind_of(content: bytes, source: str, named: str | None = None) -> str:
+    """Whose file this is, by its content. named: the target that was asked for, of which a file may
+    be that its content alone does not tell. Raises InputError for none that is known."""
     target = target_of(content)
+    if target is None and named == "proxmox" and qm_conf.is_short_conf(content):
+        return named
     if target is not None:
         return target
     if _is_xml(content):
@@ -61,9 +64,9 @@ def kind_of(content: bytes, source: str) -> str:
     )
 
 
-def read_vm(content: bytes, source: str) -> VmFile:
-    """The VM of a file. Raises ParseError or InputError."""
-    kind = kind_of(content, source)
+def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
+    """The VM of a file. named: as `kind_of`. Raises ParseError or InputError."""
+    kind = kind_of(content, source, named)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
     return VmFile(kind, target_named(kind).read_guest(content, source), content, source)

@@ -1,0 +1,130 @@
+"""What Proxmox does with a file beyond the placement: its time-out, and keys that have defaults."""
+
+import json
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from homenode.errors import InputError
+from homenode.plan.model import PlanFinding
+from homenode.targets.planned import TargetPlan, plan_for_target
+from homenode.targets.qm_conf import start_timeout_s
+from homenode.targets.vm_file import kind_of, read_vm
+from homenode.units import GIB, MIB
+from tests.cli.test_plan import homenode
+from tests.targets.test_edited_files import HOST, plain
+from tests.targets.written import edited, host_named, options, written
+
+HELPERS = Path(os.environ.get("QEMU_SERVER", "/none")) / "src/PVE/QemuServer/Helpers.pm"
+"""In a checkout of Proxmox's qemu-server, where a variable names one."""
+
+
+@pytest.mark.parametrize(
+    ("keys", "memory_bytes", "seconds"),
+    [
+        # By PVE::QemuServer::Helpers of qemu-server 9.2.6 itself.
+        ({"net0"}, 16 * GIB, 35),
+        ({"net0", "hostpci0"}, 16 * GIB, 125),
+        ({"net0"}, 256 * GIB, 261),
+        ({"net0", "hostpci0"}, 256 * GIB, 1029),
+        ({"hugepages"}, 64 * GIB, 150),
+        ({"hugepages", "hostpci15"}, 64 * GIB, 256),
+        (set(), 30720 * MIB, 30),
+        (set(), 30721 * MIB, 30),
+    ],
+)
+def test_the_time_of_a_start_is_proxmoxs(keys: set[str], memory_bytes: int, seconds: int) -> None:
+    assert start_timeout_s(keys, memory_bytes) == seconds
+
+
+@pytest.mark.skipif(not HELPERS.exists(), reason="needs QEMU_SERVER, a checkout of qemu-server")
+def test_proxmoxs_own_perl_agrees_on_the_time_of_a_start() -> None:
+    text = HELPERS.read_text()
+    start = text.index("sub config_aware_timeout")
+    body = text[start : text.index("\n}\n", start) + 3]
+    draw = random.Random(20261123)
+    names = ["net0", "net12", "hostpci0", "hostpci15", "hugepages", "cores", "nethost", "args"]
+    cases = [
+        (draw.sample(names, draw.randrange(len(names))), draw.randrange(1, 2**21))
+        for _ in range(300)
+    ]
+    hashes = [(",".join(f"{key}=>1" for key in keys), mib) for keys, mib in cases]
+    asked = "".join(f"print config_aware_timeout({{{h}}}, {mib}), ' ';" for h, mib in hashes)
+    done = subprocess.run(["perl", "-e", body + asked], capture_output=True, text=True, check=True)
+    ours = [start_timeout_s(keys, mib * MIB) for keys, mib in cases]
+    assert list(map(int, done.stdout.split())) == ours
+
+
+def timeouts(planned: TargetPlan) -> list[PlanFinding]:
+    return [found for found in planned.findings if found.id == "target-start-timeout"]
+
+
+def test_a_start_with_devices_in_args_is_given_the_time_of_hostpci() -> None:
+    conf = b"cores: 8\nhostpci0: 0000:19:00,pcie=1\nmachine: q35\nmemory: 262144\nnet0: virtio\n"
+    planned = edited(conf, "hgx-h100", plain("pin-numa-pci"), "101.conf")
+    (found,) = timeouts(planned)
+    assert found.fix == "qm start 101 --timeout 1029" and "261 s" in found.detail
+    assert b"reserved_s=1244" in dict(planned.rendering.companions)[".hook.sh"]
+    assert timeouts(edited(conf, "hgx-h100", plain("pin-numa"), "101.conf")) == []
+    assert timeouts(written("proxmox", HOST, options("pin-numa-pci"))) == []
+
+
+def test_the_hook_script_gives_proxmox_the_seconds(tmp_path: Path) -> None:
+    """With a perl that prints what it is given, and nothing to prepare."""
+    planned = written("proxmox", "small-2n8c-2gpu", options("pin-numa-pci", gpu_count=1))
+    text = dict(planned.rendering.companions)[".hook.sh"].decode()
+    (tmp_path / "hook").write_text(text.replace("\nprepare() {", "\nprepare() {\n  return 0"))
+    perl = tmp_path / "perl"
+    perl.write_text('#!/bin/sh\nshift 3\necho "$@"\n')
+    perl.chmod(0o755)
+    done = subprocess.run(
+        ["bash", tmp_path / "hook", "101", "pre-start"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )
+    assert done.stdout.split() == ["370", "101", "0", str(planned.plan.devices[0].bdf)]
+
+
+SHORT = [
+    b"machine: q35,viommu=intel\n",
+    b"name: simple\nparent: snap1\nscsi0: local:8006/base.qcow2,size=1G\n\n[snap1]\nname: simple\n",
+    b"smbios1: uuid=7b10d7af-b932-4c66-b2c3-3996152ec465\n",
+    b"# a VM of defaults\nagent: 1\n",
+]
+"""As in Proxmox's own tests (cfg2cmd): every key has a default."""
+
+
+@pytest.mark.parametrize("content", SHORT)
+def test_a_short_configuration_is_read_where_its_target_is_named(
+    content: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError):
+        kind_of(content, "101.conf")
+    vm = read_vm(content, "101.conf", "proxmox")
+    assert (vm.kind, vm.guest.vcpus, vm.guest.memory_bytes) == ("proxmox", 1, 512 * MIB)
+    wanted = plain("pin-numa")
+    made = plan_for_target(vm, wanted, host_named(HOST), "proxmox").rendering.document
+    assert kind_of(made, "101.conf") == "proxmox"
+    for line in content.partition(b"[")[0].splitlines():
+        assert line in made
+
+
+def test_the_command_reads_a_short_configuration_for_its_target_alone(tmp_path: Path) -> None:
+    conf, out = tmp_path / "101.conf", tmp_path / "out.conf"
+    conf.write_bytes(SHORT[0])
+    command = ("plan", conf, "--host", HOST, "--layout", "pin-numa", "-o", out)
+    done = homenode(*command, "--target", "proxmox")
+    assert done.returncode == 0 and b"machine: q35,viommu=intel" in out.read_bytes(), done.stderr
+    assert homenode(*command, "--target", "xen", "--force").returncode == 2
+    assert json.loads(homenode(*command, "--target", "proxmox", "--json").stdout)["layout"]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"a: b\n", b"services:\n  x: y\n", b"{}"])
+def test_what_is_no_configuration_is_refused_where_the_target_is_named(content: bytes) -> None:
+    with pytest.raises(InputError):
+        read_vm(content, "101.conf", "proxmox")

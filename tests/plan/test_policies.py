@@ -60,6 +60,13 @@ def test_of_many_nodes_the_least_is_found_that_no_distances_lead_to() -> None:
     assert placement.optimal is True
 
 
+def test_a_node_of_each_package_is_taken_where_each_has_one_of_the_gpus() -> None:
+    gpus = [DeviceSpec(f"0000:{16 + node}:00.0", node=node, root=node) for node in range(0, 20, 2)]
+    host = even_host(10, 2, 1, 4, 2, devices=gpus)
+    placement = place(host, replace(small_request(11, layout="pin"), gpu_count=10))
+    assert placement.nodes == tuple(range(0, 20, 2))
+
+
 def test_cores_are_shared_on_many_nodes_that_have_no_whole_one() -> None:
     host = even_host(12, 1, 1, 2, 2, disallowed="0-23")
     placement = place(host, small_request(4, layout="pin"))

@@ -67,10 +67,12 @@ class Branching:
     def better(self, best: Key) -> Key:
         """The least cost, of all sets and the best known one (empty: none); ties go to that one."""
         self._best = best
-        numbers = list(self.candidates.counts(self.problem.eligible))
-        if "minus_nodes_spanned" in self.problem.first:
-            numbers.reverse()
-        for number, able in numbers:
+        bounds = []
+        for number, able in self.candidates.counts(self.problem.eligible):
+            self._number, self._additive = number, self._additive_terms(number)
+            low = [self._least(name, 0, able, number) for name in self.problem.first]
+            bounds.append((low, number, able))
+        for _, number, able in sorted(bounds):
             self._number, self._additive = number, self._additive_terms(number)
             if not self._visit(0, able, number):
                 self.is_complete = False
@@ -160,7 +162,7 @@ class Branching:
         if name in self._additive:
             return self._additive[name].least(chosen, may, left)
         if name == "device_class":
-            return self.terms.least_class(distances.packages_of(chosen | may))
+            return self._least_class(chosen, may, left)
         if name == "packages_spanned":
             return self._least_packages(chosen, may)
         if name == "gpus_away_from_home":
@@ -236,6 +238,37 @@ class Branching:
                 for row in self.problem.distances.between
             ]
         return self._far[limit]
+
+    def _least_class(self, chosen: int, may: int, left: int) -> int:
+        """So few more packages as nodes are near to only so many GPUs."""
+        distances, count = self.problem.distances, self.problem.options.count
+        own = distances.packages_of(chosen)
+        others = members(distances.packages_of(may) & ~own)
+        low = self.terms.least_class(distances.packages_of(chosen | may))
+        if not self._near or left >= len(others):
+            return low
+        for limit, near_package in self._near:
+            near = 0
+            for package in members(own):
+                near |= near_package[package]
+            more = sorted([(near_package[one] & ~near).bit_count() for one in others])
+            if limit >= low and near.bit_count() + sum(more[len(more) - left :]) >= count:
+                return limit
+        return low
+
+    @cached_property
+    def _near(self) -> list[tuple[int, list[int]]]:
+        """(class, the GPUs (bits) that are of it or nearer to each package), ascending; GPUs of no
+        known node are near to all."""
+        packages = range(len(self.problem.distances.nodes_of_package))
+        rows: list[tuple[int, Sequence[int]]] = []
+        for number in members(self.problem.options.open if self.terms.groups else 0):
+            home = self.problem.gpu_homes[number]
+            rows.append((1 << number, [0] * len(packages) if home is None else home.to_package))
+        return [
+            (limit, [sum([gpu for gpu, row in rows if row[one] <= limit]) for one in packages])
+            for limit in sorted({distance for _, row in rows for distance in row})
+        ]
 
     def _least_packages(self, chosen: int, may: int) -> int:
         problem, distances = self.problem, self.problem.distances
@@ -313,7 +346,7 @@ class Branching:
             return distance
 
         named, groups = self._rows
-        self.terms.work_left -= sum(map(len, groups)) // 4
+        self.terms.work_left -= sum(map(len, groups))
         least_of = []
         for group in groups:
             costs = sorted(

@@ -344,6 +344,27 @@ def test_devices_that_no_one_permits_get_no_pod() -> None:
     assert judged(vmi(), by_claim) == set()
 
 
+def test_a_claim_without_a_source_is_refused_from_the_version_on_that_looks() -> None:
+    document = json.loads(vmi(gpus=0))
+    document["spec"]["resourceClaims"] = [{"name": "a"}]
+    text = json.dumps(document)
+    assert "claim-source" not in judged(text, Cluster(GATES, (1, 8)))
+    assert "claim-source" in judged(text, Cluster(GATES, (1, 9)))
+
+
+@pytest.mark.parametrize("odd", [3, ["x"], {"a": 1}, "", None], ids=str)
+def test_claims_machines_and_firmware_of_odd_types_are_judged_without_a_traceback(
+    odd: object,
+) -> None:
+    document = json.loads(vmi(gpus=0))
+    spec = document["spec"]
+    spec |= {"architecture": odd, "resourceClaims": [{"name": odd}, odd]}
+    spec["domain"] |= {"machine": {"type": odd}, "firmware": odd, "launchSecurity": {"sev": odd}}
+    device = {"deviceName": odd, "claimName": odd, "requestName": odd}
+    spec["domain"]["devices"] = {"gpus": [device, device], "hostDevices": [odd]}
+    assert judged(json.dumps(document), Cluster(GATES, (1, 9)))
+
+
 def test_a_gate_that_the_version_does_not_have_does_not_count() -> None:
     gates = GATES | {"PCINUMAAwareTopology"}
     assert judged(vmi(annotations={}), Cluster(gates, (1, 8))) == set()

@@ -30,8 +30,31 @@ def random_case(random: Random) -> Case:
     }
     for change in random.sample(_CHANGES, random.choice((0, 0, 1, 1, 2))):
         change(random, vmi)
-    gates = [gate for gate in ("Sidecar", "CPUManager", "HostDevices") if random.random() < 0.7]
-    return {"config": {"developerConfiguration": {"featureGates": gates}}, "vmi": vmi}
+    config: Case = {"developerConfiguration": {"featureGates": []}}
+    for gate in _GATES:
+        if random.random() < 0.7:
+            config["developerConfiguration"]["featureGates"].append(gate)
+    if random.random() < 0.1:
+        config["emulatedMachines"] = ["q35*", "pc-i440fx*"]
+    if random.random() < 0.1:
+        config["architectureConfiguration"] = {"amd64": {"emulatedMachines": ["pc-q35-rhel9*"]}}
+        if random.random() < 0.5:
+            config["architectureConfiguration"]["amd64"]["machineType"] = "pc-q35-rhel9.6.0"
+    if random.random() < 0.05:
+        config["machineType"] = "pc-i440fx-7.2"
+    return {"config": config, "vmi": vmi}
+
+
+_GATES = (
+    "Sidecar",
+    "CPUManager",
+    "HostDevices",
+    "GPUsWithDRA",
+    "HostDevicesWithDRA",
+    "WorkloadEncryptionSEV",
+    "WorkloadEncryptionTDX",
+    "SecureExecution",
+)
 
 
 def _domain(vmi: Case) -> Case:
@@ -141,7 +164,83 @@ def _small_request(random: Random, vmi: Case) -> None:
     _domain(vmi)["resources"]["requests"] = {"memory": random.choice(("900k", "1M", "0"))}
 
 
+def _device(random: Random, number: int) -> Case:
+    device: Case = {"name": f"d{number}"}
+    by = random.choice(("claim",) * 12 + ("name", "both", "none", "half"))
+    if by in ("name", "both"):
+        device["deviceName"] = "nvidia.com/A100"
+    if by in ("claim", "both", "half"):
+        device["claimName"] = random.choice(("a", "a", "a", "b"))
+        if random.random() < 0.1:
+            device["claimName"] = random.choice(("", None))
+    if by in ("claim", "both"):
+        device["requestName"] = random.choice(("r0", "r1", "r2", "r3"))
+    return device
+
+
+def _claims(random: Random, vmi: Case) -> None:
+    devices = _domain(vmi)["devices"]
+    for group in random.sample(("gpus", "hostDevices"), random.choice((1, 1, 2))):
+        devices[group] = [_device(random, number) for number in range(random.choice((1, 1, 2, 3)))]
+    names = random.choice((["a", "b"], ["a", "b"], ["a"], ["a", "a", "b"], []))
+    vmi["spec"]["resourceClaims"] = [{"name": name, "resourceClaimName": "x"} for name in names]
+
+
+def _good_claims(random: Random, vmi: Case) -> None:
+    for group in random.sample(("gpus", "hostDevices"), random.choice((1, 2))):
+        _domain(vmi)["devices"][group] = [
+            {"name": f"{group.lower()}{n}", "claimName": "a", "requestName": f"{group.lower()}{n}"}
+            for n in range(random.choice((1, 2)))
+        ]
+    vmi["spec"]["resourceClaims"] = [{"name": "a", "resourceClaimTemplateName": "x"}]
+
+
+def _machine(random: Random, vmi: Case) -> None:
+    types = ("q35", "pc-q35-7.2", "pc-q35-rhel9.6.0", "pc-i440fx-7.2", "pc", "virt", "")
+    _domain(vmi)["machine"] = {"type": random.choice(types)}
+
+
+def _firmware(random: Random, vmi: Case) -> None:
+    efi: Case = {}
+    for key in ("secureBoot", "persistent"):
+        if random.random() < 0.6:
+            efi[key] = random.choice((True, False, False))
+    loader: Case = random.choice(
+        ({"efi": efi}, {"efi": efi}, {"efi": efi, "bios": {}}, {"bios": {}})
+    )
+    _domain(vmi)["firmware"] = {"bootloader": loader}
+    smm: Case = random.choice(({}, {"enabled": True}, {"enabled": False}))
+    if random.random() < 0.5:
+        _domain(vmi)["features"] = {"smm": smm}
+
+
+def _encrypted(random: Random, vmi: Case) -> None:
+    kinds = random.choice((["sev"], ["snp"], ["tdx"], ["tdx"], ["sev", "snp"], []))
+    _domain(vmi)["launchSecurity"] = {kind: {} for kind in kinds}
+    if kinds == ["sev"] and random.random() < 0.4:
+        _domain(vmi)["launchSecurity"]["sev"] = {"attestation": {}}
+    if random.random() < 0.3:
+        vmi["spec"]["startStrategy"] = "Paused"
+    if random.random() < 0.7:
+        _domain(vmi)["firmware"] = {"bootloader": {"efi": {"secureBoot": False}}}
+    if random.random() < 0.3:
+        _firmware(random, vmi)
+    if random.random() < 0.2:
+        vmi["spec"]["architecture"] = random.choice(("arm64", "s390x"))
+    if random.random() < 0.2:
+        nic = {"name": "n", "masquerade": {}, "bootOrder": 1}
+        _domain(vmi)["devices"]["interfaces"] = [nic]
+        vmi["spec"]["networks"] = [{"name": "n", "pod": {}}]
+
+
 _CHANGES = (
+    _claims,
+    _claims,
+    _good_claims,
+    _machine,
+    _firmware,
+    _encrypted,
+    _encrypted,
     _arm_model,
     _no_devices,
     _default_architecture,

@@ -1,15 +1,20 @@
-"""AdmissionRules: why KubeVirt's admission refuses a VMI, as far as CPUs, memory, devices, hook go.
+"""AdmissionRules: why KubeVirt's admission refuses a VMI, as far as CPUs, memory, devices, hook go,
+with its machine, firmware and launch security.
 
 Rules are those of v1.6 to v1.9, of the VMI with the defaults that KubeVirt's own webhook sets
-first; the order is that of the admitter. Devices that are not permitted pass admission:
-virt-controller then makes no pod.
+first; the order is that of the admitter. Those of resource claims (DRA) and launch security are of
+v1.8 and v1.9; claims of networks, which v1.9 has, are not judged. Devices that are not permitted
+pass admission: virt-controller then makes no pod.
 
 Source: KubeVirt pkg/defaults/defaults.go, vmi-create-admitter.go
-(ValidateVirtualMachineInstanceSpec and what it calls), renderresources.go
+(ValidateVirtualMachineInstanceSpec and what it calls), pkg/dra/admitter, virt-api/webhooks
+(ValidateLaunchSecurityAmd64, ValidateLaunchSecurityS390x), renderresources.go
 (validatePermittedHostDevices).
 """
 
+from collections import Counter
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
@@ -30,6 +35,13 @@ _POLICIES = ("shared", "auto", "supplementalPool")
 _FEATURES = ("", "force", "require", "optional", "disable", "forbid")
 _DEDICATED = ("dedicatedCpuPlacement with it", "set dedicatedCpuPlacement: true")
 _LEAST_MEMORY = 10**6
+_CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
+_ENCRYPTION_GATES = {
+    "sev": "WorkloadEncryptionSEV",
+    "snp": "WorkloadEncryptionSEV",
+    "tdx": "WorkloadEncryptionTDX",
+}
+_ADD_GATE = "add it to spec.configuration.developerConfiguration.featureGates"
 
 _RULES = {
     "memory-missing": (f"{_MEMORY}.guest", "a size", f"set {_MEMORY}.guest"),
@@ -110,7 +122,73 @@ _RULES = {
     "gate-host-devices-off": (
         "feature gate HostDevices",
         "on, for hostDevices",
-        "add it to spec.configuration.developerConfiguration.featureGates",
+        _ADD_GATE,
+    ),
+    "gate-claims-off": (
+        "feature gates GPUsWithDRA and HostDevicesWithDRA",
+        "on, for gpus and hostDevices with claims",
+        _ADD_GATE,
+    ),
+    "claims-mixed": (
+        "spec.domain.devices.gpus",
+        "all by claim or all by deviceName",
+        "take one way for all GPUs of the VM",
+    ),
+    "device-named-wrongly": (
+        "spec.domain.devices",
+        "of each GPU and host device a deviceName, or a claimName and a requestName",
+        "give one of both",
+    ),
+    "claim-request-twice": (
+        "spec.domain.devices",
+        "each claimName and requestName once",
+        "give each device a request of its own in the claim",
+    ),
+    "claim-not-listed": (
+        "spec.resourceClaims",
+        "every claim that devices name, each once",
+        "list each claim once, with its resourceClaimName or resourceClaimTemplateName",
+    ),
+    "claim-source": (
+        "spec.resourceClaims",
+        "a resourceClaimName or a resourceClaimTemplateName of each, from KubeVirt 1.9 on",
+        "set one of both",
+    ),
+    "machine-type": (
+        "spec.domain.machine.type",
+        "a machine that the KubeVirt CR allows",
+        "leave it out, or add it to emulatedMachines of the KubeVirt CR",
+    ),
+    "bootloader-wrong": (
+        "spec.domain.firmware.bootloader",
+        "efi or bios; efi on arm64",
+        "set efi alone",
+    ),
+    "secure-boot-without-smm": (
+        "spec.domain.firmware.bootloader.efi",
+        "features.smm with Secure Boot, which is on where secureBoot is not false",
+        "set secureBoot: false, or features: {smm: {enabled: true}}",
+    ),
+    "gate-encryption-off": (
+        "feature gates WorkloadEncryptionSEV, WorkloadEncryptionTDX, SecureExecution",
+        "on, for launchSecurity: SEV and SNP, TDX, and s390x",
+        _ADD_GATE,
+    ),
+    "launch-security-kind": (
+        "spec.domain.launchSecurity",
+        "one of sev, snp and tdx, on amd64; s390x takes any",
+        "set one of them",
+    ),
+    "launch-security-without-efi": (
+        "spec.domain.launchSecurity",
+        "OVMF with it",
+        "set firmware: {bootloader: {efi: {secureBoot: false}}}",
+    ),
+    "launch-security-conflict": (
+        "spec.domain.launchSecurity",
+        "with SEV and SNP no Secure Boot; with SNP and TDX no persistent EFI variables; with TDX "
+        "no SMM; no NIC that boots; attestation of SEV with startStrategy: Paused",
+        "leave out what is found",
     ),
 }
 """By the id of a finding: its subject, what is expected, the fix."""
@@ -124,11 +202,15 @@ def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
         yield from _dedicated(vmi)
     yield from _needing(vmi)
     yield from _iothreads(vmi)
+    yield from _claims(vmi, cluster)
+    yield from _firmware(vmi)
+    yield from _launch_security(vmi, cluster)
     if cluster is not None:
         if vmi.annotations.get(HOOK_ANNOTATION) and not cluster.has_gate("Sidecar"):
             yield _refused("gate-sidecar-off", "off")
         if vmi.at("domain", "devices", "hostDevices") and not cluster.has_gate("HostDevices"):
             yield _refused("gate-host-devices-off", "off")
+        yield from _machine(vmi, cluster)
         yield from _permitted(vmi, cluster)
 
 
@@ -263,15 +345,129 @@ def _iothreads(vmi: Vmi) -> Iterator[Finding]:
         yield _refused("iothreads-count", count)
 
 
+def _listed(vmi: Vmi, *path: str) -> list[Any]:
+    value = vmi.at(*path)
+    return value if isinstance(value, list) else []
+
+
+def _text(value: Any, name: str) -> str | None:
+    found = down(value, name)
+    return found if isinstance(found, str) else None
+
+
+def _claims(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
+    """Devices by resource claim (DRA), and by name next to these."""
+    requests: list[tuple[str, str]] = []
+    for group, gate in _CLAIM_GATES.items():
+        devices = _listed(vmi, "domain", "devices", group)
+        names = [_text(one, "deviceName") for one in devices]
+        claims = [(_text(one, "claimName"), _text(one, "requestName")) for one in devices]
+        by_claim = [
+            claim
+            for name, claim in zip(names, claims, strict=True)
+            if not name and claim != (None, None)
+        ]
+        if group == "gpus" and 0 < len(by_claim) < len(devices):
+            yield _refused("claims-mixed", f"{len(by_claim)} of {len(devices)} by claim")
+            continue
+        for name, claim in zip(names, claims, strict=True):
+            is_named = claim == (None, None) if name else all(claim)
+            if not is_named:
+                found = "nothing or half a claim" if not name else f"{name} and a claim"
+                yield _refused("device-named-wrongly", f"{group}: {found}")
+        if by_claim and cluster is not None and not cluster.has_gate(gate):
+            yield _refused("gate-claims-off", f"{gate} off")
+            continue
+        requests += [(claim, request) for claim, request in by_claim if claim and request]
+    for pair, count in Counter(requests).items():
+        if count > 1:
+            yield _refused("claim-request-twice", f"{'/'.join(pair)} {count} times")
+    listed = _listed(vmi, "resourceClaims")
+    known = Counter(_text(one, "name") or "" for one in listed)
+    missing = sorted({pair[0] for pair in requests} - set(known))
+    twice = sorted(name for name, count in known.items() if count > 1)
+    if missing or twice:
+        said = [f"no {name}" for name in missing] + [f"{name} more than once" for name in twice]
+        yield _refused("claim-not-listed", ", ".join(said))
+    if cluster is not None and cluster.version is not None and cluster.version >= (1, 9):
+        for one in listed:
+            sources = ("resourceClaimName", "resourceClaimTemplateName")
+            if sum(down(one, source) is not None for source in sources) != 1:
+                yield _refused("claim-source", f"{down(one, 'name')} with none or both")
+
+
+def _machine(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
+    machine = _text(vmi.at("domain", "machine"), "type")
+    machine = machine or cluster.default_machine(_architecture(vmi))
+    allowed = cluster.machines_of(_architecture(vmi))
+    if not any(fnmatchcase(machine, one) for one in allowed):
+        yield _refused("machine-type", f"{machine}, of {', '.join(allowed)}")
+
+
+def _architecture(vmi: Vmi) -> str:
+    return _text(vmi.spec, "architecture") or "amd64"
+
+
+def _is_on(switch: Any) -> bool:
+    """Whether a feature such as smm is on: where it is there and not disabled."""
+    return switch is not None and down(switch, "enabled") is not False
+
+
+def _has_secure_boot(vmi: Vmi) -> bool:
+    """On by default but on arm64, where KubeVirt sets it to false."""
+    efi = vmi.at("domain", "firmware", "bootloader", "efi")
+    secure = down(efi, "secureBoot")
+    return efi is not None and (_architecture(vmi) != "arm64" if secure is None else secure)
+
+
+def _firmware(vmi: Vmi) -> Iterator[Finding]:
+    loader = vmi.at("domain", "firmware", "bootloader")
+    efi, bios = down(loader, "efi"), down(loader, "bios")
+    if bios is not None and (efi is not None or _architecture(vmi) == "arm64"):
+        yield _refused("bootloader-wrong", "bios" if efi is None else "both")
+    if _has_secure_boot(vmi) and not _is_on(vmi.at("domain", "features", "smm")):
+        yield _refused("secure-boot-without-smm", "Secure Boot without SMM")
+
+
+def _launch_security(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
+    security, architecture = vmi.at("domain", "launchSecurity"), _architecture(vmi)
+    if security is None:
+        return
+    kinds = [kind for kind in _ENCRYPTION_GATES if down(security, kind) is not None]
+    gate = "SecureExecution" if architecture == "s390x" else None
+    if gate is None and (architecture != "amd64" or len(kinds) != 1):
+        yield _refused("launch-security-kind", f"{', '.join(kinds) or 'none'} on {architecture}")
+        return
+    gate = gate or _ENCRYPTION_GATES[kinds[0]]
+    if cluster is not None and not cluster.has_gate(gate):
+        yield _refused("gate-encryption-off", f"{gate} off")
+    if architecture != "amd64":
+        return
+    kind, efi = kinds[0], vmi.at("domain", "firmware", "bootloader", "efi")
+    if efi is None:
+        yield _refused("launch-security-without-efi", "no efi")
+    attested = kind == "sev" and down(security, "sev", "attestation") is not None
+    conflicts = {
+        "Secure Boot": kind != "tdx" and _has_secure_boot(vmi),
+        "persistent": kind != "sev" and down(efi, "persistent") is True,
+        "SMM": kind == "tdx" and _is_on(vmi.at("domain", "features", "smm")),
+        "attestation": attested and vmi.at("startStrategy") != "Paused",
+        "bootOrder": any(
+            down(one, "bootOrder") is not None
+            for one in _listed(vmi, "domain", "devices", "interfaces")
+        ),
+    }
+    if any(conflicts.values()):
+        found = ", ".join(what for what, is_there in conflicts.items() if is_there)
+        yield _refused("launch-security-conflict", f"{kind} with {found}")
+
+
 def _permitted(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
     if cluster.permitted is None:
         return
     groups = ("hostDevices",) if cluster.has_gate("GPUsWithDRA") else ("gpus", "hostDevices")
     for group in groups:
-        listed = vmi.at("domain", "devices", group)
-        names = (
-            [down(device, "deviceName") for device in listed] if isinstance(listed, list) else []
-        )
+        names = [down(one, "deviceName") for one in _listed(vmi, "domain", "devices", group)]
         for name in sorted({name for name in names if isinstance(name, str)}):
             if name not in cluster.permitted:
                 yield Finding(

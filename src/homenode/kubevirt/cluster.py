@@ -3,7 +3,8 @@
 Source: kubevirt.io/v1, KubeVirtConfiguration; pkg/virt-config/featuregate of v1.6.1 to v1.9.0.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from homenode.errors import InputError
 from homenode.pods.objects import down, read_object
@@ -23,14 +24,38 @@ ON_SINCE = {"GPUsWithDRA": (1, 9), "HostDevicesWithDRA": (1, 9)}
 """Beta gates: on unless they are disabled."""
 
 
+MACHINES = {
+    "amd64": ("q35", "q35*", "pc-q35*"),
+    "arm64": ("virt", "virt*"),
+    "s390x": ("s390-ccw-virtio", "s390-ccw-virtio*"),
+}
+"""By architecture the machine of VMIs that name none, and the patterns of those that are allowed,
+where the CR says neither: pkg/virt-config."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """gates: that are on. version: as observed, None where the CR says none. permitted: resource
-    names of permittedHostDevices, None where there is no such list."""
+    names of permittedHostDevices, None where there is no such list. machines: what
+    emulatedMachines allows by architecture, default_machines: its machineType; by "" for all.
+    """
 
     gates: frozenset[str]
     version: tuple[int, int] | None = None
     permitted: frozenset[str] | None = None
+    machines: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    default_machines: Mapping[str, str] = field(default_factory=dict)
+
+    def machines_of(self, architecture: str) -> tuple[str, ...]:
+        """Patterns of the machine types that admission takes."""
+        _, *default = MACHINES.get(architecture, MACHINES["amd64"])
+        return self.machines.get("") or self.machines.get(architecture) or tuple(default)
+
+    def default_machine(self, architecture: str) -> str:
+        """The machine of a VMI that names none."""
+        default, *_ = MACHINES.get(architecture, MACHINES["amd64"])
+        given = self.default_machines
+        return given.get("") or given.get(architecture) or default
 
     def has_gate(self, name: str) -> bool:
         """On, and known to the version: KubeVirt ignores a gate that it does not have."""
@@ -57,6 +82,7 @@ def read_cluster(text: str | bytes, source: str) -> Cluster:
     permitted = down(config, "permittedHostDevices")
     version = _version(down(cr, "status", "observedKubeVirtVersion"))
     by_default = {name for name, since in ON_SINCE.items() if version and version >= since}
+    lists, defaults = (_by_architecture(config, key) for key in ("emulatedMachines", "machineType"))
     off = _texts(down(developer, "disabledFeatureGates"))
     return Cluster(
         _texts(down(developer, "featureGates")) | (by_default - off),
@@ -68,7 +94,16 @@ def read_cluster(text: str | bytes, source: str) -> Cluster:
             for kind in ("pciHostDevices", "mediatedDevices", "usb")
             for name in _names(down(permitted, kind))
         ),
+        {name: tuple(sorted(found)) for name, one in lists.items() if (found := _texts(one))},
+        {name: one for name, one in defaults.items() if isinstance(one, str) and one},
     )
+
+
+def _by_architecture(config: object, key: str) -> dict[str, object]:
+    """A setting of the whole cluster, by "", and those of its architectures."""
+    of_all = {"": down(config, key)}
+    own = {name: down(config, "architectureConfiguration", name, key) for name in MACHINES}
+    return of_all | own
 
 
 def _texts(value: object) -> frozenset[str]:

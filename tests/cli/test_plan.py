@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 from lxml import etree
 
+from homenode.cli.apply import tuned_on
+from homenode.plan.model import is_critical
+from homenode.plan.options import PlanOptions
+from homenode.units import GIB
+
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "demo" / "gpu-vm.xml"
 
@@ -435,6 +440,27 @@ def test_a_critical_plan_is_written_and_exits_with_1(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert out.exists() and "critical: hgx-h100" in done.stdout
+
+
+SHORT_OF_MEMORY = ("--host", "small-2n8c-2gpu", "--layout", "default", "--memory", "900GiB", "-q")
+
+
+@pytest.mark.parametrize("target", ["libvirt", "qemu", "proxmox"])
+def test_quiet_leaves_what_makes_the_exit_code_1(target: str) -> None:
+    done = homenode("plan", "--vcpus", "2", "--target", target, *SHORT_OF_MEMORY)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert "critical: small-2n8c-2gpu" in done.stderr
+
+
+def test_quiet_of_apply_leaves_what_makes_the_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    wanted = PlanOptions(layout="default", vcpus=2, memory_bytes=900 * GIB, gpu_count=1)
+    given = Path(DOCUMENT).read_bytes()
+    made = tuned_on("gpu-vm", given, wanted, "small-2n8c-2gpu", (), [], quiet=True)
+    assert is_critical(made.plan)
+    shown = capsys.readouterr()
+    assert shown.out == "" and "critical: small-2n8c-2gpu" in shown.err
 
 
 def test_no_host_is_the_best_where_none_can_hold_the_vm() -> None:

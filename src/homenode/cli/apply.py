@@ -328,6 +328,10 @@ def tuned_on(
             from homenode.report.verdict_text import layout_text
 
             console().print(layout_text(chosen.verdict))
+    else:
+        from homenode.cli.planning import note_critical
+
+        note_critical(tuning.plan)
     for known in tuning.notes:
         note(known)
     return tuning

@@ -1,5 +1,7 @@
 """gres.conf, slurm.conf and cgroup.conf: what is wrong with them on a machine, and set right."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -272,6 +274,11 @@ def test_memory_and_sockets_are_those_of_the_machine(node: str, expected: list[s
     assert ids(found) == expected
     with pytest.raises(ParseError, match="RealMemory"):
         check(parse_config("", "g"), parse_config("NodeName=n RealMemory=64G\n", "s"), host)
+
+
+def test_sockets_are_not_judged_where_the_host_shows_no_nodes() -> None:
+    host = replace(machine(TESTBED), nodes_assumed=True)
+    assert ids(checked(right_gres(host), host, "4x8x2")) == []
 
 
 def test_an_older_slurm_cannot_take_numa_nodes_for_sockets() -> None:

@@ -212,7 +212,8 @@ def check_shape(
     nodes = nodes_with_cpus(host)
     by_cache = "l3cache_as_socket" in _words(slurm, "slurmdparameters")
     counts = {len(host.packages), len(nodes), *([len(host.llcs)] if by_cache else [])}
-    if shape.sockets not in counts:
+    is_known = bool(host.packages and nodes) and not host.nodes_assumed
+    if is_known and shape.sockets not in counts:
         said = " or ".join(map(str, sorted(counts)))
         yield Finding(
             id="slurm-shape-differs",

@@ -477,6 +477,12 @@ def test_nor_on_hosts_of_more_nodes_with_several_gpus(first: int) -> None:
         compare(host, wide_wish(draw, host))
 
 
+def test_nor_where_siblings_of_mixed_kinds_lie_on_one_core_by_chance() -> None:
+    draw = random.Random(950077)
+    host = small_host(draw)
+    compare(host, small_wish(draw, host))
+
+
 def test_nor_where_sets_of_nodes_are_too_many_to_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidates, "MOST_LISTED_NODES", 0)
     monkeypatch.setattr(candidates, "MOST_PACKAGES", 1)

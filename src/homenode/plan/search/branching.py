@@ -262,7 +262,8 @@ class Branching:
         known node are near to all."""
         packages = range(len(self.problem.distances.nodes_of_package))
         rows: list[tuple[int, Sequence[int]]] = []
-        for number in members(self.problem.options.open if self.terms.groups else 0):
+        some = {number for group in self.problem.options.groups for number in members(group)}
+        for number in sorted(some if self.terms.groups else ()):
             home = self.problem.gpu_homes[number]
             rows.append((1 << number, [0] * len(packages) if home is None else home.to_package))
         return [

@@ -191,7 +191,9 @@ def _cores_or_siblings(
         except Unplannable:
             paired = None
     if paired is not None and (
-        paired.threads_per_core == 1 or Concession.SHARED_CORES in paired.concessions
+        paired.threads_per_core == 1
+        # Siblings that lie on one core by chance are not those of the document.
+        or {Concession.SHARED_CORES, Concession.SIBLINGS_NOT_EXPOSED} & {*paired.concessions}
     ):
         paired = None
     if costs and paired is not None:

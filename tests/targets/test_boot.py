@@ -147,6 +147,7 @@ def test_qemu_starts_with_the_disk_network_and_display_that_the_script_advises(
         ["qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "disk.qcow2", "1M"], check=True
     )
     words = [word.replace("127.0.0.1:0", "unix:vnc") for word in _advised_words(text)]
+    words += ["-vga", "cirrus", "-nic", "user,model=e1000"]  # which QEMU makes first
     argv = ["bash", "vm.sh", "start", *words, "-S", "-qmp", "unix:qmp,server=on,wait=off"]
     process = subprocess.Popen(
         argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -154,8 +155,8 @@ def test_qemu_starts_with_the_disk_network_and_display_that_the_script_advises(
     pci = _asked(process, tmp_path / "qmp", "query-pci")
     process.communicate(timeout=30)
     found = {device["id"]["device"] for bus in pci for device in bus["devices"]}
-    virtio_blk, virtio_net, vga = 0x1001, 0x1000, 0x1111
-    assert {virtio_blk, virtio_net, vga} <= found
+    virtio_blk, virtio_net, vga, cirrus, e1000 = 0x1001, 0x1000, 0x1111, 0x00B8, 0x100E
+    assert {virtio_blk, virtio_net, vga, cirrus, e1000} <= found
 
 
 def _asked(process: subprocess.Popen[str], at: Path, command: str) -> list[dict[str, Any]]:

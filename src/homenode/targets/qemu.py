@@ -293,12 +293,16 @@ def _tree(
             places[device.bdf] = device.address
     slots = {c.address.device for c in used.values() if c.address and not c.address.bus}
     slots |= {a.device for a in places.values() if not a.bus}
-    free = iter(slot for slot in range(2, 0x1A) if slot not in slots)
+    # The last ones: QEMU gives the first to its -vga and -nic before it makes any -device.
+    left = [device for device in plan.devices if device.bdf not in places]
+    shares = guest.is_q35 or guest.is_virt
+    wanted = len({device.group if shares else device.bdf for device in left})
+    free = iter([slot for slot in range(2, 0x1A) if slot not in slots][-wanted:])
     ports: dict[object, GuestAddress] = {}
-    for device in plan.devices:
+    for device in left:
         if device.bdf in places:
             continue
-        if not (guest.is_q35 or guest.is_virt):
+        if not shares:
             places[device.bdf] = GuestAddress(0, 0, next(free), 0)
             continue
         # Functions of one card stay in one slot: the group's first has the port.

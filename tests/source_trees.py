@@ -11,11 +11,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 @cache
 def tree(path: Path) -> ast.Module:
-    """The tree of one file. Each collection of garbage would look through all trees before it."""
+    """The tree of one file. No collection of garbage looks through 800,000 nodes that all stay."""
     gc.disable()
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -104,7 +104,6 @@ def verify(
     Examples:
       homenode verify tuned.xml --plan plan.json --boot
       homenode verify --live gpu-vm
-      homenode verify plan.json --proof --host hgx-h100
     """
     _refuse_idle(
         boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg

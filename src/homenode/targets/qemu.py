@@ -297,7 +297,13 @@ def _tree(
     left = [device for device in plan.devices if device.bdf not in places]
     shares = guest.is_q35 or guest.is_virt
     wanted = len({device.group if shares else device.bdf for device in left})
-    free = iter([slot for slot in range(2, 0x1A) if slot not in slots][-wanted:])
+    slots_left = [slot for slot in range(2, 0x1A) if slot not in slots]
+    if wanted > len(slots_left):
+        raise InputError(
+            f"qemu: expected at most {len(slots_left)} devices on the root bus, found {wanted}",
+            hint="choose a layout with -pci" if shares else "choose fewer devices, or machine q35",
+        )
+    free = iter(slots_left[-wanted:])
     ports: dict[object, GuestAddress] = {}
     for device in left:
         if device.bdf in places:
@@ -308,14 +314,8 @@ def _tree(
         # Functions of one card stay in one slot: the group's first has the port.
         if device.group not in ports:
             index = max(used, default=0) + 1
-            slot = next(free, None)
-            if slot is None:
-                raise InputError(
-                    f"qemu: expected at most 24 devices on pcie.0, found {len(plan.devices)}",
-                    hint="choose a layout with -pci",
-                )
             known[index] = used[index] = GuestPciController(
-                index, "pcie-root-port", GuestAddress(0, 0, slot, 0)
+                index, "pcie-root-port", GuestAddress(0, 0, next(free), 0)
             )
             ports[device.group] = GuestAddress(0, index, 0, 0)
             places[device.bdf] = ports[device.group]

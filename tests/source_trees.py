@@ -12,12 +12,14 @@ FILES = sorted(SOURCE.rglob("*.py"))
 @cache
 def tree(path: Path) -> ast.Module:
     """The tree of one file. No collection of garbage looks through 800,000 nodes that all stay."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         return ast.parse(path.read_text(encoding="utf-8"))
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @cache

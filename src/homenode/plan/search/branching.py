@@ -110,6 +110,8 @@ class Branching:
             return True
         if self.candidates.holds(nodes):
             self.terms.work_left -= WORK_OF_SET
+            if not self.candidates.equal:  # the split takes longer the more groups there are
+                self.terms.work_left -= self.problem.groups * self._number // 8
             found = self.work_out(nodes)
             if found is not None and (not self._best or found < self._best):
                 self._best = found

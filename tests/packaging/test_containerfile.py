@@ -51,12 +51,10 @@ def test_what_is_copied_is_there_and_all_else_is_ignored() -> None:
     assert ignored[0] == "*"
 
 
-@pytest.mark.xdist_group("live")  # next to the other tests of this wheel
 def test_what_is_copied_is_enough_for_the_package(wheel: Path) -> None:
     assert "homenode/cli/main.py" in zipfile.ZipFile(wheel).namelist()
 
 
-@pytest.mark.xdist_group("live")
 def test_what_is_copied_is_enough_for_the_probe(context: Path, tmp_path: Path) -> None:
     argv = ["make", "-n", "-C", str(context / "native"), f"OUT={tmp_path}", "all", "static"]
     planned = subprocess.run(argv, capture_output=True, text=True, check=False)

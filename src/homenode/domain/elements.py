@@ -42,7 +42,7 @@ ELEMENTS: tuple[MappedElement, ...] = (
     _once("memoryBacking/access", "memory_access_shared"),
     _once("vcpu", "vcpus", "edit_vcpus"),
     _once("vcpus", "offline_vcpus", "edit_vcpus"),
-    _once("iothreads", "iothreads"),
+    _once("iothreads", "iothread_ids"),
     _once("iothreadids", "iothread_pus"),
     _once("cputune"),
     _any("cputune/vcpupin", "vcpu_pins", "edit_cputune"),

@@ -197,7 +197,11 @@ def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
             severity=Severity.WARNING,
         )
     threads = tuple(pus for _, pus in facts.iothread_pins)
-    if tuple(filter(None, plan.iothread_pus)) != threads:
+    pinned = {number: pus for number, pus in plan.pus_of_iothreads.items() if pus}
+    is_same = tuple(pinned.values()) == threads
+    if plan.iothread_ids:
+        is_same = pinned == dict(facts.iothread_pins)
+    if not is_same:
         wanted_text = _some(map(_pus, plan.iothread_pus)) or "no pins"
         yield differs(
             "iothreads",

@@ -42,6 +42,7 @@ NOT_IN_THE_DOCUMENT = {
     "devices.local_memory_ratio": "text for the reader",
     "controllers.existing": "of the document before the plan",
     "mediated_removed": "of the document before the plan",
+    "iothread_ids": "iothread_pus are compared by them",
     "controllers.bus_count": "busNr and the buses below it are compared",
 }
 """Fields of a plan that no element holds, and why. Every other field has a check."""

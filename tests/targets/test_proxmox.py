@@ -40,6 +40,7 @@ def test_the_time_of_a_start_is_proxmoxs(keys: set[str], memory_bytes: int, seco
     assert start_timeout_s(keys, memory_bytes) == seconds
 
 
+@pytest.mark.lab
 @pytest.mark.skipif(not HELPERS.exists(), reason="needs QEMU_SERVER, a checkout of qemu-server")
 def test_proxmoxs_own_perl_agrees_on_the_time_of_a_start() -> None:
     text = HELPERS.read_text()

@@ -149,7 +149,7 @@ def make_folder(folder, user):
 
 
 def unpack(archive, tree, user):
-    """Put what is packed in place as a whole, under a name that nobody else can have."""
+    """Put what is packed in place as a whole, under a name that no other user can have."""
     import io
     import os
     import shutil

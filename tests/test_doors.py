@@ -159,7 +159,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "snapshot/live.py": {"read_text": "of a snapshot"},
     "snapshot/protocol.py": {"read_text": "of a snapshot"},
     "trusted_path.py": {
-        "TemporaryDirectory": "the one way to a folder that is nobody else's",
+        "TemporaryDirectory": "the one way to a folder of this user alone",
         "setxattr": "of a descriptor",
     },
     "verify/boot/boot_folder.py": dict.fromkeys(

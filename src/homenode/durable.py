@@ -77,7 +77,7 @@ def create_like(path: Path, content: bytes, like: int) -> None:
     """Write a file that must not be there yet, for those alone who may use an open one: with its
     owner, its group, its permissions and its access control list (SELinux labels are not copied).
 
-    From the first moment on nobody else may; where this user may not give it away, only this user.
+    Other users have no access at any moment. Where this user may not give it away, it keeps it.
     Raises as `create_file`.
     """
     with _opened(path, None) as place:

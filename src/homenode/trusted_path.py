@@ -28,10 +28,10 @@ def changeable(paths: Iterable[Path], *, user: int = 0, sticky: bool = False) ->
     """Who else could change what one of these paths leads to, for a message; None = no one.
 
     user: whose files and folders are trusted as root's are. sticky: folders like /tmp are trusted
-    too, in which everybody may make files, and nobody rename or remove another's: for a path whose
+    too, in which all users may make files, and none rename or remove another's: for a path whose
     last part belongs to `user`, or is about to be made.
 
-    It goes from / downwards, so that nobody else can exchange what was looked at.
+    It goes from / downwards, so that no other user can exchange what was looked at.
     """
     trusted = _trusted(user)
     for path in paths:
@@ -157,14 +157,14 @@ def let_in(descriptor: int, user: int, rights: int) -> None:
     OSError where the file system has no access control lists. Source: acl(5);
     include/uapi/linux/posix_acl_xattr.h.
     """
-    nobody = 0xFFFFFFFF
+    no_one = 0xFFFFFFFF
     own = os.fstat(descriptor).st_mode >> 6 & 7
     entries = (
-        (_OWNER, own, nobody),
+        (_OWNER, own, no_one),
         (_USER, rights, user),
-        (_GROUP, 0, nobody),
-        (_MASK, rights, nobody),
-        (_OTHERS, 0, nobody),
+        (_GROUP, 0, no_one),
+        (_MASK, rights, no_one),
+        (_OTHERS, 0, no_one),
     )
     packed = b"".join(struct.pack("<HHI", *entry) for entry in entries)
     os.setxattr(descriptor, _ACL, struct.pack("<I", 2) + packed)

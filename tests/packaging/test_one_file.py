@@ -365,7 +365,7 @@ def test_an_ordinary_user_unpacks_into_a_cache_that_is_not_shared(place: Place) 
 
 
 def test_where_all_other_users_look_alike_nothing_is_unpacked(place: Place, digest: str) -> None:
-    """In a user namespace that knows one user, root's folders and the attacker's are nobody's."""
+    """In a user namespace of one user, the folders of all others have the overflow user."""
     unshare = ("/usr/bin/unshare", "--user", "--map-current-user")
     if place.run(*unshare, "/bin/true", user=VICTIM).returncode:
         pytest.skip("this kernel lets ordinary users make no user namespaces")

@@ -25,8 +25,8 @@ def test_the_size_and_the_files_under_an_image_are_read_from_its_header(tmp_path
     assert qcow2.parse(over.read_bytes(), "b") == qcow2.Qcow2Header(
         1 << 20, "json:{}", "raw", False, False
     )
-    beside = image(tmp_path / "c.qcow2", "-o", f"data_file={tmp_path}/c.raw")
-    assert qcow2.parse(beside.read_bytes(), "c").has_data_file
+    other_file = image(tmp_path / "c.qcow2", "-o", f"data_file={tmp_path}/c.raw")
+    assert qcow2.parse(other_file.read_bytes(), "c").has_data_file
 
 
 FORMAT, OTHER = 0xE2792ACA, 0x6803F857

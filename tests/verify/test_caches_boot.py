@@ -1,4 +1,4 @@
-"""A booted Linux is told the L3 that its pins have, or none, and has a CPU in every cell.
+"""A booted Linux sees the L3 that its pins have, or none, and a CPU in every cell.
 
 QEMU emulates a CPU of either vendor. TCG knows no topoext, so the feature is forced on the AMD one:
 the leaves are then those of a guest under KVM.

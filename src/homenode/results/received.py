@@ -57,7 +57,7 @@ def _read(stream: BinaryIO) -> ArchiveTree:
                 raise InputError(f"{_SOURCE}: expected at most {MAX_BYTES} bytes, found more")
             file.write(chunk)
         file.flush()
-        # Without a name, nobody puts another file in its place.
+        # Without a name, no other user puts another file in its place.
         return read_archive(Path(f"/proc/self/fd/{file.fileno()}"), MAX_BYTES)
 
 

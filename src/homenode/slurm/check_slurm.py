@@ -114,7 +114,7 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
         )
     if "ENFORCE_BINDING_GRES" not in parameters:
         knows = version is None or version >= KNOWS_ENFORCE_BINDING
-        # A fault only where the version has the setting: else no edit of the file could mend it.
+        # A fault only where the version has the setting: else no edit of the file could cure it.
         yield Finding(
             id="slurm-binding-optional",
             severity=Severity.WARNING if version and knows else Severity.INFO,

@@ -15,7 +15,7 @@ up to data_parser v0.0.40, and from v0.0.41 on
 Names, comments and paths are what users chose, and in JSON they cannot be taken for anything else.
 
 States come as columns, whose layout is the same in all versions. What ends a column that may hold
-any text is a mark that nobody could know when the text was written.
+any text is a mark that no user could know when the text was written.
 
 Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to v0.0.45).
 """

@@ -29,7 +29,7 @@ class Cost(NamedTuple):
     nodes that have free GPUs.
     unisolated_cores: groups outside isolcpus and nohz_full, 0 where the host isolates none.
     llcs_spanned: count, per node. unequal_llcs: 1 where not all of these have as many groups, so
-    that the guest cannot be told its L3. pages_to_reserve: huge pages not yet in the nodes' pools.
+    that the guest cannot be shown its L3. pages_to_reserve: huge pages not yet in the nodes' pools.
     balance_cores: free whole cores of the chosen nodes before the VM, negated to spread.
     balance_memory: bytes free there, likewise. gpus_without_nic: GPUs that none of the VM's NICs is
     paired with, 0 where none could be. unevenness: sum of the squares of the groups on each node.

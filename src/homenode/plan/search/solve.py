@@ -235,28 +235,14 @@ class _Search:
             tied.sort(key=sizes.__getitem__)
             most = sum(sizes[nodes] == sizes[tied[0]] for nodes in tied)
             tied, others = tied[:most], tied[most:] + others
-        most = MOST_WORK // (tied[0].bit_count() * (1 + len(self.problem.gpu_homes)))
-        are_all = len(tied) <= most
-        others, tied = tied[most:] + others, tied[:most]
-        near: list[tuple[int, list[Choice]]] = []
-        far: list[int] = []
-        least_distance: int | None = None
-        bounds = {}
+        affordable = MOST_WORK // (tied[0].bit_count() * (1 + len(self.problem.gpu_homes)))
+        are_all = len(tied) <= affordable
+        others, tied = tied[affordable:] + others, tied[:affordable]
+        bounds: dict[int, int] = {}
         if len(tied) > 1:
             bounds = {nodes: self.nearest.bound(nodes, self.ranges(nodes)) for nodes in tied}
             tied.sort(key=bounds.__getitem__)
-        for i, nodes in enumerate(tied):
-            if least_distance is not None and bounds[nodes] > least_distance:
-                far += tied[i:]
-                break
-            choices = self.nearest.choices(nodes, self.ranges(nodes), least_distance)
-            if not choices:
-                far.append(nodes)
-                continue
-            if least_distance is None or choices[0].device_distance < least_distance:
-                far += [nodes for nodes, _ in near]
-                near, least_distance = [], choices[0].device_distance
-            near.append((nodes, choices))
+        near, far = self._nearest_of(tied, bounds)
         done = [self.work_out(*item) for item in near]
         done.sort(key=self.rest_of)
         is_exact = are_all and (
@@ -276,6 +262,28 @@ class _Search:
         return Solution(
             done[0], True if is_exact else None, lambda: self._runners_up(done, far, bounds, others)
         )
+
+    def _nearest_of(
+        self, sets: Sequence[int], bounds: Mapping[int, int]
+    ) -> tuple[list[tuple[int, list[Choice]]], list[int]]:
+        """(the sets of nodes whose devices are nearest, with their choices; the other sets). sets:
+        ascending by the bounds of their distance."""
+        near: list[tuple[int, list[Choice]]] = []
+        far: list[int] = []
+        least: int | None = None
+        for i, nodes in enumerate(sets):
+            if least is not None and bounds[nodes] > least:
+                far += sets[i:]
+                break
+            choices = self.nearest.choices(nodes, self.ranges(nodes), least)
+            if not choices:
+                far.append(nodes)
+                continue
+            if least is None or choices[0].device_distance < least:
+                far += [nodes for nodes, _ in near]
+                near, least = [], choices[0].device_distance
+            near.append((nodes, choices))
+        return near, far
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Guest caches: what a guest is told of its L3 is true, or it is told of none.
+"""Guest caches: a guest is shown its true L3, or none.
 
 What QEMU lists and what Linux makes of it. Intel, leaf 4: the emulated L3 is shared by the APIC ids
 of a die; without it there is none. AMD with topoext, leaf 0x8000001D: shared by the threads of a

@@ -104,7 +104,7 @@ _WORDS: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "unequal_llcs": (
         "unequal numbers of vCPUs on the LLCs",
-        lambda value: "the vCPUs do not fill equal LLCs, so the guest cannot be told its L3",
+        lambda value: "the vCPUs do not fill equal LLCs, so the guest cannot be shown its L3",
     ),
     "pages_to_reserve": (
         "huge pages to reserve",

@@ -1,6 +1,6 @@
 """BootFolder: a folder for the files of one boot, and the end of what killed boots left. [I/O]
 
-What a test guest says counts only where nobody else can have said it. So no other user gets into
+What a test guest says counts only where no other user can have said it. So no other user gets into
 the folder: libvirt's QEMU, which is another one, may enter it and open what it was given by name.
 What the guest writes into is ours from before its start on, and looked at again when it is read.
 

@@ -8,9 +8,18 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
 from homenode.plan.request import Balance, Policy
+from homenode.plan.search import first_terms
 from homenode.plan.search.place import place
+from homenode.units import GIB
 from tests.figures import numbers
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    even_host,
+    host_of,
+    pinned_domain,
+    small_request,
+)
 
 
 def test_spread_takes_as_many_nodes_as_share_the_vcpus_equally() -> None:
@@ -118,3 +127,20 @@ def test_more_unpinned_vcpus_than_pus_are_reported() -> None:
     (finding,) = place(host, small_request(9, layout="default")).findings
     assert (finding.id, finding.severity) == ("overcommitted", "warning")
     assert numbers(finding.detail)[:2] == [9, 8]
+
+
+@pytest.mark.parametrize(("work", "optimal"), [(first_terms.MOST_WORK, True), (0, None)])
+def test_a_fallback_that_was_not_searched_to_its_end_leaves_it_unknown_what_is_best(
+    monkeypatch: pytest.MonkeyPatch, work: int, optimal: bool | None
+) -> None:
+    """No four nodes of twelve hold a share of the memory each, which takes a search to know."""
+    distances = tuple(
+        tuple(10 if i == j else 255 if i // 3 == j // 3 else 21 for j in range(12))
+        for i in range(12)
+    )
+    nodes = [NodeSpec(((1,) * 4,), memory_bytes=(24 if i < 9 else 8) * GIB) for i in range(12)]
+    monkeypatch.setattr(first_terms, "MOST_WORK", work)
+    host = host_of(nodes, distances=distances)
+    placement = place(host, small_request(16, 40 * GIB, layout="pin"))
+    assert placement.fallback == "one package, uneven memory"
+    assert placement.optimal is optimal

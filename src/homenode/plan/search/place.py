@@ -131,6 +131,7 @@ def place(
     refused: set[tuple[object, ...]] = set()
     said: set[tuple[object, ...]] = set()
     too_few: set[tuple[int, ...]] = set()
+    knows_refusals = True
     for fallback in fallbacks(request, search.free[1]):
         groups = (fallback.groups, *(one.groups for one in search.supplies(fallback)))
         if groups in too_few:
@@ -141,11 +142,14 @@ def place(
         if _takes_host_core(search, problem, fallback):
             rejections.append(host_core(request, problem))
             continue
-        solution = solve(problem)
+        solution, is_known = solve(problem)
+        knows_refusals &= is_known
         if solution is not None:
             placement = _placement(search, fallback, problem, solution, rejections)
             if placement is not None:
-                return _better(search, fallback, problem, solution, rejections) or placement
+                better = _better(search, fallback, problem, solution, rejections)
+                found = better or placement
+                return found if knows_refusals else replace(found, optimal=None)
             continue
         refused.add(problem.key())
         if sum(groups[1:]) < fallback.groups:
@@ -285,7 +289,7 @@ def _better(
         lower = search.problem(other)
         if _takes_host_core(search, lower, other):
             continue
-        better = solve(lower)
+        better, _ = solve(lower)
         if better is None:
             continue
         count = 1 if elsewhere or other.memory is MemoryRule.ELSEWHERE else None

@@ -60,18 +60,25 @@ _COSTS_OF_EQUALITY = (
 """Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
 
 
-def solve(problem: SearchProblem) -> Solution | None:
-    """The solution of least cost, or None where none fits. Same problem, same solution.
+def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
+    """(the solution of least cost, None where none was found; whether it is known that none fits
+    where none was found). Same problem, same solution.
 
     Equal cells are preferred while they cost no class of device distance, no package, no GPU its
     home and no further node. Where they do, they are a runner-up.
     """
     if sum(problem.capacities) < problem.groups:
-        return None
+        return None, True
     terms = FirstTerms(problem)
+    uneven = _Search(terms, equal=False)
+    found = _preferred(problem, terms, uneven)
+    return found, found is not None or uneven.knows_refusal
+
+
+def _preferred(problem: SearchProblem, terms: FirstTerms, uneven: "_Search") -> Solution | None:
+    """The solution with equal cells, where these cost no more than they may; else that of all."""
     equal = _Search(terms, equal=True)
     preferred = equal.best if problem.equal else None
-    uneven = _Search(terms, equal=False)
     if preferred is None:
         found = uneven.best
         is_sure = not problem.equal or equal.candidates.exact
@@ -161,13 +168,15 @@ def _fixed(split: Split) -> tuple[GroupRange, ...]:
 
 
 class _Search:
-    """One search, over equal splits or over all."""
+    """One search, over equal splits or over all. knows_refusal: where no set of nodes was found,
+    none holds the VM."""
 
     def __init__(self, terms: FirstTerms, *, equal: bool) -> None:
         self.problem = terms.problem
         self.terms = terms
         self.equal = equal
         self.exact = True
+        self.knows_refusal = True
         self.candidates = Candidates(terms.problem, equal=equal)
         self.nearest = NearestGpus(terms)
         self._placings: dict[tuple[Any, ...], Placing] = {}
@@ -195,7 +204,9 @@ class _Search:
                     found.append((terms, nodes))
                 return terms
 
-            Branching(self.terms, self.candidates, self.problem.first, first_terms).better(())
+            branching = Branching(self.terms, self.candidates, self.problem.first, first_terms)
+            branching.better(())
+            self.knows_refusal = branching.is_complete
         found.sort()
         return found
 

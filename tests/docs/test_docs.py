@@ -326,6 +326,7 @@ def _run(
 ) -> tuple[int, str, str]:
     """Exit code, standard output, and standard error without what no libvirt here can check."""
     terminal.console.cache_clear()
+    terminal.error_console.cache_clear()
     monkeypatch.setattr("sys.argv", list(arguments))
     code: object = 0
     try:

@@ -3,6 +3,7 @@
 # make setup  prepare .venv with homenode in it, from locked dependencies
 # make check  style and types alone (make style, make types: one of them)
 # make test-lab  the tests that take minutes (marker lab)
+# make conformance  other programs read what homenode writes: docs/supported-versions.md (SEED=, COUNT=)
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
 # make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
@@ -19,7 +20,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 
-.PHONY: gpu-check wheel runtime setup probe demo test test-lab check style types fuzz bench docs pyz deb dist lock clean help
+.PHONY: gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -62,6 +63,11 @@ test: check probe
 
 test-lab: $(STAMP)
 	$(BIN)/pytest -m lab
+
+# JUDGE=NAME: one of them alone. CASE=SEED-NUMBER: one case of it again, as a difference names it.
+conformance: $(STAMP)
+	$(BIN)/python -m tests.conformance $(SEED:%=--seed %) $(COUNT:%=--count %) $(JUDGE:%=--judge %) \
+	  $(CASE:%=--case %)
 
 gpu-check: $(STAMP)
 	$(BIN)/homenode gpu-check -o gpu-check; code=$$?; \

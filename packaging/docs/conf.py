@@ -46,7 +46,16 @@ man_pages = [("index", "homenode", "place, check and measure virtual machines", 
 CONTENTS = (
     (
         "Start",
-        ("install", "layouts", "targets", "measuring", "python", "glossary", "supported-versions"),
+        (
+            "install",
+            "layouts",
+            "targets",
+            "measuring",
+            "python",
+            "glossary",
+            "requirements",
+            "supported-versions",
+        ),
     ),
     ("Tasks", ("tasks/*",)),
     ("Commands", ("commands/*",)),

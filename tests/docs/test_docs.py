@@ -247,7 +247,7 @@ def test_every_page_has_a_place_in_the_contents_of_the_site() -> None:
 
 
 def test_the_supported_versions_are_those_that_the_program_checks() -> None:
-    document = page("docs/supported-versions.md")
+    document = page("docs/requirements.md")
     rows = [line.replace("`", "") for line in document.text.splitlines()]
     for need in vars(requirements).values():
         if isinstance(need, requirements.Requirement):
@@ -264,7 +264,7 @@ def test_the_supported_python_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     prefix = "Programming Language :: Python :: 3."
     versions = [c.rpartition(" ")[2] for c in project["classifiers"] if c.startswith(prefix)]
-    text = page("docs/supported-versions.md").text
+    text = page("docs/requirements.md").text
     assert versions
     assert not [version for version in versions if version not in text]
 

@@ -1,15 +1,8 @@
 """A rendered command boots with stand-ins for its devices; its guest shows the planned nodes."""
 
-import json
-import re
-import shlex
 import shutil
-import socket
 import subprocess
-import time
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +12,7 @@ from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.targets import qemu, qm_conf
 from homenode.targets.planned import plan_for_target
-from homenode.targets.vm_file import read_vm, vm_of_options
+from homenode.targets.vm_file import read_vm
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.verify.guest.expectation import expectation_of_plan
@@ -112,68 +105,3 @@ def test_the_vcpus_of_a_started_command_are_pinned_by_its_script(tmp_path: Path)
     pinned = [line for line in done.stdout.splitlines() if line.startswith("CPU ")]
     assert len(pinned) == 4, done.stdout + done.stderr
     assert all(line.endswith("list: 0") for line in pinned)
-
-
-def _advised_words(script: str) -> list[str]:
-    """The words of the example in a script's head."""
-    example = script.partition(" start\n#     -")[2].partition("\nset ")[0]
-    return shlex.split("-" + example.replace("\n#     ", " "))
-
-
-def _on_this_machine(script: str) -> str:
-    """The script with a device and PUs that every machine has, and without host nodes."""
-    script = re.sub(r"vfio-pci,host=[^,']+", "virtio-rng-pci", script)
-    script = re.sub(r",host-nodes=[^']*?,policy=bind", "", script)
-    script = re.sub(r"\n  [0-9,-]+(?=\n)", "\n  0", script)
-    return re.sub(r"\n(emulator_pus|locked_kib)=.*", r"\n\1=0", script)
-
-
-@pytest.mark.parametrize(
-    ("layout", "machine", "iothreads"),
-    [("pin-numa-pci", "q35", 0), ("pin-numa-pci", "q35", 1), ("pin", "q35", 0), ("pin", "pc", 0)],
-)
-def test_qemu_starts_with_the_disk_network_and_display_that_the_script_advises(
-    layout: str, machine: str, iothreads: int, tmp_path: Path
-) -> None:
-    wanted = options(layout, gpu_count=2)
-    vm = vm_of_options(wanted, "x86_64")
-    guest = replace(
-        vm.guest, domain_type="qemu", machine=machine, iothread_ids=tuple(range(1, iothreads + 1))
-    )
-    planned = plan_for_target(replace(vm, guest=guest), wanted, load_host(SMALL), "qemu")
-    text = planned.rendering.document.decode()
-    (tmp_path / "vm.sh").write_text(_on_this_machine(text))
-    subprocess.run(
-        ["qemu-img", "create", "-q", "-f", "qcow2", tmp_path / "disk.qcow2", "1M"], check=True
-    )
-    words = [word.replace("127.0.0.1:0", "unix:vnc") for word in _advised_words(text)]
-    words += ["-vga", "cirrus", "-nic", "user,model=e1000"]  # which QEMU makes first
-    argv = ["bash", "vm.sh", "start", *words, "-S", "-qmp", "unix:qmp,server=on,wait=off"]
-    process = subprocess.Popen(
-        argv, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    pci = _asked(process, tmp_path / "qmp", "query-pci")
-    process.communicate(timeout=30)
-    found = {device["id"]["device"] for bus in pci for device in bus["devices"]}
-    virtio_blk, virtio_net, vga, cirrus, e1000 = 0x1001, 0x1000, 0x1111, 0x00B8, 0x100E
-    assert {virtio_blk, virtio_net, vga, cirrus, e1000} <= found
-
-
-def _asked(process: subprocess.Popen[str], at: Path, command: str) -> list[dict[str, Any]]:
-    """What QEMU answers, which ends then."""
-    with socket.socket(socket.AF_UNIX) as client:
-        for _ in range(600):
-            try:
-                client.connect(str(at))
-                break
-            except OSError:
-                if process.poll() is not None:
-                    pytest.fail("".join(process.communicate()))
-                time.sleep(0.1)
-        lines = client.makefile("rw")
-        for one in ("qmp_capabilities", command, "quit"):
-            lines.write(json.dumps({"execute": one, "id": one}))
-        lines.flush()
-        # To the end: QEMU drops what it was asked by one who has gone.
-        answers = [json.loads(line) for line in lines]
-    return list(next(a["return"] for a in answers if a.get("id") == command))

@@ -20,6 +20,8 @@ def _head() -> Iterator[str]:
         f"`homenode plan --target NAME` writes a plan for {names}; without it, for libvirt.",
         "The page is written from the same tables that give the findings `target-lost` and",
         "`target-indirect`; a test compares it with what the written files say when read back.",
+        "Which programs have read such files, in which version: "
+        "[supported versions](supported-versions.md).",
         "",
         "* **yes**: an option of the hypervisor's own.",
         "* **indirectly**: by raw arguments or a script, at the price that is named.",

@@ -1,0 +1,66 @@
+"""Judge: a program of others that reads what homenode wrote and says what it understood."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count as from_count
+
+Facts = Mapping[str, object]
+"""What is planned, or what a program read, by the name of the fact."""
+
+DRAWS_PER_CASE = 12
+"""So many draws may be refused by homenode for each one that becomes a case."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A case as the program read it. refusal: the program's words where it did not take it."""
+
+    case: str
+    about: str
+    planned: Facts
+    read: Facts = field(default_factory=dict)
+    refusal: str | None = None
+
+    def difference(self) -> str | None:
+        """What the program read otherwise than planned; None where it read all as planned."""
+        if self.refusal is not None:
+            return f"refused: {' '.join(self.refusal.split())[-300:]}"
+        found = [
+            f"{name}: planned {self.planned[name]}, read {self.read.get(name, 'nothing')}"
+            for name in self.planned
+            if name not in self.read or self.planned[name] != self.read[name]
+        ]
+        return "; ".join(found)[:600] or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """A row of the table.
+
+    program, version: as the page names them. reads: what is given to it, and which facts it
+    answers. missing: why it cannot run here; None where it can. setup: how to get it. marker: of
+    pytest. short: cases in `make test`. ask: answers to cases by their names, in any order; a name
+    that homenode refuses to plan has none.
+    """
+
+    name: str
+    program: str
+    reads: str
+    setup: str
+    version: Callable[[], str]
+    missing: Callable[[], str | None]
+    ask: Callable[[Sequence[str]], Iterator[Answer]]
+    marker: str | None = None
+    short: int = 3
+
+    def answers(self, seed: int, count: int) -> Iterator[Answer]:
+        """So many answers. Raises AssertionError where homenode plans too few of what is drawn."""
+        numbers = from_count()
+        left, draws = count, DRAWS_PER_CASE * count
+        while left:
+            batch = [f"{seed}-{next(numbers)}" for _ in range(min(left, draws))]
+            assert batch, f"{self.name}: {count - left} of {count} cases planned of seed {seed}"
+            draws -= len(batch)
+            for answer in self.ask(batch):
+                left -= 1
+                yield answer

@@ -1,0 +1,95 @@
+"""The page docs/supported-versions.md: a row for each program and version that was asked."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from tests.conformance.judge import Judge
+
+PAGE = Path(__file__).parents[2] / "docs" / "supported-versions.md"
+NOT_RUN = "–"
+
+_HEAD = """\
+# Supported versions
+
+What homenode writes is given to the programs that it is for: a new plan for each of so many random
+VMs on random hosts, or a VM's file with the plan in it. A case counts where the program read every
+fact of the plan as planned. `make conformance` asks each program that the machine has, with a
+fresh seed, and writes this page; rows of other programs and versions stay as they were.
+
+`make conformance JUDGE=NAME` asks one of them. What homenode itself needs:
+[requirements](requirements.md).
+
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the page. differences: of the cases, or NOT_RUN."""
+
+    name: str
+    program: str
+    version: str
+    what_it_read: str
+    cases: str
+    differences: str
+    date: str
+    how_to_run_it: str
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.version
+
+
+COLUMNS = tuple(field.name.replace("_", " ") for field in fields(Row))
+
+
+def read_rows(text: str) -> list[Row]:
+    """The rows of a page. Raises ValueError for a line that is none."""
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    names = [field.name for field in fields(Row)]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [Row(**dict(zip(names, line, strict=True))) for line in cells]
+
+
+def row_of(judge: Judge, version: str, cases: int, differences: int, date: str) -> Row:
+    return Row(
+        name=judge.name,
+        program=judge.program,
+        version=version,
+        what_it_read=judge.reads,
+        cases=str(cases),
+        differences=str(differences),
+        date=date,
+        how_to_run_it=judge.setup,
+    )
+
+
+def _not_run(judge: Judge) -> Row:
+    return Row(
+        name=judge.name,
+        program=judge.program,
+        version=NOT_RUN,
+        what_it_read=judge.reads,
+        cases="0",
+        differences=NOT_RUN,
+        date=NOT_RUN,
+        how_to_run_it=judge.setup,
+    )
+
+
+def merged(before: Sequence[Row], found: Iterable[Row], judges: Sequence[Judge]) -> list[Row]:
+    """Rows in the order of the table of judges: the new ones in place of those of their version,
+    the others as they were, and one without cases for a program that was never asked."""
+    rows = {row.key: row for row in (*before, *found)}
+    result: list[Row] = []
+    for judge in judges:
+        own = [row for row in rows.values() if row.name == judge.name and row.version != NOT_RUN]
+        result += sorted(own, key=lambda row: row.version) or [_not_run(judge)]
+    return result
+
+
+def page_of(rows: Iterable[Row]) -> str:
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
+    lines += [f"| {' | '.join(astuple(row))} |" for row in rows]
+    return _HEAD + "\n".join(lines) + "\n"

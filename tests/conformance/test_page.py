@@ -1,0 +1,34 @@
+"""docs/supported-versions.md has the form that `make conformance` writes."""
+
+import datetime
+import re
+from dataclasses import replace
+
+from tests.conformance.page import NOT_RUN, PAGE, merged, page_of, read_rows, row_of
+from tests.conformance.table import JUDGES
+
+FIRST = JUDGES[0]
+
+
+def test_the_page_is_what_the_run_writes_of_its_rows() -> None:
+    text = PAGE.read_text()
+    rows = read_rows(text)
+    assert text == page_of(merged(rows, [], JUDGES)), "write it by make conformance alone"
+    assert [judge.name for judge in JUDGES] == list(dict.fromkeys(row.name for row in rows))
+    for row in rows:
+        assert row.cases.isdigit() and all((row.program, row.what_it_read, row.how_to_run_it))
+        if row.version == NOT_RUN:
+            assert (row.cases, row.differences, row.date) == ("0", NOT_RUN, NOT_RUN)
+        else:
+            assert re.match(r"\d", row.version) and int(row.differences) <= int(row.cases) > 0
+            datetime.date.fromisoformat(row.date)
+
+
+def test_a_run_replaces_rows_of_its_versions_and_keeps_the_others() -> None:
+    old = row_of(FIRST, "7.2", 30, 1, "2026-01-02")
+    other = row_of(FIRST, "10.1", 30, 0, "2026-01-02")
+    new = replace(old, cases="60", differences="0", date="2026-02-03")
+    rows = merged([old, other], [new], JUDGES[:2])
+    assert rows[:2] == [other, new]
+    assert [row.differences for row in rows[2:]] == [NOT_RUN]
+    assert read_rows(page_of(rows)) == rows

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from homenode.bdf import Bdf
 from homenode.evidence.documents import publications
-from homenode.plan.layout import PRESETS
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
@@ -24,6 +23,7 @@ from homenode.report.page.render import report_html
 from homenode.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-smt", "pin-numa-pci")
 MACHINES = 10

@@ -18,7 +18,6 @@ from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.evidence.documents import publications
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS, MemoryBinding
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
@@ -34,6 +33,7 @@ from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
 from homenode.topology import Host, summarise
 from homenode.tuning import tune
+from homenode.vm.layout import PRESETS, MemoryBinding
 from homenode.wording import number_list
 
 DOCUMENT = Path(__file__).parent / "gpu-vm.xml"

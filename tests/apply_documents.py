@@ -1,8 +1,8 @@
 """Documents to apply: a small VM as libvirt prints it, and what a plan makes of it."""
 
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
-from homenode.plan.layout import PRESETS
+from homenode.vm.layout import PRESETS
 from tests.domain_plans import hand_plan
 from tests.virsh_stand_in import UUID
 
@@ -31,6 +31,6 @@ ORIGINAL = f"""<domain type='qemu'>
 def tuned(layout: str = "pin-numa", original: bytes = ORIGINAL) -> bytes:
     """The document in a layout, with a comment that libvirt will drop."""
     assert layout in PRESETS
-    guest = read_guest(original, "original")
+    guest = read_vm(original, "original")
     document = rewrite(original, hand_plan(guest, layout), "original")
     return document.replace(b"</domain>", b"  <!-- planned -->\n</domain>")

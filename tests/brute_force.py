@@ -36,7 +36,6 @@ from typing import ParamSpec, TypeVar, cast
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.request import (
     Balance,
     DeviceLocality,
@@ -47,6 +46,7 @@ from homenode.plan.request import (
 from homenode.plan.search.memory import overhead_bytes
 from homenode.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.units import GIB, MIB
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
 _EVENNESS = ("lopsided_split", "guest_sockets", "unevenness")
 _LAST = (

@@ -7,16 +7,6 @@ lie on node 0. The planner makes better plans; these are small and need no host.
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.guest import Guest, GuestAddress
-from homenode.plan.layout import (
-    PRESETS,
-    GuestCells,
-    GuestPcie,
-    Layout,
-    MemoryBinding,
-    Pinning,
-    Siblings,
-)
 from homenode.plan.model import (
     Aperture,
     GuestCache,
@@ -29,13 +19,23 @@ from homenode.plan.model import (
     PortModel,
 )
 from homenode.plan.request import MemoryMode
+from homenode.vm.layout import (
+    PRESETS,
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+)
+from homenode.vm.model import GuestAddress, Vm
 
 CORES_PER_NODE = 32
 NODES = (NodeIndex(0), NodeIndex(1))
 
 
 def hand_plan(
-    guest: Guest,
+    guest: Vm,
     layout: str | Layout,
     *,
     first_core: int = 0,
@@ -130,7 +130,7 @@ def node_of(bdf: Bdf) -> int:
     return int(bdf.bus >= 0x80)
 
 
-def _groups(guest: Guest, extra: tuple[Bdf, ...]) -> dict[Bdf, list[Bdf]]:
+def _groups(guest: Vm, extra: tuple[Bdf, ...]) -> dict[Bdf, list[Bdf]]:
     """First function of a host slot -> all functions of it that the guest gets."""
     groups: dict[Bdf, list[Bdf]] = {}
     for bdf in sorted([*(hostdev.source for hostdev in guest.hostdevs), *extra]):
@@ -142,7 +142,7 @@ def _groups(guest: Guest, extra: tuple[Bdf, ...]) -> dict[Bdf, list[Bdf]]:
     return groups
 
 
-def _layout_of_ports(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[dict[int, int], dict[Bdf, int]]:
+def _layout_of_ports(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[dict[int, int], dict[Bdf, int]]:
     """(cell -> index of its expander bus, head of a group -> index of its port)."""
     free = max((c.index for c in guest.controllers), default=0) + 1
     expanders: dict[int, int] = {}
@@ -158,7 +158,7 @@ def _layout_of_ports(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[dict[int, in
     return expanders, ports
 
 
-def _devices(guest: Guest, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[PlannedDevice, ...]:
+def _devices(guest: Vm, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[PlannedDevice, ...]:
     _, ports = _layout_of_ports(guest, extra)
     old = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
     return tuple(
@@ -175,7 +175,7 @@ def _devices(guest: Guest, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[Plan
     )
 
 
-def _controllers(guest: Guest, extra: tuple[Bdf, ...]) -> tuple[PlannedController, ...]:
+def _controllers(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[PlannedController, ...]:
     expanders, ports = _layout_of_ports(guest, extra)
     in_use = {(a.bus, a.device) for a in guest.addresses}
     slots = [slot for slot in range(0x10, 0x1F) if (0, slot) not in in_use]

@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.model import Plan, PlanFinding, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 
@@ -95,7 +97,7 @@ def after(request: GuestRequest, plan: Plan) -> GuestRequest:
     addresses |= {hostdev.address for hostdev in hostdevs if hostdev.address is not None}
     return replace(
         request,
-        guest=replace(
+        guest=structs.replace(
             guest,
             controllers=tuple(sorted(controllers, key=lambda c: c.index)),
             hostdevs=hostdevs,
@@ -110,7 +112,7 @@ def without(
     """The request and placement of the same document with one hostdev taken out."""
     guest = request.guest
     gone = {h.address for h in guest.hostdevs if h.source == bdf and h.address is not None}
-    smaller = replace(
+    smaller = structs.replace(
         guest,
         hostdevs=tuple(h for h in guest.hostdevs if h.source != bdf),
         addresses=tuple(address for address in guest.addresses if address not in gone),
@@ -119,7 +121,7 @@ def without(
     return replace(request, guest=smaller, devices=devices), replace(placement, devices=devices)
 
 
-def defined_guest(guest: Guest, ports: int = 6) -> Guest:
+def defined_guest(guest: Vm, ports: int = 6) -> Vm:
     """A guest as libvirt leaves it at define: root ports on pcie.0, hostdevs behind them."""
     total = ports + len(guest.hostdevs)
     controllers = [GuestPciController(0, "pcie-root")]
@@ -134,7 +136,7 @@ def defined_guest(guest: Guest, ports: int = 6) -> Guest:
     addresses |= {h.address for h in hostdevs if h.address is not None}
     addresses |= {GuestAddress(0, bus, 0, 0) for bus in range(1, 1 + ports)}
     addresses |= {GuestAddress(0, 0, 0x1F, 2), GuestAddress(0, 0, 1, 0)}
-    return replace(
+    return structs.replace(
         guest,
         controllers=tuple(controllers),
         hostdevs=hostdevs,

@@ -3,7 +3,7 @@
 from functools import cache
 
 from homenode.bdf import Bdf
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side
 from homenode.nccl.topology import Flavour
@@ -14,7 +14,6 @@ from homenode.plan.request import Policy
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune
-from homenode.verify.domain_facts import domain_facts
 
 TWO_CPUS = """<system version="1">
   <cpu numaid="0" affinity="0000000f" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="143">
@@ -54,7 +53,7 @@ def vm(devices: tuple[str, ...], *, vcpus: int = 8, inside: str = "", type_: str
 
 def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> GuestSide:
     document = open_domain(xml, "vm.xml")
-    return guest_side(document, domain_facts(document), plan=plan, guest=guest)
+    return guest_side(document, vm_of(document), plan=plan, guest=guest)
 
 
 def assembled(host: Host, xml: bytes, flavour: Flavour = Flavour.NCCL) -> Assembled:

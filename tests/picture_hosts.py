@@ -11,8 +11,6 @@ from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import (
     Aperture,
     CostTerm,
@@ -30,6 +28,8 @@ from homenode.plan.model import (
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
+from homenode.vm.model import GuestAddress
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain
 
 GPU_NAMES = {

@@ -8,11 +8,11 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cli.main import main
-from homenode.plan.layout import PRESETS
 from homenode.results.lines import run_text
 from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 NASTY = "<script>window.owned=1</script>&\"'=cmd|x"
 """A GPU's name, as somebody who means harm would have it."""

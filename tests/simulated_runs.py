@@ -5,9 +5,9 @@ import random
 from collections.abc import Mapping
 
 from homenode.bdf import Bdf
-from homenode.plan.layout import PRESETS
 from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 BOOTS = 3
 SAMPLES = 10

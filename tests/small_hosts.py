@@ -11,8 +11,6 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.pci import DeviceKind, PciBridge, PciDevice, PortType, RootComplex
-from homenode.plan.guest import Guest, GuestHostdev
-from homenode.plan.layout import PRESETS, Layout
 from homenode.plan.request import GuestRequest
 from homenode.topology import (
     Core,
@@ -29,6 +27,8 @@ from homenode.topology import (
     RunningDomain,
 )
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS, Layout
+from homenode.vm.model import GuestHostdev, Vm
 
 
 @dataclass(frozen=True)
@@ -344,22 +344,20 @@ def small_guest(
     iothreads: int = 0,
     machine: str = "q35",
     page_bytes: int | None = None,
-) -> Guest:
+) -> Vm:
     """A flat KVM guest as a new document describes one."""
-    return Guest(
+    return Vm(
         name=name,
         uuid=None,
         domain_type="kvm",
         architecture="x86_64",
         machine=machine,
         vcpus=vcpus,
-        vcpus_online=vcpus,
         memory_bytes=memory_bytes,
         page_bytes=page_bytes,
         iothread_ids=tuple(range(1, iothreads + 1)),
         cpu_mode="host-passthrough",
         cpu_topology=None,
-        cell_vcpus=(),
         hostdevs=tuple(GuestHostdev(Bdf.parse(bdf), None) for bdf in hostdevs),
         controllers=(),
         addresses=(),

@@ -19,13 +19,19 @@ from homenode.description.shipped import shipped_hosts
 from homenode.doctor.diagnosis import diagnose
 from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.findings import Finding
 from homenode.objective import Objective
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.layout import (
+from homenode.plan.options import PlanOptions, layout_for
+from homenode.plan.request import MemoryMode
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.tuning import Tuning, tune
+from homenode.units import GIB
+from homenode.vm.layout import (
     PRESETS,
     GuestCells,
     GuestPcie,
@@ -34,12 +40,6 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
-from homenode.plan.options import PlanOptions, layout_for
-from homenode.plan.request import MemoryMode
-from homenode.sources import load_host
-from homenode.topology import Host
-from homenode.tuning import Tuning, tune
-from homenode.units import GIB
 from tests.simulated_runs import simulated_run
 
 EVIDENCE = Evidence(publications())
@@ -66,7 +66,7 @@ def document_for(host: Host) -> bytes:
 
 
 def auto(host: Host, options: PlanOptions, evidence: Evidence = EVIDENCE) -> PlanOptions:
-    return settled(read_guest(document_for(host), "vm.xml"), options, host, evidence).options
+    return settled(read_vm(document_for(host), "vm.xml"), options, host, evidence).options
 
 
 def tuned(host: Host, options: PlanOptions, document: bytes | None = None) -> Tuning:
@@ -206,7 +206,7 @@ def test_what_auto_wrote_records_its_objective_and_is_planned_again_unchanged() 
     first = tuned(host, auto(host, options)).document
     record = read_record(open_domain(first, "vm.xml"))
     assert record is not None and record.objective is Objective.COLLECTIVE
-    guest = read_guest(first, "vm.xml")
+    guest = read_vm(first, "vm.xml")
     again = settled(guest, PlanOptions("auto"), host, EVIDENCE).options
     assert tuned(host, again, first).document == first
     named = tuned(host, PlanOptions("pin-bound"), first).document
@@ -274,7 +274,7 @@ def test_encrypted_guests_over_several_nodes_are_planned_flat(kind: str, gpus: i
     security = b"<launchSecurity type='%s'><policy>0</policy></launchSecurity></domain>"
     document = DOCUMENT.replace(b"</domain>", security % kind.encode())
     wanted = PlanOptions("auto", vcpus=40, memory_bytes=64 * GIB, gpu_count=gpus)
-    options = settled(read_guest(document, "vm.xml"), wanted, host, EVIDENCE).options
+    options = settled(read_vm(document, "vm.xml"), wanted, host, EVIDENCE).options
     made = tuned(host, options, document).plan
     assert (made.layout.cells, made.layout.memory) == (GuestCells.FLAT, MemoryBinding.BOUND)
     assert len(made.memory_nodes) == 2

@@ -15,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -103,7 +104,7 @@ def rendered(target: str, name: str) -> Rendering:
     machine = host_named("small-2n8c-2gpu")
     guest = vm_of_options(wanted, machine.architecture).guest
     plan = _plan(target).plan
-    return target_named(target).render(plan, replace(guest, name=name), machine, None, "vm")
+    return target_named(target).render(plan, structs.replace(guest, name=name), machine, None, "vm")
 
 
 @cache

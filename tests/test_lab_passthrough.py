@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.xml_equivalence import same_definition
 from homenode.sources import load_host
 from homenode.tools.versions import Version
@@ -46,7 +46,7 @@ def test_the_host_has_iommu_groups_and_vfio_drives_the_nics(booted: Booted) -> N
 @pytest.mark.lab
 def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Booted) -> None:
     report = reported(booted, "vm")
-    guest = read_guest(report["live"].encode(), "live")
+    guest = read_vm(report["live"].encode(), "live")
     controllers = {c.index: c for c in guest.controllers}
     node_of_cell = {c["id"]: c["host_nodes"][0] for c in report["plan"]["cells"]}
     assert len(guest.hostdevs) == 2

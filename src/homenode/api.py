@@ -60,7 +60,7 @@ def plan(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
 def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = None) -> Tuning:
     """The plan, and the domain's document rewritten by it; nothing is written or defined."""
     from homenode.auto_layout import settled
-    from homenode.domain.read import read_guest
+    from homenode.domain.read import read_vm
     from homenode.evidence.sources import load_evidence
     from homenode.tuning import tune as tune_document
 
@@ -69,7 +69,7 @@ def tune(domain: Domain, host: HostSource = None, options: PlanOptions | None = 
     asked = options or PlanOptions(AUTO)
     refuse_objective(asked)
     if asked.layout == AUTO:
-        asked = settled(read_guest(content, source), asked, machine, load_evidence(())).options
+        asked = settled(read_vm(content, source), asked, machine, load_evidence(())).options
     return tune_document(content, source, asked, machine)
 
 

@@ -10,12 +10,12 @@ from homenode.errors import HomenodeError, UsageError
 from homenode.evidence.model import Evidence
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.plan.options import AUTO, PlanOptions, request_for
 from homenode.plan.request import DocumentSiblings
 from homenode.plan.search.place import place
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
+from homenode.vm.model import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class NotRecommended(HomenodeError):
     exit_code = 1
 
 
-def suggested_objective(guest: Guest, options: PlanOptions, host: Host) -> Objective:
+def suggested_objective(guest: Vm, options: PlanOptions, host: Host) -> Objective:
     """What a VM is for, by its devices: several GPUs talk to each other, one talks to the host."""
     count = _gpus(guest, options, host)
     if count > 1:
@@ -41,7 +41,7 @@ def suggested_objective(guest: Guest, options: PlanOptions, host: Host) -> Objec
     return Objective.DEVICE_TRANSFER if wanted else Objective.HOST_BANDWIDTH
 
 
-def _gpus(guest: Guest, options: PlanOptions, host: Host) -> int:
+def _gpus(guest: Vm, options: PlanOptions, host: Host) -> int:
     """GPUs that the VM gets."""
     if options.gpu_count is not None:
         return options.gpu_count
@@ -49,7 +49,7 @@ def _gpus(guest: Guest, options: PlanOptions, host: Host) -> int:
     return len(wanted & {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)})
 
 
-def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) -> Settled:
+def settled(guest: Vm, options: PlanOptions, host: Host, evidence: Evidence) -> Settled:
     """The options with `auto` replaced by the answer of the evidence, for the objective that was
     named or that the VM's devices suggest.
 
@@ -83,7 +83,7 @@ def settled(guest: Guest, options: PlanOptions, host: Host, evidence: Evidence) 
     return Settled(chosen, verdict)
 
 
-def _has_cells(guest: Guest, options: PlanOptions, host: Host) -> bool:
+def _has_cells(guest: Vm, options: PlanOptions, host: Host) -> bool:
     """Whether the VM has a vCPU for each cell that its memory needs: one of fewer vCPUs than the
     host has nodes may not. It is flat then, with memory of nodes on which it has no vCPU."""
     vcpus = options.vcpus or guest.vcpus
@@ -99,7 +99,7 @@ def _has_cells(guest: Guest, options: PlanOptions, host: Host) -> bool:
     return _holds(guest, options, host) or not _holds(guest, flat, host)
 
 
-def _holds(guest: Guest, options: PlanOptions, host: Host) -> bool:
+def _holds(guest: Vm, options: PlanOptions, host: Host) -> bool:
     try:
         place(host, request_for(guest, options, host), brief=True)
     except HomenodeError:

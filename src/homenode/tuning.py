@@ -20,11 +20,10 @@ from homenode.domain.iommufd import (
 from homenode.domain.kept import read_kept
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.memory import nodemask_not_strict
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
-from homenode.plan.guest import Guest
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
@@ -33,6 +32,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.tools.versions import Version
 from homenode.topology import Host
+from homenode.vm.model import Vm
 
 _MOST_ALIKE = 8
 
@@ -67,7 +67,7 @@ def tune(
     More vCPUs than the machine type takes are a bad document.
     """
     before, notes = _given(original, source, copy_name)
-    guest = guest_of(open_domain(before, source))
+    guest = vm_of(open_domain(before, source))
     request = request_for(guest, options, host)
     tuning = _on_host(before, source, guest, plan(host, request), host, notes)
     return replace(tuning, request=request, host=host)
@@ -78,11 +78,11 @@ def tune_as_planned(
 ) -> Tuning:
     """The same for a plan that was made of this document on this host. Raises as tune does."""
     before, notes = _given(original, source, copy_name)
-    return _on_host(before, source, guest_of(open_domain(before, source)), made, host, notes)
+    return _on_host(before, source, vm_of(open_domain(before, source)), made, host, notes)
 
 
 def _on_host(
-    before: bytes, source: str, guest: Guest, made: Plan, host: Host, notes: tuple[str, ...]
+    before: bytes, source: str, guest: Vm, made: Plan, host: Host, notes: tuple[str, ...]
 ) -> Tuning:
     limits = check_vcpus(guest, made.vcpus, host.settings.qemu_version, source)
     refuse_older(
@@ -120,7 +120,7 @@ def tune_manually(
     The vCPU count follows the lists. Raises as tune does.
     """
     before, notes = _given(original, source, copy_name)
-    guest = guest_of(open_domain(before, source))
+    guest = vm_of(open_domain(before, source))
     request = request_for(guest, options, None)
     placement = manual_placement(request, ranges)
     made = assemble(None, replace(request, vcpus=len(placement.vcpu_pins)), placement)

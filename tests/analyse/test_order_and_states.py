@@ -14,9 +14,9 @@ from homenode.analyse.decide import decide
 from homenode.analyse.machine_facts import facts_of_runs
 from homenode.evidence.model import Evidence
 from homenode.objective import Objective
-from homenode.plan.layout import PRESETS
 from homenode.results.model import Condition, Origin, Run, RunHead, Sample, Switches
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 LOW, HIGH = 47e9, 79e9
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-pci")

@@ -14,9 +14,8 @@ VALUES = {
     "units",
     "hypervisor.connection",
     "kubevirt.manifest_options",
-    "plan.guest",
     "objective",
-    "plan.layout",
+    "vm.layout",
     "plan.request",
     "pool.scheduler",
     "results.vantage",
@@ -50,7 +49,7 @@ def test_a_call_loads_its_own_command_alone() -> None:
         "typer.main.get_command(app).commands['watch']"
     )
     assert "homenode.cli.watch" in loaded
-    assert not {"homenode.cli.plan", "homenode.cli.trial", "homenode.plan.layout"} & loaded
+    assert not {"homenode.cli.plan", "homenode.cli.trial", "homenode.vm.layout"} & loaded
 
 
 def test_the_command_line_loads_only_the_types_of_its_options(at_start: set[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.discover import discover
@@ -78,7 +79,7 @@ def test_a_gpu_on_a_node_of_its_own_is_near_to_the_cpus_that_are_nearest_to_that
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_both_names_of_a_gpus_node_give_the_same_plan(count: int, layout: str) -> None:
     request = small_request(16 * count, 64 * GIB, layout=layout)
-    guest = replace(request.guest, architecture="aarch64", machine="virt")
+    guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
     request = replace(request, guest=guest, gpu_count=count)
     plans = []
     for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes()):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from demo import run
 
-from homenode.plan.layout import PRESETS
+from homenode.vm.layout import PRESETS
 
 
 def test_plans_every_preset_on_both_machines(tmp_path: Path) -> None:

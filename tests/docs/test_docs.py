@@ -26,13 +26,13 @@ from homenode.domain import requirements
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.objective import Objective
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.request import Policy
 from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
 from homenode.pool.outlook import PoolOutlook
 from homenode.topology import Host, HostSummary
+from homenode.vm.layout import PRESETS
 from tests.doc_pages import DOCS, FOLDER_SHOWN, ROOT, Page, all_pages, first_column, missing_output
 from tests.doc_pages import read_page as page
 from tests.finding_ids import ids_given

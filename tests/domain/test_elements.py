@@ -2,20 +2,21 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from lxml import etree
+from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.domain.document import Document, Element
 from homenode.domain.elements import ELEMENTS, MappedElement
-from homenode.domain.read import guest_of, open_domain, read_guest, read_running_domain
+from homenode.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.domain.rewrite import STEPS
 from homenode.errors import HomenodeError
-from homenode.plan.guest import Guest, GuestAddress
 from homenode.plan.model import Aperture, GuestCache, GuestCellId, Plan
+from homenode.vm.model import GuestAddress, Vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -33,6 +34,7 @@ FULL = b"""<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu
     <hugepages><page size='2' unit='MiB'/></hugepages>
     <access mode='shared'/>
   </memoryBacking>
+  <memtune><hard_limit unit='GiB'>12</hard_limit></memtune>
   <vcpu>8</vcpu>
   <vcpus>
     <vcpu id='0' enabled='yes' hotpluggable='no'/>
@@ -119,7 +121,7 @@ OTHERS = (
 DOCUMENTS = {"full": FULL, "small": SMALL, **{name: sample(name) for name in OTHERS}}
 
 
-def plans(guest: Guest) -> Iterator[Plan]:
+def plans(guest: Vm) -> Iterator[Plan]:
     """Plans that between them ask for whatever a plan can ask of a document."""
     window = Aperture(1 << 40, 48, 65536, 0, 0)
     for layout in ("default", "pin", "pin-bound", "pin-numa", "pin-numa-smt", "pin-numa-pci"):
@@ -160,7 +162,7 @@ def written() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, xml in DOCUMENTS.items():
         start = open_domain(xml, name)
-        for plan in plans(guest_of(start)):
+        for plan in plans(vm_of(start)):
             document = start
             for step in STEPS:
                 try:
@@ -209,8 +211,8 @@ def stripped(xml: bytes, path: str) -> bytes | None:
 
 
 def value(xml: bytes, field: str) -> object:
-    if field in {each.name for each in fields(Guest)}:
-        return getattr(read_guest(xml, "it"), field)
+    if field in {each.name for each in fields(Vm)}:
+        return getattr(read_vm(xml, "it"), field)
     return getattr(read_running_domain(xml, running=True), field)
 
 
@@ -229,9 +231,9 @@ def test_a_row_is_read_into_its_field(row: MappedElement) -> None:
     pytest.fail(f"{row.field} does not depend on {row.path}")
 
 
-def test_every_field_of_a_guest_is_read_from_an_element() -> None:
-    elsewhere = {"domain_type", "vcpus_online", "addresses", "has_iommu", "has_dimms", "mediated"}
-    assert {each.name for each in fields(Guest)} - elsewhere <= {row.field for row in READ}
+def test_every_field_of_a_vm_is_read_from_an_element() -> None:
+    elsewhere = {"domain_type", "source", "addresses", "has_iommu", "has_dimms", "mediated"}
+    assert {each.name for each in fields(Vm)} - elsewhere <= {row.field for row in READ}
 
 
 @pytest.mark.parametrize("row", [row for row in ELEMENTS if row.once], ids=lambda row: row.path)

@@ -3,10 +3,10 @@
 import dataclasses
 
 from homenode.domain.findings import document_findings
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
-from homenode.plan.guest import GuestAddress
 from homenode.plan.model import Aperture, Plan, PlanFinding, PlannedController, PortModel
+from homenode.vm.model import GuestAddress
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -23,7 +23,7 @@ def _findings(xml: bytes, plan: Plan) -> tuple[PlanFinding, ...]:
 
 def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
     xml = sample("study").replace(b"<memballoon", DISK)
-    plan = hand_plan(read_guest(xml, "x"), "pin-numa-pci")
+    plan = hand_plan(read_vm(xml, "x"), "pin-numa-pci")
     assert _findings(xml, plan) == ()
     spare = PlannedController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
     roomy = dataclasses.replace(plan, controllers=(*plan.controllers, spare))
@@ -37,8 +37,8 @@ def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
 def test_a_command_line_of_ours_is_reported_and_one_that_was_there_is_not() -> None:
     space = Aperture(None, None, 262_144, 0, 0)
     xml = sample("study")
-    (finding,) = _findings(xml, hand_plan(read_guest(xml, "x"), "pin", aperture=space))
+    (finding,) = _findings(xml, hand_plan(read_vm(xml, "x"), "pin", aperture=space))
     assert finding.id == "qemu-commandline"
     xml = sample("qemu-commandline")
-    plan = hand_plan(read_guest(xml, "x"), "pin", aperture=space)
+    plan = hand_plan(read_vm(xml, "x"), "pin", aperture=space)
     assert _findings(xml, plan) == ()

@@ -5,20 +5,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cli.planning import version_of
 from homenode.domain.iommufd import has_iommufd
 from homenode.domain.launch_security import refuse_unsafe
-from homenode.domain.read import guest_of, open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.domain.schema import SCHEMA_PATH, validate
 from homenode.errors import InputError, UsageError
-from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.verify.document.versions import versions_on_host
+from homenode.vm.layout import PRESETS
 from tests.domain_plans import hand_plan
 
 VM = (Path(__file__).parents[2] / "demo" / "gpu-vm.xml").read_bytes()
@@ -86,10 +87,10 @@ def test_a_table_says_of_each_layout_what_an_encrypted_guest_gets() -> None:
     ]
     table = {row[0].strip("`"): row[1:3] for row in rows if row[0].strip("`") in PRESETS}
     assert set(table) == set(PRESETS)
-    guest = read_guest(ENCRYPTED, "vm")
+    guest = read_vm(ENCRYPTED, "vm")
     for layout, (sev, private) in table.items():
         for kind, said in (("sev", sev), ("sev-snp", private), ("tdx", private)):
-            encrypted = replace(guest, launch_security=kind)
+            encrypted = structs.replace(guest, launch_security=kind)
             try:
                 refuse_unsafe(encrypted, hand_plan(encrypted, layout), "vm")
             except InputError:
@@ -151,7 +152,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
     )
     assert again.document == once.document
     document, older = open_domain(once.document, "vm"), on("12.6", "11.1", "gh200x4")
-    too_old = versions_on_host(document, guest_of(document), older)
+    too_old = versions_on_host(document, vm_of(document), older)
     assert "<iommu model='smmuv3'><driver accel=>" in [finding.subject for finding in too_old]
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from homenode.apply.domain_diff import is_printed
 from homenode.domain.copy import copy_domain
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
-from homenode.plan.layout import PRESETS, GuestPcie
 from homenode.plan.model import Aperture
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS, GuestPcie
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 
@@ -86,7 +86,7 @@ def test_libvirt_defines_what_we_write_and_we_keep_what_it_prints(
     libvirt: None, tmp_path: Path, name: str, layout: str
 ) -> None:
     xml = for_this_machine(name)
-    plan = hand_plan(read_guest(xml, name), layout)
+    plan = hand_plan(read_vm(xml, name), layout)
     tuned = tmp_path / "tuned.xml"
     tuned.write_bytes(rewrite(xml, plan, name))
     defined = virsh("define", "--validate", str(tuned))
@@ -112,7 +112,7 @@ def test_what_libvirt_prints_of_a_tuned_document_is_distinguished_from_an_edit_o
         return virsh("dumpxml", "--inactive", "--security-info", NAME).stdout.encode()
 
     before = printed(for_this_machine(name))
-    tuned = rewrite(before, hand_plan(read_guest(before, name), layout), name)
+    tuned = rewrite(before, hand_plan(read_vm(before, name), layout), name)
     after = printed(tuned)
     edited = after.replace(b"</name>", b"</name><title>mine</title>", 1)
     assert virsh("undefine", "--nvram", NAME).returncode == 0
@@ -123,7 +123,7 @@ def test_what_libvirt_prints_of_a_tuned_document_is_distinguished_from_an_edit_o
 def test_libvirt_takes_apertures_and_huge_pages(libvirt: None, tmp_path: Path) -> None:
     xml = for_this_machine("study")
     space = Aperture(1024 * GIB, 40, 65_536, 0, 0)
-    plan = hand_plan(read_guest(xml, "study"), "pin-numa-pci", aperture=space, page_bytes=GIB)
+    plan = hand_plan(read_vm(xml, "study"), "pin-numa-pci", aperture=space, page_bytes=GIB)
     tuned = tmp_path / "tuned.xml"
     tuned.write_bytes(rewrite(xml, plan))
     defined = virsh("define", "--validate", str(tuned))

@@ -12,9 +12,9 @@ from homenode.domain.merge import Merged, take_out
 from homenode.domain.read import open_domain
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import InputError
-from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.tuning import tune
+from homenode.vm.layout import PRESETS
 from tests.apply_documents import ORIGINAL, tuned
 from tests.single_edits import edits, users_vm
 from tests.verify_documents import PLAIN, small_host

@@ -15,15 +15,14 @@ from homenode.domain.edits import (
     set_attribute,
     set_text,
 )
-from homenode.domain.read import open_domain, read_guest, read_running_domain
+from homenode.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
-from homenode.plan.layout import PRESETS
 from homenode.verify.boot.cpu_choice import choose_cpu
 from homenode.verify.boot.stand_in import stand_in_of
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document, without_vcpus
 from homenode.verify.live.expectation import live_expectation_of_document
+from homenode.vm.layout import PRESETS
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 from tests.verify_documents import findings_of, small_host
@@ -87,7 +86,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @given(mutated(), st.sampled_from(sorted(PRESETS)))
 def test_a_mutated_document_is_rewritten_or_refused(xml: bytes, layout: str) -> None:
     try:
-        plan = hand_plan(read_guest(xml, "mutated"), layout)
+        plan = hand_plan(read_vm(xml, "mutated"), layout)
         once = rewrite(xml, plan, "mutated")
     except InputError as error:
         assert "expected" in str(error)
@@ -102,9 +101,9 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
     nothing."""
     try:
         document = open_domain(xml, "mutated")
-        facts = domain_facts(document)
+        facts = vm_of(document)
         findings_of(xml, host=small_host())
-        without_vcpus(expectation_of_document(facts), facts.guest.offline_vcpus)
+        without_vcpus(expectation_of_document(facts), facts.offline_vcpus)
         live_expectation_of_document(facts)
         stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
     except (InputError, HostError) as error:
@@ -130,7 +129,7 @@ def test_a_document_cut_or_flipped_anywhere_is_read_or_refused(
     byte = data.draw(st.binary(max_size=3))
     broken = xml[:at] if not byte else xml[:at] + byte + xml[at + len(byte) :]
     try:
-        guest = read_guest(broken, "broken")
+        guest = read_vm(broken, "broken")
         rewrite(broken, hand_plan(guest, "pin-numa"), "broken")
     except InputError as error:
         assert str(error)

@@ -14,7 +14,7 @@ from homenode.auto_layout import NotRecommended, settled
 from homenode.description.shipped import shipped_hosts
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.new import new_domain
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import InputError, UsageError
 from homenode.evidence.documents import publications
@@ -27,7 +27,6 @@ from homenode.tuning import tune
 from homenode.units import GIB, KIB
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
-from homenode.verify.domain_facts import domain_facts
 
 EVIDENCE = Evidence(publications())
 
@@ -35,7 +34,7 @@ EVIDENCE = Evidence(publications())
 def planned(host: Host, options: PlanOptions, document: bytes | None = None) -> bytes:
     """The tuned document of a VM of options alone, or of this document."""
     xml = document or new_domain(2, GIB, architecture=host.architecture)
-    chosen = settled(read_guest(xml, "vm.xml"), options, host, EVIDENCE).options
+    chosen = settled(read_vm(xml, "vm.xml"), options, host, EVIDENCE).options
     return tune(xml, "vm.xml", chosen, host).document
 
 
@@ -53,7 +52,7 @@ def test_a_new_domain_is_valid_on_every_host_and_planned_again_unchanged(name: s
         assert not errors or gap is not None, errors
         document = open_domain(made, "vm.xml")
         assert crosscheck(document) == ()
-        guest = domain_facts(document).guest
+        guest = vm_of(document)
         assert guest.architecture == (host.architecture or "x86_64")
         assert guest.is_virt if host.architecture == "aarch64" else guest.is_q35
         worse = {"critical", "warning"}
@@ -75,7 +74,7 @@ def test_a_new_domain_is_read_as_it_was_asked_for(
     vcpus: int, memory: int, architecture: str | None, name: str
 ) -> None:
     xml = new_domain(vcpus, memory, architecture=architecture, name=name)
-    guest = read_guest(xml, "vm.xml")
+    guest = read_vm(xml, "vm.xml")
     assert (guest.name, guest.vcpus) == (name, vcpus)
     assert 0 <= guest.memory_bytes - memory < KIB
     assert guest.architecture == (architecture or "x86_64")
@@ -154,6 +153,6 @@ def test_qemu_starts_a_new_domain_with_stand_ins_of_its_devices() -> None:
     made = planned(host, PlanOptions("pin-numa-pci", vcpus=4, memory_bytes=GIB, gpu_count=2))
     document = open_domain(made, "vm.xml")
     options = BootOptions(connect="none", timeout_s=600)
-    outcome = boot_stand_in(document, domain_facts(document), options)
+    outcome = boot_stand_in(document, vm_of(document), options)
     assert outcome.guest is not None, outcome.findings
     assert len(outcome.guest.nodes) == 2

@@ -7,12 +7,11 @@ from homenode.cpuset import CpuSet
 from homenode.description.shipped import load_shipped
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import parse_document
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError, InputError
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS
 from homenode.plan.manual import ManualRanges, manual_placement
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions, request_for
@@ -22,6 +21,7 @@ from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from homenode.tuning import tune
 from homenode.units import MIB
+from homenode.vm.layout import PRESETS
 from tests.domain_corpus import NAMES, sample
 
 ELSEWHERE = ("aarch64-virt", "gpu-with-audio-and-nics")
@@ -72,18 +72,18 @@ def gpus_and_nics(host: Host) -> list[Bdf]:
 
 
 def plan_of(host: Host, xml: bytes, layout: str) -> Plan:
-    request = request_for(read_guest(xml, "vm.xml"), PlanOptions(layout=layout), host)
+    request = request_for(read_vm(xml, "vm.xml"), PlanOptions(layout=layout), host)
     return plan(host, request)
 
 
 def addresses(xml: bytes) -> dict[str, str]:
-    return {str(h.source): str(h.address) for h in read_guest(xml, "after").hostdevs}
+    return {str(h.source): str(h.address) for h in read_vm(xml, "after").hostdevs}
 
 
 def test_an_hgx_h100_becomes_two_expander_buses_with_sixteen_root_ports(hgx: Host) -> None:
     xml = document_with(gpus_and_nics(hgx))
     after = rewrite(xml, plan_of(hgx, xml, "pin-numa-pci"))
-    guest = read_guest(after, "after")
+    guest = read_vm(after, "after")
     models = [controller.model for controller in guest.controllers]
     assert models.count("pcie-expander-bus") == 2
     assert models.count("pcie-root-port") == 16
@@ -106,7 +106,7 @@ def test_a_second_run_on_the_tuned_document_changes_nothing(hgx: Host, layout: s
     if PRESETS[layout].siblings == "exposed":
         # -smt doubles what the document has, so that a second run asks for its vCPUs to stay.
         request = request_for(
-            read_guest(after, "vm.xml"), PlanOptions(layout=layout, keep_vcpus=True), hgx
+            read_vm(after, "vm.xml"), PlanOptions(layout=layout, keep_vcpus=True), hgx
         )
         again = plan(hgx, request)
     else:
@@ -135,11 +135,11 @@ def test_every_granularity_is_written_and_read_back(name: str, granularity: PciG
     kinds = (DeviceKind.GPU, DeviceKind.NIC)
     xml = document_with(sorted(d.bdf for kind in kinds for d in host.devices_of_kind(kind)), 32)
     options = PlanOptions(layout="pin-numa-pci", pci_granularity=granularity, spare_ports=2)
-    request = request_for(read_guest(xml, "vm.xml"), options, host)
+    request = request_for(read_vm(xml, "vm.xml"), options, host)
     after = rewrite(xml, plan(host, request))
     assert validate(after)[0] == ()
     assert crosscheck(parse_document(after, "after")) == ()
-    request = request_for(read_guest(after, "after"), options, host)
+    request = request_for(read_vm(after, "after"), options, host)
     assert rewrite(after, plan(host, request)) == after
 
 
@@ -175,7 +175,7 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
 
 
 def test_the_manual_way_gives_the_studys_document() -> None:
-    guest = read_guest(sample("study"), "vm.xml")
+    guest = read_vm(sample("study"), "vm.xml")
     request = request_for(
         guest, PlanOptions(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None
     )

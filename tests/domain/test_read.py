@@ -8,10 +8,10 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.document import MAX_BYTES, MAX_DEPTH, parse_document
 from homenode.domain.fields import format_set, format_size
-from homenode.domain.read import read_guest, read_running_domain
+from homenode.domain.read import read_running_domain, read_vm
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import GuestAddress
 from homenode.units import GIB
+from homenode.vm.model import GuestAddress
 from tests.domain_corpus import NAMES, sample
 
 
@@ -26,13 +26,13 @@ def domain(inside: str = "", **swap: str) -> bytes:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_is_read(name: str) -> None:
-    guest = read_guest(sample(name), name)
+    guest = read_vm(sample(name), name)
     assert guest.vcpus >= 4
     assert guest.memory_bytes >= 4 * GIB
 
 
 def test_a_guest_says_what_its_document_says() -> None:
-    guest = read_guest(sample("earlier-layout"), "earlier")
+    guest = read_vm(sample("earlier-layout"), "earlier")
     assert (guest.name, guest.domain_type, guest.architecture) == ("earlier", "kvm", "x86_64")
     assert guest.machine == "pc-q35-7.2"
     assert guest.is_q35
@@ -70,7 +70,7 @@ def test_a_guest_says_what_its_document_says() -> None:
     ],
 )
 def test_memory_takes_every_unit(memory: str, expected: int) -> None:
-    assert read_guest(domain(memory=memory), "d").memory_bytes == expected
+    assert read_vm(domain(memory=memory), "d").memory_bytes == expected
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_memory_takes_every_unit(memory: str, expected: int) -> None:
     ],
 )
 def test_a_cpu_without_mode_and_model_names_no_model(cpu: str, mode: str | None) -> None:
-    assert read_guest(domain(cpu), "d").cpu_mode == mode
+    assert read_vm(domain(cpu), "d").cpu_mode == mode
 
 
 def test_vcpus_take_current_cpuset_and_white_space() -> None:
-    guest = read_guest(domain(vcpu="<vcpu cpuset='0-3,^1' current='2'> 4 </vcpu>"), "d")
+    guest = read_vm(domain(vcpu="<vcpu cpuset='0-3,^1' current='2'> 4 </vcpu>"), "d")
     assert (guest.vcpus, guest.vcpus_online) == (4, 2)
 
 
@@ -98,7 +98,7 @@ def test_addresses_take_hexadecimal_octal_and_decimal_numbers() -> None:
             "<devices><hostdev mode='subsystem' type='pci'><source>"
             f"<address {address}/></source></hostdev></devices>"
         )
-        return read_guest(domain(inside), "d").hostdevs[0].source
+        return read_vm(domain(inside), "d").hostdevs[0].source
 
     assert source("domain='0x0000' bus='0x1a' slot='0x02' function='0x3'") == Bdf(0, 26, 2, 3)
     assert source("bus='26' slot='2' function='3'") == Bdf(0, 26, 2, 3)
@@ -111,13 +111,13 @@ def test_an_address_of_zeros_lets_libvirt_choose() -> None:
         "<devices><hostdev mode='subsystem' type='pci'><source><address bus='0x19'/></source>"
         "<address type='pci' domain='0' bus='0' slot='0' function='0'/></hostdev></devices>"
     )
-    guest = read_guest(domain(inside), "d")
+    guest = read_vm(domain(inside), "d")
     assert guest.hostdevs[0].address is None
     assert guest.addresses == ()
 
 
 def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
-    guest = read_guest(sample("gpu-with-audio-and-nics"), "g")
+    guest = read_vm(sample("gpu-with-audio-and-nics"), "g")
     assert [(c.index, c.model) for c in guest.controllers] == [
         (0, "pcie-root"),
         (1, "pcie-root-port"),
@@ -125,7 +125,7 @@ def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
 
 
 def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
-    guest = read_guest(sample("gpu-with-audio-and-nics"), "g")
+    guest = read_vm(sample("gpu-with-audio-and-nics"), "g")
     assert [str(h.source) for h in guest.hostdevs] == [
         "0000:1a:10.3",
         "0000:19:00.0",
@@ -136,10 +136,10 @@ def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
 
 def test_the_architecture_is_the_emulators_where_none_is_named() -> None:
     machine = "<os><type machine='virt'>hvm</type></os>"
-    assert read_guest(domain(os=machine), "d").architecture == "aarch64"
-    assert read_guest(sample("no-cpu-no-arch"), "d").architecture == "x86_64"
+    assert read_vm(domain(os=machine), "d").architecture == "aarch64"
+    assert read_vm(sample("no-cpu-no-arch"), "d").architecture == "x86_64"
     emulator = "<devices><emulator>/usr/bin/qemu-system-riscv64</emulator></devices>"
-    assert read_guest(domain(emulator, os="<os><type>hvm</type></os>"), "d").architecture == (
+    assert read_vm(domain(emulator, os="<os><type>hvm</type></os>"), "d").architecture == (
         "riscv64"
     )
 
@@ -154,12 +154,12 @@ def test_the_architecture_is_the_emulators_where_none_is_named() -> None:
     ],
 )
 def test_launch_security_is_reported(inside: str, kind: str | None) -> None:
-    assert read_guest(domain(inside), "d").launch_security == kind
+    assert read_vm(domain(inside), "d").launch_security == kind
 
 
 def test_huge_pages_of_any_spelling() -> None:
     def pages(inside: str) -> int | None:
-        return read_guest(domain(f"<memoryBacking>{inside}</memoryBacking>"), "d").page_bytes
+        return read_vm(domain(f"<memoryBacking>{inside}</memoryBacking>"), "d").page_bytes
 
     assert pages("") is None
     assert pages("<hugepages/>") == 0
@@ -168,14 +168,14 @@ def test_huge_pages_of_any_spelling() -> None:
 
 
 def test_what_else_the_planner_asks_for() -> None:
-    guest = read_guest(sample("qemu-commandline"), "q")
+    guest = read_vm(sample("qemu-commandline"), "q")
     assert guest.has_qemu_commandline
     assert guest.firmware == "efi"
-    guest = read_guest(sample("dimms-and-shared-memory"), "d")
+    guest = read_vm(sample("dimms-and-shared-memory"), "d")
     assert guest.memory_access_shared
     assert guest.has_dimms
     assert guest.max_memory_bytes == 64 * GIB
-    assert read_guest(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
+    assert read_vm(sample("pins-with-comments"), "p").iothread_ids == (2, 7)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_what_else_the_planner_asks_for() -> None:
 )
 def test_bad_input_says_what_was_expected_and_found(xml: bytes, said: str) -> None:
     with pytest.raises(InputError) as raised:
-        read_guest(xml, "vm.xml")
+        read_vm(xml, "vm.xml")
     assert str(raised.value).startswith("vm.xml")
     assert said in str(raised.value)
 
@@ -228,17 +228,17 @@ def test_bad_input_says_what_was_expected_and_found(xml: bytes, said: str) -> No
 def test_entities_and_external_references_are_refused_unread() -> None:
     bomb = b'<!DOCTYPE d [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;">]>' + domain()
     with pytest.raises(InputError, match="expected no DOCTYPE"):
-        read_guest(bomb, "vm.xml")
+        read_vm(bomb, "vm.xml")
     outside = b'<!DOCTYPE d SYSTEM "http://example.org/d.dtd">' + domain()
     with pytest.raises(InputError, match="external references are refused"):
-        read_guest(outside, "vm.xml")
+        read_vm(outside, "vm.xml")
     with pytest.raises(ParseError, match="undefined entity"):
-        read_guest(domain("<title>&mine;</title>"), "vm.xml")
+        read_vm(domain("<title>&mine;</title>"), "vm.xml")
 
 
 def test_size_and_depth_are_bounded() -> None:
     with pytest.raises(InputError, match="at most 4194304 bytes"):
-        read_guest(b" " * (MAX_BYTES + 1), "vm.xml")
+        read_vm(b" " * (MAX_BYTES + 1), "vm.xml")
     deep = b"<a>" * (MAX_DEPTH + 1) + b"</a>" * (MAX_DEPTH + 1)
     with pytest.raises(InputError, match="levels"):
         parse_document(deep, "vm.xml")
@@ -247,14 +247,14 @@ def test_size_and_depth_are_bounded() -> None:
 def test_a_host_device_given_twice_is_refused() -> None:
     one = "<hostdev type='pci'><source><address bus='0x19'/></source></hostdev>"
     with pytest.raises(InputError, match=r"0000:19:00.0 a second time"):
-        read_guest(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
+        read_vm(domain(f"<devices>{one}{one}</devices>"), "vm.xml")
 
 
 @pytest.mark.parametrize("encoding", ["utf-7", "utf-32", "ebcdic", "shift_jis", "idna"])
 def test_encodings_that_are_not_plain_are_refused(encoding: str) -> None:
     xml = f"<?xml version='1.0' encoding='{encoding}'?>".encode() + domain()
     with pytest.raises(ParseError, match="convert the document to UTF-8"):
-        read_guest(xml, "vm.xml")
+        read_vm(xml, "vm.xml")
 
 
 def test_a_byte_order_mark_is_kept() -> None:
@@ -316,5 +316,5 @@ def test_sets_are_printed_as_the_study_does() -> None:
 def test_documents_of_other_hypervisors_are_refused_by_name(kind: str) -> None:
     document = f"<domain type='{kind}'><name>vm</name><memory>4</memory><vcpu>1</vcpu></domain>"
     with pytest.raises(InputError, match=rf"expected a domain of QEMU .*\(type {kind}\)") as error:
-        read_guest(document.encode(), "vm.xml")
+        read_vm(document.encode(), "vm.xml")
     assert error.value.hint and error.value.exit_code == 2

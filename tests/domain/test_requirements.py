@@ -1,30 +1,29 @@
 """Requirements and launch security: who is too old, and what encrypted guests cannot have."""
 
-import dataclasses
-
 import pytest
+from msgspec import structs
 
 from homenode.description.shipped import load_shipped
 from homenode.domain.launch_security import launch_findings, refuse_unsafe
 from homenode.domain.machine_limits import check_vcpus, most_vcpus
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.requirements import refuse_older, required_versions
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Aperture
 from homenode.plan.options import PlanOptions
 from homenode.tuning import tune
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import Vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
-GUEST = read_guest(sample("study"), "study")
+GUEST = read_vm(sample("study"), "study")
 
 
-def protected(kind: str) -> Guest:
-    return dataclasses.replace(GUEST, launch_security=kind)
+def protected(kind: str) -> Vm:
+    return structs.replace(GUEST, launch_security=kind)
 
 
 def test_each_layout_names_what_it_writes() -> None:
@@ -81,16 +80,16 @@ def test_a_machine_type_takes_so_many_vcpus(
 
 
 def test_more_vcpus_than_the_machine_type_takes_are_refused_by_its_name() -> None:
-    guest = dataclasses.replace(GUEST, machine="pc-q35-7.2")
+    guest = structs.replace(GUEST, machine="pc-q35-7.2")
     assert check_vcpus(guest, 288, None) == ()
     with pytest.raises(InputError, match=r"at most 288 vCPUs.*pc-q35-7\.2 takes, found 320"):
         check_vcpus(guest, 320, (9, 2, 0))
     with pytest.raises(InputError, match=r"q35 of QEMU 7\.2\.0 takes, found 289"):
-        check_vcpus(dataclasses.replace(GUEST, machine="q35"), 289, (7, 2, 0))
+        check_vcpus(structs.replace(GUEST, machine="q35"), 289, (7, 2, 0))
 
 
 def test_a_limit_that_is_not_known_is_a_finding_where_it_may_matter() -> None:
-    guest = dataclasses.replace(GUEST, machine="pc-q35-rhel9.4.0")
+    guest = structs.replace(GUEST, machine="pc-q35-rhel9.4.0")
     assert check_vcpus(guest, 255, None) == ()
     assert [finding.id for finding in check_vcpus(guest, 256, None)] == ["vcpu-limit-unknown"]
 
@@ -125,7 +124,7 @@ def test_an_encrypted_guest_gets_no_iommu() -> None:
 
 def test_rewriting_refuses_what_is_unsafe() -> None:
     xml = sample("study").replace(b"</devices>\n", b"</devices>\n  <launchSecurity type='tdx'/>\n")
-    guest = read_guest(xml, "vm.xml")
+    guest = read_vm(xml, "vm.xml")
     with pytest.raises(InputError, match="--layout pin or pin-bound"):
         rewrite(xml, hand_plan(guest, "pin-numa"))
     assert b"<launchSecurity type='tdx'/>" in rewrite(xml, hand_plan(guest, "pin"))

@@ -8,13 +8,13 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document, parse_document
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import InputError
-from homenode.plan.layout import PRESETS, GuestPcie
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, GuestPcie
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
 
@@ -50,7 +50,7 @@ OPENED = {"cpu", "cputune", "memoryBacking", "devices"}  # may gain children, or
 
 def planned(name: str, layout: str, **wishes: object) -> tuple[bytes, Plan]:
     xml = sample(name)
-    return xml, hand_plan(read_guest(xml, name), layout, **wishes)  # type: ignore[arg-type]
+    return xml, hand_plan(read_vm(xml, name), layout, **wishes)  # type: ignore[arg-type]
 
 
 def tuned(name: str, layout: str, **wishes: object) -> Document:
@@ -115,12 +115,12 @@ def test_one_layout_after_another_leaves_no_pin_or_cell_of_the_first(
 ) -> None:
     xml, plan = planned("pins-with-comments", first)
     once = rewrite(xml, plan)
-    guest = read_guest(once, "once")
+    guest = read_vm(once, "once")
     after = parse_document(
-        rewrite(once, hand_plan(read_guest(xml, "first"), second, vcpus=guest.vcpus)), "twice"
+        rewrite(once, hand_plan(read_vm(xml, "first"), second, vcpus=guest.vcpus)), "twice"
     )
     assert crosscheck(after) == ()
-    again = read_guest(after.to_bytes(), "twice")
+    again = read_vm(after.to_bytes(), "twice")
     mirrored = second not in ("default", "pin", "pin-bound")
     assert len(again.cell_vcpus) == (2 if mirrored else 0)
     cputune = after.root.child("cputune")
@@ -164,7 +164,7 @@ def test_pins_with_other_values_are_changed_in_place_and_keep_their_comments() -
     xml, plan = planned("pins-with-comments", "pin")
     once = rewrite(xml, plan)
     assert b"<!-- first core -->" in once
-    moved = hand_plan(read_guest(once, "once"), "pin", first_core=8)
+    moved = hand_plan(read_vm(once, "once"), "pin", first_core=8)
     before, after = once.splitlines(), rewrite(once, moved).splitlines()
     changed = [line for line, was in zip(after, before, strict=True) if line != was]
     assert len(changed) == 8 + 1 + 2  # vCPUs, emulator, IOThreads
@@ -268,7 +268,7 @@ def test_an_expander_bus_forgets_a_cell_that_is_no_more() -> None:
 
 def test_flat_keeps_one_cell_where_memory_devices_need_it() -> None:
     after = tuned("dimms-and-shared-memory", "pin")
-    guest = read_guest(after.to_bytes(), "after")
+    guest = read_vm(after.to_bytes(), "after")
     assert guest.cell_vcpus == (CpuSet(range(8)),)
     assert b"cpus='0-7' memory='8192' memAccess='shared' unit='MiB'" in after.text
     assert b"<node>0</node>" in after.text
@@ -277,7 +277,7 @@ def test_flat_keeps_one_cell_where_memory_devices_need_it() -> None:
 
 def test_dimms_are_counted_into_memory_but_not_into_cells() -> None:
     xml = sample("dimms-and-shared-memory")
-    assert read_guest(xml, "dimms").memory_bytes == 8 * GIB
+    assert read_vm(xml, "dimms").memory_bytes == 8 * GIB
     grown = tuned("dimms-and-shared-memory", "pin-numa", memory_bytes=80 * GIB)
     assert b"<memory unit='GiB'>82</memory>" in grown.text
     assert b"<maxMemory slots='16' unit='GiB'>82</maxMemory>" in grown.text
@@ -291,7 +291,7 @@ def test_new_cells_share_memory_as_the_old_ones_did() -> None:
         .replace(b"<node>1</node>", b"<node>0</node>")
         .replace(b"nodeset='0-1'", b"nodeset='0'")
     )
-    after = rewrite(xml, hand_plan(read_guest(xml, "one"), "pin-numa"))
+    after = rewrite(xml, hand_plan(read_vm(xml, "one"), "pin-numa"))
     assert after.count(b"memAccess='shared'") == 2
 
 
@@ -319,7 +319,7 @@ def test_pages_of_several_sizes_are_not_guessed_at() -> None:
         b"<page size='2048' unit='KiB' nodeset='0'/><page size='1' unit='G' nodeset='1'/>",
     )
     with pytest.raises(InputError, match="huge pages of one size"):
-        rewrite(xml, hand_plan(read_guest(xml, "two"), "pin"))
+        rewrite(xml, hand_plan(read_vm(xml, "two"), "pin"))
 
 
 def test_stale_latencies_go_with_the_cells_that_they_spoke_of() -> None:
@@ -388,8 +388,8 @@ def test_the_record_in_metadata_names_the_layout_and_leaves_others_alone() -> No
 
 
 def test_a_document_says_that_its_vcpus_are_sibling_pairs_already() -> None:
-    assert read_guest(tuned("study", "pin-numa-smt").to_bytes(), "x").threads_per_core == 2
-    assert read_guest(tuned("study", "pin-numa").to_bytes(), "x").threads_per_core == 1
+    assert read_vm(tuned("study", "pin-numa-smt").to_bytes(), "x").threads_per_core == 2
+    assert read_vm(tuned("study", "pin-numa").to_bytes(), "x").threads_per_core == 1
 
 
 def test_a_broken_result_is_refused_whole() -> None:

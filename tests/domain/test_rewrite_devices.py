@@ -6,21 +6,21 @@ import re
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HostError, InputError
-from homenode.plan.guest import GuestAddress
 from homenode.plan.model import Aperture, PortModel
 from homenode.units import GIB
+from homenode.vm.model import GuestAddress
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
 
 def test_devices_hang_on_the_expander_bus_of_their_cell() -> None:
-    after = read_guest(tuned("study", "pin-numa-pci").to_bytes(), "after")
+    after = read_vm(tuned("study", "pin-numa-pci").to_bytes(), "after")
     model_of = {controller.index: controller for controller in after.controllers}
     for hostdev in after.hostdevs:
         assert hostdev.address is not None
@@ -53,14 +53,14 @@ def test_controllers_are_written_as_libvirt_prints_them() -> None:
 
 def test_chassis_numbers_that_are_in_use_are_passed_over() -> None:
     xml = sample("earlier-layout").replace(b"chassis='3'", b"chassis='5'")
-    after = rewrite(xml, hand_plan(read_guest(xml, "x"), "pin-numa-pci"))
+    after = rewrite(xml, hand_plan(read_vm(xml, "x"), "pin-numa-pci"))
     found = re.findall(rb"chassis='(\d+)'", after)
     assert len(found) == len(set(found)) == 3
 
 
 def test_a_gpu_and_its_audio_share_a_slot() -> None:
     after = tuned("gpu-with-audio-and-nics", "pin-numa-pci")
-    guest = read_guest(after.to_bytes(), "after")
+    guest = read_vm(after.to_bytes(), "after")
     by_source = {str(hostdev.source): hostdev.address for hostdev in guest.hostdevs}
     gpu, audio = by_source["0000:19:00.0"], by_source["0000:19:00.1"]
     assert gpu is not None
@@ -70,7 +70,7 @@ def test_a_gpu_and_its_audio_share_a_slot() -> None:
 
 
 def test_a_network_interface_that_is_a_host_device_moves_too() -> None:
-    guest = read_guest(tuned("gpu-with-audio-and-nics", "pin-numa-pci").to_bytes(), "after")
+    guest = read_vm(tuned("gpu-with-audio-and-nics", "pin-numa-pci").to_bytes(), "after")
     nic = next(hostdev for hostdev in guest.hostdevs if hostdev.is_interface)
     assert nic.address is not None
     assert nic.address.bus > 1
@@ -78,7 +78,7 @@ def test_a_network_interface_that_is_a_host_device_moves_too() -> None:
 
 def test_a_device_that_the_plan_adds_is_written() -> None:
     after = tuned("study", "pin-numa-pci", extra_devices=(Bdf.parse("0000:3b:00.0"),))
-    guest = read_guest(after.to_bytes(), "after")
+    guest = read_vm(after.to_bytes(), "after")
     assert len(guest.hostdevs) == 3
     assert guest.hostdevs[-1].source == Bdf.parse("0000:3b:00.0")
     assert guest.hostdevs[-1].address is not None
@@ -132,9 +132,9 @@ def test_an_iommu_that_is_there_stays_where_255_vcpus_suffice() -> None:
     xml = sample("gpu-with-audio-and-nics").replace(
         b"<memballoon", b"<iommu model='virtio'/>\n    <memballoon"
     )
-    plan = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True)
+    plan = hand_plan(read_vm(xml, "x"), "default", iommu_needed=True)
     assert rewrite(xml, plan) == xml
-    many = hand_plan(read_guest(xml, "x"), "default", iommu_needed=True, vcpus=288)
+    many = hand_plan(read_vm(xml, "x"), "default", iommu_needed=True, vcpus=288)
     with pytest.raises(InputError, match="does not remap interrupts"):
         rewrite(xml, many)
 
@@ -143,7 +143,7 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
     xml = sample("gpu-with-audio-and-nics").replace(
         b"<memballoon", b"<iommu model='amd'><driver passthrough='on'/></iommu>\n    <memballoon"
     )
-    guest = read_guest(xml, "x")
+    guest = read_vm(xml, "x")
     many = hand_plan(guest, "default", iommu_needed=True, vcpus=288)
     after = rewrite(xml, many)
     assert b"<driver passthrough='on' intremap='on' xtsup='on'/>" in after
@@ -158,7 +158,7 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     xml, plan = planned("study", "pin")
     after = rewrite(xml, dataclasses.replace(plan, devices=plan.devices[:1]))
-    assert [str(h.source) for h in read_guest(after, "after").hostdevs] == ["0000:19:00.0"]
+    assert [str(h.source) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
 
 
 def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
@@ -168,8 +168,8 @@ def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
         b"      <target busNr='0xfe'/>\n    </controller>\n    "
         b"<controller type='pci' index='3' model='pcie-root-port'/>\n    <memballoon",
     )
-    plan = hand_plan(read_guest(sample("study"), "x"), "pin-numa-pci")
-    after = read_guest(rewrite(xml, plan), "after")
+    plan = hand_plan(read_vm(sample("study"), "x"), "pin-numa-pci")
+    after = read_vm(rewrite(xml, plan), "after")
     assert (after.controllers[1].bus_nr, after.controllers[1].node) == (64, 0)
     assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
     assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
@@ -188,7 +188,7 @@ def test_a_slot_that_a_gpu_leaves_to_another_device_gives_a_way_out() -> None:
 <interface type='network'><source network='default'/>
 <address type='pci' domain='0' bus='5' slot='0' function='1'/></interface>
 </devices></domain>"""
-    plan = hand_plan(read_guest(xml, "vm.xml"), "pin-numa-pci")
+    plan = hand_plan(read_vm(xml, "vm.xml"), "pin-numa-pci")
     with pytest.raises(InputError, match="function-without-0") as error:
         rewrite(xml, plan, "vm.xml")
     assert error.value.hint is not None and "delete the <address>" in error.value.hint

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Element, parse_document
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
 from homenode.plan.model import Plan
 from homenode.units import MIB
@@ -26,7 +26,7 @@ def shown(element: Element) -> Shown:
 
 
 def study_plan(listing: str) -> Plan:
-    guest = read_guest(sample("study"), "vm.xml")
+    guest = read_vm(sample("study"), "vm.xml")
     emulator = CpuSet.parse("28,29,92,93" if listing == "C" else "28,29")
     return hand_plan(
         guest,

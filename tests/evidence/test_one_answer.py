@@ -21,7 +21,7 @@ from homenode.cli.apply import tuned_on
 from homenode.cli.plan import plan
 from homenode.cli.pool import place
 from homenode.cli.recommend import recommend
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.formats import decode
@@ -29,7 +29,6 @@ from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.layout import PRESETS, Layout, MemoryBinding, Pinning
 from homenode.plan.options import PlanOptions, layout_for
 from homenode.plan.stored import read_plan
 from homenode.report.page.gathered import gather
@@ -38,6 +37,7 @@ from homenode.results.model import Run
 from homenode.results.store import write_run
 from homenode.sources import load_host
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning
 from tests.sdumont_study import write_study
 from tests.simulated_runs import simulated_run
 
@@ -77,7 +77,7 @@ def recommended(*arguments: str) -> dict[Objective, Answer]:
 
 def planned(host: Host, evidence: Evidence) -> Iterator[tuple[Objective, tuple[object, ...]]]:
     """What `plan --layout auto` takes for a VM without GPUs."""
-    guest = read_guest(DOCUMENT.read_bytes(), "vm.xml")
+    guest = read_vm(DOCUMENT.read_bytes(), "vm.xml")
     for objective in Objective:
         try:
             made = settled(guest, PlanOptions("auto", objective=objective), host, evidence)

@@ -13,9 +13,9 @@ import pytest
 
 from homenode.cli.kubevirt import _own_source
 from homenode.discover import discover
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.kubevirt.hook_file import hook_file
-from homenode.plan.guest import Guest
+from homenode.vm.model import Vm
 from tests.domain.test_libvirt import URI, libvirt, virsh
 from tests.kubevirt.kubevirt_code import build
 from tests.kubevirt_documents import IBM, IBM_GPUS, shipped
@@ -147,8 +147,8 @@ def definitions(
     return found
 
 
-def read(xml: str) -> Guest:
-    return guest_of(open_domain(xml.encode(), "vm.xml"))
+def read(xml: str) -> Vm:
+    return vm_of(open_domain(xml.encode(), "vm.xml"))
 
 
 def distances(xml: str) -> list[str | None]:

@@ -10,7 +10,7 @@ from collections import Counter
 from xml.etree import ElementTree
 
 from homenode.domain.edits import Edit, apply, remove, set_attribute
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.kubevirt.manifest_options import OnError
@@ -174,7 +174,7 @@ def test_random_vms_have_the_same_places_in_kubevirts_second_definition() -> Non
         defined += once != xml.encode()
         between = defined_again(xml, once.decode())
         again = place_devices(between.encode(), host, granularity=granularity).document
-        first, second = (guest_of(open_domain(text, "fuzz")) for text in (once, again))
+        first, second = (vm_of(open_domain(text, "fuzz")) for text in (once, again))
         assert second.controllers == first.controllers, f"seed {seed}"
         assert second.hostdevs == first.hostdevs, f"seed {seed}"
     assert defined > COUNT // 3

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.kubevirt.placing import Placed, place_devices
 from homenode.snapshot.memory import MemorySnapshot
@@ -97,9 +97,7 @@ def test_a_gpu_that_has_its_place_gets_its_cells_and_stays_there() -> None:
     }
     xml = grace_vm(controllers=native, addresses=given)
     placed = place(xml)
-    before, after = (
-        guest_of(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document)
-    )
+    before, after = (vm_of(open_domain(text, "vm.xml")) for text in (xml.encode(), placed.document))
     assert after.controllers == before.controllers
     assert after.hostdevs == before.hostdevs
     assert nodesets(placed) == ["2-9", "10-17"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.kubevirt.placing import place_devices
@@ -14,7 +14,6 @@ from homenode.plan.request import PciGranularity
 from homenode.plan.shape.pcie_document import expander_above
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document
 from homenode.verify.guest.view import view_of_stand_in
 from tests.domain.test_libvirt import libvirt, virsh
@@ -103,7 +102,7 @@ def test_kubevirts_second_definition_has_the_places_of_the_first(
         assert defined.returncode == 0, defined.stderr
         printed.append(virsh("dumpxml", "--inactive", NAME).stdout)
     assert virsh("undefine", "--nvram", NAME).returncode == 0
-    first, second = (guest_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
+    first, second = (vm_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
     assert second.controllers == first.controllers
     assert second.hostdevs == first.hostdevs
     assert sorted(c.node for c in second.controllers if c.node is not None) == [0, 1]
@@ -128,7 +127,7 @@ def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
     assert defined.returncode == 0, defined.stderr
     printed = virsh("dumpxml", "--inactive", NAME).stdout
     assert virsh("undefine", "--nvram", NAME).returncode == 0
-    ours, theirs = (guest_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
+    ours, theirs = (vm_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
     places = {hostdev.source: hostdev.address for hostdev in ours.hostdevs}
     assert {hostdev.source: hostdev.address for hostdev in theirs.hostdevs} == places
     controllers = {controller.index: controller for controller in theirs.controllers}
@@ -148,7 +147,7 @@ def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     except HomenodeError as error:
         pytest.skip(str(error))
     opened = open_domain(placed(document(IBM_GPUS, pins=PINS)), "vm.xml")
-    facts = domain_facts(opened)
+    facts = vm_of(opened)
     booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
     assert booted.guest is not None, booted.findings
     seen = view_of_stand_in(expectation_of_document(facts), booted.stand_in, booted.guest)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.guest import GuestPciController
 from homenode.plan.request import PciGranularity
+from homenode.vm.model import GuestPciController
 from tests.kubevirt.test_grace import GPUS as GRACE_GPUS
 from tests.kubevirt.test_grace import cells, grace_vm, nodesets
 from tests.kubevirt_documents import (
@@ -45,12 +45,12 @@ def twice(
 
 
 def expanders(placed: Placed) -> list[GuestPciController]:
-    read = guest_of(open_domain(placed.document, "placed"))
+    read = vm_of(open_domain(placed.document, "placed"))
     return [controller for controller in read.controllers if controller.model == EXPANDER]
 
 
 def addresses(placed: Placed) -> dict[str, str]:
-    read = guest_of(open_domain(placed.document, "placed"))
+    read = vm_of(open_domain(placed.document, "placed"))
     return {str(hostdev.source): str(hostdev.address) for hostdev in read.hostdevs}
 
 

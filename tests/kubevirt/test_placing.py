@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.guest import Guest
 from homenode.plan.request import PciGranularity
 from homenode.snapshot.memory import MemorySnapshot
+from homenode.vm.model import Vm
 from tests.kubevirt_documents import (
     IBM,
     IBM_GPUS,
@@ -42,8 +42,8 @@ def place(xml: str, host: MemorySnapshot = HOST, **given: object) -> Placed:
     return place_devices(xml.encode(), host, **given)  # type: ignore[arg-type]
 
 
-def guest(placed: Placed) -> Guest:
-    return guest_of(open_domain(placed.document, "placed"))
+def guest(placed: Placed) -> Vm:
+    return vm_of(open_domain(placed.document, "placed"))
 
 
 def test_a_document_without_acpi_gets_it_with_its_expander_buses() -> None:
@@ -280,7 +280,7 @@ def test_memory_devices_stay_and_their_cells_with_them(gib: int) -> None:
 def test_other_gpus_of_the_same_nodes_get_the_same_addresses() -> None:
     def places(gpus: Sequence[str]) -> list[str]:
         xml = place_devices(document(gpus, pins=((0, 1), (64, 65))).encode(), shipped(IBM)).document
-        guest = guest_of(open_domain(xml, "placed"))
+        guest = vm_of(open_domain(xml, "placed"))
         at = {str(h.source): str(h.address) for h in guest.hostdevs}
         return [at[f"0000:{gpu}"] for gpu in gpus]
 

@@ -10,9 +10,9 @@ from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Cause, Diagnosis, diagnose
 from homenode.measure.gpu.collectives import ONE_BY_ONE
 from homenode.measure.model import CollectiveSettings
-from homenode.plan.layout import PRESETS
 from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, RunHead, Sample, Switches
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 LAYOUTS = ("default", "pin", "pin-numa", "pin-numa-pci", "bare")
 ROUNDS, GPUS = 3, 8

@@ -19,11 +19,11 @@ from homenode.measure import runner
 from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.model import CollectiveSettings, Depth, Group, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
-from homenode.plan.layout import PRESETS
 from homenode.report.trial_text import advice_text
 from homenode.results.model import UNKNOWN_SWITCHES, Run, Switches
 from homenode.results.vantage import Vantage
 from homenode.sources import load_host
+from homenode.vm.layout import PRESETS
 from tests.measure.collective_guests import (
     CollectiveGuest,
     Settings,

@@ -18,10 +18,10 @@ from homenode.measure.imported.runs import (
 )
 from homenode.measure.step_reading import Tool, tool_of
 from homenode.metrics import METRICS
-from homenode.plan.layout import PRESETS
 from homenode.results.model import Origin, Sample, Switches
 from homenode.results.vantage import Vantage
 from homenode.tools import study_programs
+from homenode.vm.layout import PRESETS
 from tests.tools import test_cuda_bandwidth_test as cuda
 from tests.tools import test_intel_mlc as mlc
 from tests.tools import test_likwid_bench as likwid

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from homenode.analyse.alternative import alternatives, with_joint_states
 from homenode.analyse.joint_states import USUAL
 from homenode.measure.figures.probe import probe_figures
-from homenode.plan.layout import PRESETS
 from homenode.results.model import MOVING, UNSETTLED, Origin, Run, RunHead, Sample, Switches
 from homenode.results.placement_states import MOST_SPAN, Bracket, classes_of, states_of
 from homenode.results.vantage import Vantage
 from homenode.tools.homenode_probe import parse
+from homenode.vm.layout import PRESETS
 from tests import probe_documents
 
 CAS_NS = {"near": (25.0, 33.0), "far": (103.0, 122.0), "sibling": (9.3, 11.2)}

@@ -14,10 +14,10 @@ from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.preparation import prepared
 from homenode.measure.run_folder import DOMAIN, PLAN
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.layout import PRESETS
 from homenode.plan.stored import read_plan
 from homenode.results.model import Condition, Origin, Switches
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 from tests.bench_machines import FakeMachine
 from tests.small_hosts import DeviceSpec, even_host
 from tests.verify_documents import tuned

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.copying import Prepared, make_copy, prepare_copy, remove_copy
@@ -446,7 +446,7 @@ def test_a_copy_is_made_next_to_the_vm_and_removed_with_all_its_files(
         ["qemu-img", "info", "--output=json", str(overlay)], capture_output=True, check=True
     )
     assert json.loads(stated.stdout)["full-backing-filename"] == str(disk)
-    copy = read_guest(virsh.definition(prepared.copy.uuid), "copy")
+    copy = read_vm(virsh.definition(prepared.copy.uuid), "copy")
     assert copy.name == f"{state.name}-trial"
     assert copy.uuid == prepared.copy.uuid != number
     assert b"52:54:00:11:22:33" not in virsh.definition(prepared.copy.uuid)

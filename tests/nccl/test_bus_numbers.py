@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.bdf import Bdf
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.errors import HomenodeError, InputError
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
-from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.path import path_of_address, paths_of_guest
+from homenode.vm.model import GuestAddress, GuestPciController
 from tests.nccl_documents import side, vm
 from tests.verify_documents import DEVICES, changed, tuned
 from tests.verify_guests import guest_host
@@ -197,8 +196,8 @@ def test_a_capture_from_inside_the_guest_says_the_bus_ids_and_the_nodes() -> Non
     derived, observed = side(xml), side(xml, guest=guest)
     assert {a for a, _ in observed.bus_ids} == {a for a, _ in derived.bus_ids}
     at_path = paths_of_guest(guest)
-    controllers = read_guest(xml, "vm.xml").controllers
-    for hostdev in read_guest(xml, "vm.xml").hostdevs:
+    controllers = read_vm(xml, "vm.xml").controllers
+    for hostdev in read_vm(xml, "vm.xml").hostdevs:
         assert hostdev.address is not None
         path = path_of_address(hostdev.address, controllers)
         assert path is not None and observed.bus_id(hostdev.source) == at_path[path]
@@ -261,6 +260,4 @@ def _boot(xml: bytes) -> Booted:
     except HomenodeError as error:
         pytest.skip(str(error))
     document = open_domain(xml, "vm.xml")
-    return boot_stand_in(
-        document, domain_facts(document), BootOptions(connect="none", timeout_s=600)
-    )
+    return boot_stand_in(document, vm_of(document), BootOptions(connect="none", timeout_s=600))

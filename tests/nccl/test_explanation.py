@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.indices import NodeIndex
 from homenode.nccl.explanation import Explanation, Memory, Processes, explain
 from homenode.nccl.graph import Graph, PathType, graph_of
@@ -40,7 +40,6 @@ from homenode.plan.options import PlanOptions
 from homenode.plan.request import PciGranularity, Policy
 from homenode.sources import load_host
 from homenode.tuning import tune
-from homenode.verify.domain_facts import domain_facts
 from tests.nccl_documents import assembled, text_of, tuned_for
 
 H200, RTX, H100, A100 = "h200-xeon8558", "rtxpro6000-xeon8468v", "hgx-h100", "hgx-a100-ibm"
@@ -51,7 +50,7 @@ COUNT = {H200: 7, RTX: 8, H100: 8, A100: 8}
 def mirrored(host: str) -> GuestTree:
     """The guest of pin-numa-pci with 88 vCPUs on all nodes."""
     document = open_domain(xml_of(host), "vm.xml")
-    facts = domain_facts(document)
+    facts = vm_of(document)
     addresses = dict(guest_side(document, facts).bus_ids)
     return tree_of_document(facts, load_host(host), addresses)
 

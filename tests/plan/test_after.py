@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.cli.placing_options import hosts_after
 from homenode.cpuset import CpuSet
@@ -20,7 +21,7 @@ HOST = even_host(2, 1, 1, 8, 2)
 
 
 def named(request: GuestRequest, name: str) -> GuestRequest:
-    return replace(request, guest=replace(request.guest, name=name))
+    return replace(request, guest=structs.replace(request.guest, name=name))
 
 
 def plan_of(

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.host_reserve import HostReserve
@@ -202,7 +203,7 @@ def small_wish(draw: random.Random, host: Host) -> GuestRequest:
     policy = draw.choice(policies)
     threads = draw.choice((2, 2, 4))
     if not layout.endswith("-smt") and vcpus % threads == 0 and draw.random() < 0.5:
-        shown = replace(request.guest, cpu_topology=(1, 1, vcpus // threads, threads))
+        shown = structs.replace(request.guest, cpu_topology=(1, 1, vcpus // threads, threads))
         request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
     chooses = bool(gpus) and draw.random() < 0.6
     # What a running VM has may be named, with a warning, but is not compared here.

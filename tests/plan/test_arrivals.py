@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
@@ -69,7 +70,7 @@ HGX = hgx(tells_modules=False)
 
 def wish(name: str, gpus: int, vcpus_of_gpu: int, layout: str) -> GuestRequest:
     request = small_request(gpus * vcpus_of_gpu, gpus * MEMORY_OF_GPU, layout=layout)
-    return replace(request, gpu_count=gpus, guest=replace(request.guest, name=name))
+    return replace(request, gpu_count=gpus, guest=structs.replace(request.guest, name=name))
 
 
 def modules(host: Host, planned: Plan) -> set[int | None]:

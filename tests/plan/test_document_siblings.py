@@ -5,14 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.auto_layout import settled
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.evidence.sources import load_evidence
 from homenode.host_reserve import HostReserve
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS, Siblings
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import AUTO, PlanOptions, request_for
 from homenode.plan.placement import Placement
@@ -23,6 +22,8 @@ from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, Siblings
+from homenode.vm.model import Vm
 from tests.figures import numbers
 from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
 
@@ -33,9 +34,9 @@ I9_14900K = load_host("rtx4080-i9-14900k")
 EPYC = load_host("rtx4090-epyc7702")
 
 
-def guest(vcpus: int, threads: int = 2) -> Guest:
+def guest(vcpus: int, threads: int = 2) -> Vm:
     shown = (1, 1, vcpus // threads, threads) if threads else None
-    return replace(small_request(vcpus, 4 * GIB).guest, cpu_topology=shown)
+    return structs.replace(small_request(vcpus, 4 * GIB).guest, cpu_topology=shown)
 
 
 def request(vcpus: int, threads: int = 2, layout: str = "pin-numa") -> GuestRequest:
@@ -45,7 +46,7 @@ def request(vcpus: int, threads: int = 2, layout: str = "pin-numa") -> GuestRequ
     return replace(wanted, guest=guest(vcpus, threads), document_siblings=rule)
 
 
-def auto(shown: Guest, host: Host, options: PlanOptions | None = None) -> Plan:
+def auto(shown: Vm, host: Host, options: PlanOptions | None = None) -> Plan:
     asked = settled(shown, options or PlanOptions(AUTO), host, load_evidence(())).options
     return plan(host, request_for(shown, asked, host))
 

@@ -8,7 +8,6 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import (
     Aperture,
     CostTerm,
@@ -26,6 +25,7 @@ from homenode.plan.words.explanation import Section
 from homenode.report.host_counts import host_counts
 from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 

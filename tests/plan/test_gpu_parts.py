@@ -13,7 +13,7 @@ from homenode.description.render import render
 from homenode.description.shipped import load_shipped
 from homenode.discover import discover
 from homenode.doctor.diagnosis import diagnose
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
@@ -23,7 +23,6 @@ from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.devices import devices_on_host
-from homenode.verify.domain_facts import domain_facts
 from tests.figures import numbers
 from tests.verify_documents import PLAIN
 
@@ -59,7 +58,7 @@ def planned(*devices: Bdf) -> Plan:
     bare = PLAIN[:start] + b"  </devices>\n</domain>\n"
     options = PlanOptions(layout="pin-numa-pci", devices=devices, vcpus=4)
     machine = host()
-    return plan(machine, request_for(read_guest(bare, "vm"), options, machine))
+    return plan(machine, request_for(read_vm(bare, "vm"), options, machine))
 
 
 def ids(made: Plan) -> list[str]:
@@ -125,7 +124,7 @@ def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> No
     assert source is not None and source.get("uuid") == UUIDS[2]
     again = tune(made.document, "vm", PlanOptions(layout="pin-numa-pci"), divided())
     assert again.document == made.document
-    facts = domain_facts(open_domain(made.document, "vm"))
+    facts = vm_of(open_domain(made.document, "vm"))
     assert not [f for f in as_planned(facts, made.plan) if f.id.startswith("device")]
 
 
@@ -198,7 +197,7 @@ def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None
     assert b"11111111-2222-4333-8444-555555555555" in kept.document
     (gap,) = [gap for gap in kept.plan.gaps if gap.subject.startswith("mediated device")]
     assert "11111111-2222-4333-8444-555555555555" in gap.subject
-    facts = domain_facts(open_domain(unknown, "vm"))
+    facts = vm_of(open_domain(unknown, "vm"))
     assert "device-of-no-host" in {finding.id for finding in devices_on_host(facts, host)}
     bare = replace(host, pci_devices=())
     assert "device-of-no-host" not in {finding.id for finding in devices_on_host(facts, bare)}

@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.pci import PciBar
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.shape.aperture import prefetchable_window_bytes
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host, HostSettings
 from homenode.units import GIB, MIB, TIB
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import Vm
 from tests.guest_shapes import HGX_GPUS, hgx_host, placed
 from tests.small_hosts import small_request
 
@@ -34,7 +35,7 @@ def with_bars(host: Host, *sizes: int) -> Host:
 
 def planned(host: Host, guest: dict[str, object] | None = None, **changes: object) -> Plan:
     request = small_request(4, 64 * GIB, layout="pin-numa-pci", devices=[str(b) for b in HGX_GPUS])
-    document: Guest = replace(request.guest, **(guest or {}))  # type: ignore[arg-type]
+    document: Vm = structs.replace(request.guest, **(guest or {}))
     request = replace(request, guest=document, **changes)  # type: ignore[arg-type]
     return assemble(host, request, placed((2, 2), devices=HGX_GPUS))
 
@@ -173,5 +174,5 @@ def test_a_viommu_is_needed_above_255_vcpus(vcpus: int, needed: bool) -> None:
     plan = assemble(None, small_request(vcpus, 512 * GIB), placed((vcpus // 2,) * 2))
     assert plan.iommu_needed is needed
     request = small_request(4)
-    request = replace(request, guest=replace(request.guest, has_iommu=True))
+    request = replace(request, guest=structs.replace(request.guest, has_iommu=True))
     assert assemble(None, request, placed((2, 2))).iommu_needed

@@ -3,18 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.pci import PciLink
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.guest import GuestHostdev
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import CostTerm, Rejection, RunnerUp
 from homenode.plan.placement import Placement
 from homenode.plan.request import Policy
 from homenode.plan.shape.assemble import assemble
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import GuestHostdev
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
 from tests.small_hosts import DeviceSpec, even_host, small_request
@@ -99,7 +100,7 @@ def test_functions_that_the_document_has_in_one_slot_stay_a_group() -> None:
     first = guest.hostdevs[0].address
     assert first is not None
     second = GuestHostdev(guest.hostdevs[1].source, type(first)(0, first.bus, 0, 1))
-    request = replace(request, guest=replace(guest, hostdevs=(guest.hostdevs[0], second)))
+    request = replace(request, guest=structs.replace(guest, hostdevs=(guest.hostdevs[0], second)))
     plan = assemble(host, request, placed((4,), devices=["41:00.0", "41:00.1"]))
     assert {device.group for device in plan.devices} == {guest.hostdevs[0].source}
 

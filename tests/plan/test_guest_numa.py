@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.plan.layout import PRESETS, Layout
 from homenode.plan.model import Plan
 from homenode.plan.request import GuestRequest, MemoryMode
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
 from homenode.topology import MemoryKind, PagePool
 from homenode.units import GIB, KIB, MIB
+from homenode.vm.layout import PRESETS, Layout
 from tests.figures import numbers
 from tests.guest_shapes import bdfs, placed
 from tests.small_hosts import (

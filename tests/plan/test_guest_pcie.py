@@ -5,17 +5,18 @@ from dataclasses import replace
 from time import process_time
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciLink
-from homenode.plan.guest import GuestAddress, GuestPciController
-from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
+from homenode.vm.layout import PRESETS, GuestCells
+from homenode.vm.model import GuestAddress, GuestPciController
 from tests.figures import numbers
 from tests.guest_shapes import (
     HGX_GPUS,
@@ -237,7 +238,7 @@ def test_too_many_spare_ports_are_a_usage_error() -> None:
 def test_i440fx_is_refused_by_name() -> None:
     for machine in ("pc", "pc-i440fx-7.2", None):
         request = small_request(4, layout="pin-numa-pci")
-        request = replace(request, guest=replace(request.guest, machine=machine))
+        request = replace(request, guest=structs.replace(request.guest, machine=machine))
         with pytest.raises(InputError, match="i440fx") as error:
             assemble(hgx_host(), request, placed((2, 2)))
         assert error.value.exit_code == 2 and "q35" in str(error.value)
@@ -245,7 +246,7 @@ def test_i440fx_is_refused_by_name() -> None:
 
 def test_an_architecture_without_expander_buses_is_not_sent_to_q35() -> None:
     request = small_request(4, layout="pin-numa-pci")
-    guest = replace(request.guest, architecture="ppc64le", machine="pseries")
+    guest = structs.replace(request.guest, architecture="ppc64le", machine="pseries")
     with pytest.raises(InputError, match="ppc64le") as error:
         assemble(hgx_host(), replace(request, guest=guest), placed((2, 2)))
     assert "pin-numa" in (error.value.hint or "")
@@ -253,10 +254,10 @@ def test_an_architecture_without_expander_buses_is_not_sent_to_q35() -> None:
 
 def test_arm_needs_the_virt_machine() -> None:
     request = ask(HGX_GPUS)
-    guest = replace(request.guest, architecture="aarch64", machine="virt-8.0")
+    guest = structs.replace(request.guest, architecture="aarch64", machine="virt-8.0")
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
-    guest = replace(guest, machine="sbsa-ref")
+    guest = structs.replace(guest, machine="sbsa-ref")
     with pytest.raises(InputError, match="sbsa-ref"):
         assemble(hgx_host(), replace(request, guest=guest), placed((2, 2)))
 
@@ -288,7 +289,7 @@ def test_a_document_full_of_controllers_is_unplannable_with_numbers() -> None:
     placement = placed((2, 2), devices=HGX_GPUS)
 
     def crowded(count: int) -> GuestRequest:
-        guest = replace(request.guest, controllers=(root, *bridges[:count]))
+        guest = structs.replace(request.guest, controllers=(root, *bridges[:count]))
         return replace(request, guest=guest)
 
     # 235 controllers leave 20 bus numbers, and indices up to 245 for 10 new controllers.
@@ -301,7 +302,7 @@ def test_a_document_full_of_controllers_is_unplannable_with_numbers() -> None:
 def test_an_expander_bus_of_no_cell_is_left_its_numbers() -> None:
     request = ask(HGX_GPUS)
     foreign = GuestPciController(15, "pcie-expander-bus", GuestAddress(0, 0, 9, 0), 40)
-    guest = replace(request.guest, controllers=(*request.guest.controllers, foreign))
+    guest = structs.replace(request.guest, controllers=(*request.guest.controllers, foreign))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     assert 15 not in {controller.index for controller in plan.controllers}
     windows = [range(c.bus_nr, c.bus_nr + (c.bus_count or 0)) for c in plan.controllers if c.bus_nr]
@@ -325,7 +326,7 @@ def test_bus_numbers_that_do_not_suffice_are_counted() -> None:
 def test_ports_that_libvirt_adds_for_left_out_indices_have_their_numbers_too() -> None:
     request = ask(HGX_GPUS)
     far = GuestPciController(200, "pcie-root-port", None)
-    guest = replace(request.guest, controllers=(*request.guest.controllers, far))
+    guest = structs.replace(request.guest, controllers=(*request.guest.controllers, far))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     assert min(c.bus_nr for c in plan.controllers if c.bus_nr) >= 201
 
@@ -341,7 +342,9 @@ def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:
 def test_used_slots_of_the_root_bus_are_left_alone() -> None:
     request = ask(HGX_GPUS)
     in_use = tuple(GuestAddress(0, 0, slot, 0) for slot in (0x10, 0x12))
-    guest = replace(request.guest, addresses=tuple(sorted((*request.guest.addresses, *in_use))))
+    guest = structs.replace(
+        request.guest, addresses=tuple(sorted((*request.guest.addresses, *in_use)))
+    )
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
     slots = [c.address.device for c in of_model(plan, PortModel.EXPANDER_BUS)]
     assert slots == [0x11, 0x13]

@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.guest import GuestAddress, GuestHostdev, GuestPciController
 from homenode.plan.model import PortModel, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.device_places import device_places
 from homenode.topology import Host
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController
 from tests.guest_shapes import (
     HGX_GPUS,
     HGX_NICS,
@@ -99,7 +100,7 @@ def test_a_device_added_after_foreign_ports_takes_the_next_index() -> None:
     last = max(controller.index for controller in tuned.guest.controllers)
     foreign = GuestPciController(last + 1, "pcie-root-port", GuestAddress(0, 0, 5, 0))
     tuned = replace(
-        tuned, guest=replace(tuned.guest, controllers=(*tuned.guest.controllers, foreign))
+        tuned, guest=structs.replace(tuned.guest, controllers=(*tuned.guest.controllers, foreign))
     )
     placement = placed((2, 2), devices=HGX_GPUS)
     plan = assemble(hgx_host(), tuned, placement)
@@ -120,7 +121,7 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
     hostdevs = list(request.guest.hostdevs)
     hostdevs[0] = replace(hostdevs[0], address=GuestAddress(0, 2, 0, 0))
     in_use = [c.address for c in controllers if c.address] + [GuestAddress(0, 2, 0, 0)]
-    guest = replace(
+    guest = structs.replace(
         request.guest,
         controllers=controllers,
         hostdevs=tuple(hostdevs),
@@ -143,7 +144,7 @@ def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
     port = next(c for c in tuned.guest.controllers if c.index == plan.devices[0].address.bus)  # type: ignore[union-attr]
     wrong = replace(port, address=GuestAddress(0, far.index, 30, 0))
     controllers = tuple(wrong if c.index == port.index else c for c in tuned.guest.controllers)
-    tuned = replace(tuned, guest=replace(tuned.guest, controllers=controllers))
+    tuned = replace(tuned, guest=structs.replace(tuned.guest, controllers=controllers))
     again = assemble(hgx_host(), tuned, placement)
     assert addresses(again)[HGX_GPUS[0]] != addresses(plan)[HGX_GPUS[0]]
     assert {b: a for b, a in addresses(again).items() if b != HGX_GPUS[0]} == {
@@ -316,11 +317,11 @@ def test_empty_ports_of_a_document_that_was_never_defined_are_not_safe() -> None
 def test_new_controllers_follow_the_highest_index_of_the_document() -> None:
     request = ask(HGX_GPUS[:1], defined=False)
     port = GuestPciController(7, "pcie-root-port", GuestAddress(0, 0, 2, 0))
-    guest = replace(request.guest, controllers=(GuestPciController(0, "pcie-root"), port))
+    guest = structs.replace(request.guest, controllers=(GuestPciController(0, "pcie-root"), port))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2,), devices=HGX_GPUS[:1]))
     assert [controller.index for controller in plan.controllers] == [8, 9]
     assert plan.devices[0].address == GuestAddress(0, 9, 0, 0)
-    full = replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
+    full = structs.replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
     with pytest.raises(Unplannable, match=r"255.* 256"):
         assemble(hgx_host(), replace(request, guest=full), placed((2,), devices=HGX_GPUS[:1]))
 
@@ -357,7 +358,7 @@ def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
     in_use = {c.address for c in controllers if c.address is not None}
     in_use |= {h.address for h in hostdevs if h.address is not None}
     request = ask(devices, defined=False)
-    guest = replace(
+    guest = structs.replace(
         request.guest,
         controllers=tuple(controllers),
         hostdevs=tuple(hostdevs),

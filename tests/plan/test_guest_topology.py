@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.layout import PRESETS, GuestCells, Pinning
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, GuestCells, Pinning
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 
@@ -74,7 +75,7 @@ def test_a_flat_guest_keeps_a_topology_that_is_still_true(
     stated: tuple[int, int, int, int] | None, expected: GuestTopology | None
 ) -> None:
     request = small_request(4, layout="pin")
-    request = replace(request, guest=replace(request.guest, cpu_topology=stated))
+    request = replace(request, guest=structs.replace(request.guest, cpu_topology=stated))
     assert assemble(even_host(2), request, placed((2, 2))).topology == expected
 
 
@@ -99,14 +100,14 @@ def test_a_flat_guest_of_94_vcpus_is_two_sockets_where_its_old_topology_cannot_s
     host = even_host(2, 2, 1, 24, 2)
     pins = pins_of(host, (0, 24), (1, 23), (2, 24), (3, 23))
     request = small_request(94, 94 * GIB, layout="pin")
-    request = replace(request, guest=replace(request.guest, cpu_topology=(1, 1, 94, 2)))
+    request = replace(request, guest=structs.replace(request.guest, cpu_topology=(1, 1, 94, 2)))
     placement = placed((24, 23, 24, 23), pins=pins, bound=False)
     assert assemble(host, request, placement).topology == GuestTopology(2, 1, 47, 1)
 
 
 def test_the_default_layout_touches_no_topology() -> None:
     request = small_request(4, layout="default")
-    request = replace(request, guest=replace(request.guest, cpu_topology=(1, 1, 2, 2)))
+    request = replace(request, guest=structs.replace(request.guest, cpu_topology=(1, 1, 2, 2)))
     placement = replace(placed(()), vcpu_nodes=())
     plan = assemble(even_host(2), request, placement)
     assert plan.topology is None and plan.vcpus == 4 and plan.vcpu_pins == ()
@@ -179,7 +180,7 @@ def test_topoext_is_asked_for_on_amd_when_a_topology_is_set() -> None:
 def test_topoext_waits_for_a_cpu_model_unless_siblings_need_it() -> None:
     host = even_host(2)
     request = small_request(8)
-    request = replace(request, guest=replace(request.guest, cpu_mode=None))
+    request = replace(request, guest=structs.replace(request.guest, cpu_mode=None))
     assert not assemble(host, request, placed((4, 4))).topoext
     assert assemble(host, request, placed((4, 4), threads=2)).topoext
 
@@ -226,7 +227,7 @@ def test_other_cpu_modes_never_pass_caches_through() -> None:
         ("maximum", GuestCache.PASSTHROUGH),
         (None, GuestCache.EMULATED),
     ):
-        guest = replace(request.guest, cpu_mode=mode)
+        guest = structs.replace(request.guest, cpu_mode=mode)
         assert assemble(host, replace(request, guest=guest), placement).cache is cache
 
 
@@ -267,7 +268,7 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
     pins = pins_of(host, (0, cores_per_llc), (1, 3), (2, cores_per_llc), (3, 3), siblings=True)
     each = 2 * (cores_per_llc + 3)
     request = small_request(2 * each, layout="pin-numa-smt")
-    request = replace(request, guest=replace(request.guest, cpu_mode=mode))
+    request = replace(request, guest=structs.replace(request.guest, cpu_mode=mode))
     assert assemble(host, request, placed((each, each), pins=pins, threads=2)).cache is cache
 
 
@@ -327,7 +328,7 @@ def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
 ) -> None:
     host = even_host(2, 1, 1, 4, 1, vendor="GenuineIntel")
     request = small_request(4, layout="pin")
-    guest = replace(request.guest, cpu_topology=topology, cpu_cache=stated)
+    guest = structs.replace(request.guest, cpu_topology=topology, cpu_cache=stated)
     plan = assemble(host, replace(request, guest=guest), placed((4,), pins=pins_of(host, *parts)))
     kept = is_true or stated == "disable"
     if stated == "passthrough" and not is_true:
@@ -354,7 +355,7 @@ def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
 def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
     host, placement = whole_llcs("ARM", siblings=False)
     request = small_request(16)
-    guest = replace(request.guest, architecture="aarch64", machine="virt")
+    guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
     plan = assemble(host, replace(request, guest=guest), placement)
     assert plan.topology == GuestTopology(2, 1, 8, 1)
     assert plan.cache is GuestCache.AS_IT_WAS and not plan.topoext

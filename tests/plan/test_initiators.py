@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 from lxml import etree
+from msgspec import structs
 
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.requirements import INITIATORS, required_versions
 from homenode.domain.rewrite import rewrite
 from homenode.pci import DeviceKind
@@ -18,7 +19,6 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.verify.document.as_planned import as_planned
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document, expectation_of_plan
 from tests.guest_shapes import placed
 from tests.small_hosts import small_request
@@ -46,7 +46,9 @@ NEW = host((11, 8, 0), (9, 2, 0))
 
 def request(layout: str = "pin-numa-pci") -> GuestRequest:
     asked = small_request(4, 4 * GIB, layout=layout, devices=[GPU])
-    return replace(asked, guest=replace(asked.guest, architecture="aarch64", machine="virt"))
+    return replace(
+        asked, guest=structs.replace(asked.guest, architecture="aarch64", machine="virt")
+    )
 
 
 def plan_on(machine: Host, layout: str = "pin-numa-pci") -> Plan:
@@ -77,7 +79,7 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     tuned = rewrite(DOCUMENT, plan)
     assert nodesets(tuned) == ["1-8"] and tuned.count(b"<cell ") == 9
     assert rewrite(tuned, plan) == tuned
-    facts = domain_facts(open_domain(tuned, "vm.xml"))
+    facts = vm_of(open_domain(tuned, "vm.xml"))
     assert not list(as_planned(facts, plan))
     for expected in (expectation_of_plan(plan), expectation_of_document(facts)):
         assert [cell.id for cell in expected.cells] == [0]

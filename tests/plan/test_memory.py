@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -146,11 +147,11 @@ def test_a_running_vm_planned_again_gets_back_what_it_has() -> None:
 def test_a_kept_binding_that_leaves_out_the_vcpus_nodes_is_reported() -> None:
     host = even_host(2, 1, 1, 8, 2, devices=[DeviceSpec("01:00.0", node=0)])
     request = small_request(4, layout="pin", devices=["0000:01:00.0"])
-    elsewhere = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([1])))
+    elsewhere = replace(request, guest=structs.replace(request.guest, bound_nodes=CpuSet([1])))
     (finding,) = place(host, elsewhere).findings
     assert finding.id == "memory-bound-elsewhere"
     assert 1 in numbers(finding.detail)
-    near = replace(request, guest=replace(request.guest, bound_nodes=CpuSet([0, 1])))
+    near = replace(request, guest=structs.replace(request.guest, bound_nodes=CpuSet([0, 1])))
     assert not place(host, near).findings
 
 

@@ -5,14 +5,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.description.shipped import load_shipped
 from homenode.doctor.guest.limits import limits
 from homenode.domain.document import parse_document
-from homenode.domain.read import read_guest
-from homenode.plan.guest import GuestMemoryDevice
-from homenode.plan.layout import PRESETS
+from homenode.domain.read import read_vm, vm_of
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import GuestRequest, MemoryMode
@@ -21,7 +20,8 @@ from homenode.plan.words.explain import explain
 from homenode.topology import Host
 from homenode.tuning import tune
 from homenode.units import GIB
-from homenode.verify.domain_facts import domain_facts
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import MemoryDevice
 from tests.small_hosts import NodeSpec, even_host, host_of, small_request
 
 
@@ -63,8 +63,11 @@ def document(cell_gib: int, total_gib: int, devices: str) -> bytes:
 
 def with_devices(request: GuestRequest, *devices: tuple[int, int]) -> GuestRequest:
     """The request with DIMMs of (cell, GiB)."""
-    dimms = tuple(GuestMemoryDevice(cell, gib * GIB) for cell, gib in devices)
-    return replace(request, guest=replace(request.guest, memory_devices=dimms))
+    dimms = tuple(
+        MemoryDevice(cell=cell, size_bytes=gib * GIB, plugged_bytes=gib * GIB)
+        for cell, gib in devices
+    )
+    return replace(request, guest=structs.replace(request.guest, memory_devices=dimms))
 
 
 def test_a_dimm_counts_in_pages_locked_memory_dma_and_the_summary(hgx: Host) -> None:
@@ -168,7 +171,7 @@ MASKED = memory_device(128, 0, "dimm", "<source><nodemask>1</nodemask></source>"
 def test_a_device_with_a_file_is_counted_on_no_node(hgx: Host) -> None:
     file = memory_device(128, 1, "nvdimm", "<source><path>/dev/dax0.0</path></source>")
     xml = document(128, 512, file + MASKED)
-    assert [d.follows_cell for d in read_guest(xml, "vm.xml").memory_devices] == [False, False]
+    assert [d.follows_cell for d in read_vm(xml, "vm.xml").memory_devices] == [False, False]
     plan = tune(xml, "vm.xml", PlanOptions("pin-numa"), hgx).plan
     assert sum(r.pages for r in plan.page_reservations) == 256 + 128
     assert plan.aperture is not None
@@ -210,7 +213,7 @@ def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
 
 def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:
     bare, with_dimm = (
-        limits(domain_facts(parse_document(xml, "vm.xml")), [])
+        limits(vm_of(parse_document(xml, "vm.xml")), [])
         for xml in (document(256, 512, ""), document(128, 512, memory_device(256, 1)))
     )
     assert with_dimm == bare
@@ -219,6 +222,6 @@ def test_the_doctor_counts_memory_devices_in_what_a_vm_locks_and_maps() -> None:
 
 def test_memory_of_enclaves_is_no_memory_device() -> None:
     xml = document(128, 256, memory_device(64, 0, "sgx-epc"))
-    guest = read_guest(xml, "vm.xml")
+    guest = read_vm(xml, "vm.xml")
     assert guest.memory_devices == ()
     assert guest.memory_bytes == 256 * GIB

@@ -9,7 +9,6 @@ import pytest
 
 import homenode
 from homenode.cpuset import CpuSet
-from homenode.plan.layout import PRESETS, Layout, Pinning
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, Policy
@@ -17,6 +16,7 @@ from homenode.plan.search.place import Inventory, place
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS, Layout, Pinning
 from tests.small_hosts import small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.rewrite import rewrite
-from homenode.plan.layout import PRESETS, Layout, Pinning
 from homenode.plan.model import GuestTopology, Plan
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
@@ -16,7 +15,7 @@ from homenode.plan.words.explain import explain
 from homenode.report.topology_map import topology_map
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.pins import pins_alone, pins_on_host
-from homenode.verify.domain_facts import domain_facts
+from homenode.vm.layout import PRESETS, Layout, Pinning
 from tests.figures import numbers
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
@@ -51,7 +50,7 @@ def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
     plan = floating(name)
     tuned = rewrite(DOCUMENT, plan)
     assert rewrite(tuned, plan) == tuned
-    facts = domain_facts(open_domain(tuned, "vm.xml"))
+    facts = vm_of(open_domain(tuned, "vm.xml"))
     assert facts.vcpu_pins == plan.vcpu_pins
     found = [*as_planned(facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
     assert found == []

@@ -18,12 +18,12 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS, Pinning, Siblings
 from homenode.plan.model import Unplannable
 from homenode.plan.request import Balance, GuestRequest, Policy
 from homenode.plan.search.place import place
 from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS, Pinning, Siblings
 from tests.brute_force import best_by_force, standing
 from tests.nova_planner import NovaCell, nova_cells
 from tests.small_hosts import (

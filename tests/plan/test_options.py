@@ -11,8 +11,12 @@ from homenode.errors import UsageError
 from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
-from homenode.plan.guest import Guest, GuestHostdev
-from homenode.plan.layout import (
+from homenode.plan.options import PlanOptions, layout_for, refuse_objective, request_for
+from homenode.plan.planner import plan
+from homenode.plan.request import CellRequest, EmulatorPolicy
+from homenode.sources import load_host
+from homenode.units import GIB, MIB
+from homenode.vm.layout import (
     PRESETS,
     GuestCells,
     GuestPcie,
@@ -21,29 +25,23 @@ from homenode.plan.layout import (
     Siblings,
     ThreadPolicy,
 )
-from homenode.plan.options import PlanOptions, layout_for, refuse_objective, request_for
-from homenode.plan.planner import plan
-from homenode.plan.request import CellRequest, EmulatorPolicy
-from homenode.sources import load_host
-from homenode.units import GIB, MIB
+from homenode.vm.model import GuestHostdev, Vm
 from tests.small_hosts import even_host, pinned_domain
 
 
-def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) -> Guest:
-    return Guest(
+def guest(machine: str = "q35", gpus: int = 0, page_bytes: int | None = None) -> Vm:
+    return Vm(
         name="vm",
         uuid=None,
         domain_type="kvm",
         architecture="x86_64",
         machine=machine,
         vcpus=8,
-        vcpus_online=8,
         memory_bytes=16 * GIB,
         page_bytes=page_bytes,
         iothread_ids=(),
         cpu_mode="host-passthrough",
         cpu_topology=None,
-        cell_vcpus=(),
         hostdevs=tuple(GuestHostdev(Bdf(0, 16 + i, 0, 0), None) for i in range(gpus)),
         controllers=(),
         addresses=(),

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homenode.cpuset import CpuSet
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS
 from tests.plan.test_against_brute_force import small_host, small_wish
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from homenode.plan.model import Unplannable
 from homenode.plan.rank import RankedHost, rank
 from homenode.plan.request import Balance, DocumentSiblings, GuestRequest
@@ -43,7 +45,7 @@ def test_a_host_that_needs_one_node_comes_before_one_that_needs_two() -> None:
 
 def test_whole_cores_of_two_nodes_come_before_the_siblings_of_one() -> None:
     request = small_request(8)
-    shown = replace(request.guest, cpu_topology=(1, 1, 4, 2))
+    shown = structs.replace(request.guest, cpu_topology=(1, 1, 4, 2))
     request = replace(request, guest=shown, document_siblings=DocumentSiblings.WHEN_SHORT)
     idle = even_host(2, 1, 1, 6, 2, name="idle")
     busy = even_host(2, 1, 1, 6, 2, name="busy", domains=[pinned_domain("0-4")])

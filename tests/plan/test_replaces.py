@@ -7,7 +7,6 @@ import pytest
 from homenode.domain.read import read_running_domain
 from homenode.errors import UsageError
 from homenode.plan.allocations import allocations
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
@@ -15,6 +14,7 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
 from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.layout import PRESETS
 from tests.cli.test_plan import DOCUMENT, homenode
 from tests.small_hosts import even_host, pinned_domain, small_guest
 

@@ -8,12 +8,12 @@ import pytest
 import homenode
 from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CoreKind
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS
 from tests.shared_data import needs_shared, shared
 from tests.small_hosts import small_request
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 import homenode
-from homenode.plan.layout import PRESETS, Pinning, Siblings
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.tuning import tune
+from homenode.vm.layout import PRESETS, Pinning, Siblings
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
 

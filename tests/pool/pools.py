@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from msgspec import structs
+
 from homenode.plan.model import Unplannable
 from homenode.plan.planner import plan
 from homenode.plan.stored import domain_of_plan
@@ -22,7 +24,7 @@ def shipped(name: str) -> Host:
 def with_vm(host: Host, flavour: Flavour, name: str) -> Host:
     """The host with one VM more. Raises Unplannable."""
     request = flavour.request(host)
-    request = replace(request, guest=replace(request.guest, name=name))
+    request = replace(request, guest=structs.replace(request.guest, name=name))
     return replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
 
 

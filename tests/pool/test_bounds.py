@@ -8,7 +8,6 @@ import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.layout import Pinning
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import DeviceLocality, DocumentSiblings, Policy
 from homenode.pool.bounds import Bounds
@@ -20,6 +19,7 @@ from homenode.pool.planner import Planner
 from homenode.pool.state import HostState
 from homenode.topology import Host
 from homenode.units import GIB
+from homenode.vm.layout import Pinning
 from tests.pool.pools import pool_of, shipped, with_free_memory, with_vm
 from tests.small_hosts import even_host, small_request
 

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.errors import InputError
 from homenode.host_reserve import HostReserve
@@ -234,7 +235,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
             if cells == len(host.nodes)
             else (),
         )
-        request = replace(request, guest=replace(request.guest, name=f"vm-{placed}"))
+        request = replace(request, guest=structs.replace(request.guest, name=f"vm-{placed}"))
         try:
             placement = place(host, request)
         except Unplannable:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec import structs
 
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
@@ -118,7 +119,7 @@ def _holds(host: Host, flavours: Sequence[Flavour]) -> bool:
         request = flavour.request(host)
         request = replace(
             request,
-            guest=replace(request.guest, name=f"vm-{number}"),
+            guest=structs.replace(request.guest, name=f"vm-{number}"),
             emulator_policy=EmulatorPolicy.SHARE,
         )
         try:
@@ -303,7 +304,7 @@ def test_vms_of_documents_are_tuned_for_the_hosts_that_they_are_packed_on() -> N
         requests = parse_requests(text % name, "v.toml", lambda _: document)
         found = pack(pool, requests, seconds=5)
         tuning = tuned_documents(found, pool)[name]
-        guest = read_guest(tuning.document, name)
+        guest = read_vm(tuning.document, name)
         (packed,) = found.vms
         assert (guest.name, guest.vcpus, guest.memory_bytes) == (name, 12, 64 * GIB)
         assert {one.source for one in guest.hostdevs} == {d.bdf for d in packed.plan.devices}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.cli import main
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.errors import InputError, UsageError
 from homenode.formats import line
 from homenode.pool.flavour import default_flavours
@@ -229,7 +229,7 @@ def test_a_document_goes_to_standard_output_alone(
     Path("vm.xml").write_text(DOCUMENT)
     place = ["place", "vm.xml", "--pool", "hgx-h100*2", "--gpus", "1", "--layout", "pin-numa-pci"]
     code, out = _run([*place, "-o", "-"], monkeypatch, capsys)
-    assert (code, read_guest(out.encode(), "-").vcpus) == (0, 12)
+    assert (code, read_vm(out.encode(), "-").vcpus) == (0, 12)
     assert [path.name for path in tmp_path.iterdir()] == ["vm.xml"]
     assert _run([*place, "-o", "-", "--json"], monkeypatch, capsys)[0] == 2
 
@@ -246,7 +246,7 @@ def test_vms_of_a_document_are_packed_with_names_of_their_own(
     assert _run(pack, monkeypatch, capsys)[0] == 0
     written = sorted(path.name for path in Path("packed").glob("*.xml"))
     assert written == ["vm.xml", "w-1.xml", "w-2.xml"]
-    guests = [read_guest(path.read_bytes(), path.name) for path in Path("packed").glob("*.xml")]
+    guests = [read_vm(path.read_bytes(), path.name) for path in Path("packed").glob("*.xml")]
     assert len({one.hostdevs[0].source for one in guests}) == 3
 
 

@@ -9,7 +9,6 @@ from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan, Rejection, Unplannable
 from homenode.plan.rank import rank
 from homenode.plan.words.explain import explain
@@ -17,6 +16,7 @@ from homenode.report.host_tree import host_tree
 from homenode.report.plan_text import plan_text, rejections_text
 from homenode.report.rank_text import rank_text
 from homenode.topology import HostSettings
+from homenode.vm.layout import PRESETS
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
 from tests.small_hosts import even_host, small_request
 

@@ -10,7 +10,6 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
-from homenode.plan.layout import PRESETS, MemoryBinding
 from homenode.results.lines import end_line, head_line, parse_run, run_text, sample_line
 from homenode.results.model import (
     UNKNOWN_SWITCHES,
@@ -25,6 +24,7 @@ from homenode.results.model import (
 )
 from homenode.results.store import FILE, load_runs, read_run, write_run
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS, MemoryBinding
 from tests.mutations import survives
 from tests.simulated_runs import simulated_run
 

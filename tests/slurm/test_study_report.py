@@ -39,7 +39,6 @@ from homenode.measure.bindings.evidence import (
 )
 from homenode.measure.bindings.experiments import Experiment, Mode
 from homenode.measure.bindings.folder import read_sources
-from homenode.plan.layout import PRESETS
 from homenode.report.slurm_study_page import slurm_study_page
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.model import (
@@ -54,6 +53,7 @@ from homenode.results.model import (
 from homenode.results.vantage import Vantage
 from homenode.slurm.job_allocation import node_machine
 from homenode.sources import load_host
+from homenode.vm.layout import PRESETS
 from tests import sdumont_study
 from tests.sdumont_study import write_study
 

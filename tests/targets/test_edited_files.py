@@ -12,12 +12,12 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError, ParseError
-from homenode.plan.layout import Pinning
 from homenode.plan.options import PlanOptions
 from homenode.targets import cloud_hypervisor, incus, openstack, proxmox, qemu, qm_conf, xen
 from homenode.targets.json_edit import with_members
 from homenode.targets.vm_file import kind_of, read_vm
 from homenode.units import GIB, MIB
+from homenode.vm.layout import Pinning
 from tests.targets.written import again, edited, options, written
 
 HOST = "hgx-h100"

@@ -8,8 +8,6 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import (
     Aperture,
     GuestCache,
@@ -33,6 +31,8 @@ from homenode.targets.target import (
 )
 from homenode.targets.vm_file import vm_of_options
 from homenode.units import GIB, MIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"

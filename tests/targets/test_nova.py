@@ -16,7 +16,6 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
 from homenode.targets.planned import TargetPlan, plan_for_target
@@ -24,6 +23,7 @@ from homenode.targets.target import features_of, pus_of
 from homenode.targets.vm_file import vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB
+from homenode.vm.layout import PRESETS
 from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.nova

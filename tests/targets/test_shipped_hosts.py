@@ -9,7 +9,6 @@ from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
-from homenode.plan.layout import PRESETS
 from homenode.targets.planned import plan_for_target
 from homenode.targets.target import (
     TARGETS,
@@ -22,6 +21,7 @@ from homenode.targets.target import (
 )
 from homenode.targets.vm_file import read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
+from homenode.vm.layout import PRESETS
 from tests.targets.written import again, host_named, options, rendered, written
 
 REFUSED_FOR = {

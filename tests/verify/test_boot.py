@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
@@ -26,7 +26,6 @@ from homenode.verify.boot.initramfs import initramfs
 from homenode.verify.boot.libvirt import answering
 from homenode.verify.boot.stand_in import APART
 from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_plan
 from homenode.verify.guest.view import GuestView, view_of_stand_in
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
@@ -85,9 +84,7 @@ def documents() -> dict[str, tuple[bytes, Plan]]:
 
 def boot(xml: bytes, connect: str) -> Booted:
     document = open_domain(xml, "vm.xml")
-    return boot_stand_in(
-        document, domain_facts(document), BootOptions(connect=connect, timeout_s=600)
-    )
+    return boot_stand_in(document, vm_of(document), BootOptions(connect=connect, timeout_s=600))
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +103,8 @@ def view(booted: dict[str, Future[Booted]], name: str) -> GuestView:
     outcome = booted[name].result()
     assert outcome.guest is not None, outcome.findings
     xml, plan = documents()[name]
-    facts = domain_facts(open_domain(xml, "vm.xml"))
-    expected = expectation_of_plan(plan, document=facts.guest)
+    facts = vm_of(open_domain(xml, "vm.xml"))
+    expected = expectation_of_plan(plan, document=facts)
     return view_of_stand_in(expected, outcome.stand_in, outcome.guest)
 
 
@@ -189,11 +186,11 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     monkeypatch.setattr("homenode.verify.boot.stand_in.MOST_TOGETHER", 2)
     right = tuned("pin-numa-pci")
     document = open_domain(changed(right.document, ("busNr='192'", "busNr='129'")), "vm.xml")
-    facts = domain_facts(document)
+    facts = vm_of(document)
     options = BootOptions("none", timeout_s=600, keep=tmp_path)
     outcome = boot_stand_in(document, facts, options)
     assert outcome.guest is not None, outcome.findings
-    expected = expectation_of_plan(right.plan, document=facts.guest)
+    expected = expectation_of_plan(right.plan, document=facts)
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert named(seen) == {("guest-device-missing", f"device {DEVICES[0]}")}
     assert seen.observation.vcpus == CpuSet(range(4))
@@ -243,7 +240,7 @@ def test_what_qemu_refuses_is_named_also_where_the_other_guest_never_ends(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("homenode.verify.boot.stand_in.MOST_TOGETHER", 2)
     document = open_domain(tuned("pin-numa-pci").document, "vm.xml")
-    outcome = boot_stand_in(document, domain_facts(document), BootOptions("none", timeout_s=1))
+    outcome = boot_stand_in(document, vm_of(document), BootOptions("none", timeout_s=1))
     assert outcome.guest is None
     assert [finding.id for finding in outcome.findings] == ["guest-refused"]
     assert "Bus 128 is already in use" in outcome.findings[0].observed
@@ -261,11 +258,11 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     document = open_domain(tuned("default").document, "vm.xml")
     options = BootOptions(connect="qemu:///system", timeout_s=300, libvirt_timeout_s=1)
-    outcome = boot_stand_in(document, domain_facts(document), options)
+    outcome = boot_stand_in(document, vm_of(document), options)
     assert outcome.guest is not None and outcome.how.startswith("through QEMU directly")
     (finding,) = outcome.findings
     assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
-    expected = expectation_of_plan(tuned("default").plan, document=domain_facts(document).guest)
+    expected = expectation_of_plan(tuned("default").plan, document=vm_of(document))
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1") and not named(seen)
 
@@ -277,14 +274,14 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
         pytest.skip("no libvirtd answers at qemu:///system")
     tuning = tuned("pin-numa-pci")
     document = open_domain(tuning.document, "vm.xml")
-    facts = domain_facts(document)
+    facts = vm_of(document)
     options = BootOptions(connect=uri, keep=tmp_path / "kept", timeout_s=600)
     outcome = boot_stand_in(document, facts, options)
     said = {f.id: f.observed for f in outcome.findings}
     if "libvirt-could-not-start" in said:
         pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")
     assert outcome.how.startswith("through libvirt") and outcome.guest is not None
-    expected = expectation_of_plan(tuning.plan, document=facts.guest)
+    expected = expectation_of_plan(tuning.plan, document=facts)
     assert not named(view_of_stand_in(expected, outcome.stand_in, outcome.guest))
     name = ElementTree.parse(tmp_path / "kept" / "domain.xml").findtext("name")
     listed = run(("virsh", "-q", "-c", uri, "list", "--all", "--name"), 30).stdout

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
@@ -129,7 +130,7 @@ def under_the_pins(host: Host, made: Plan, online: CpuSet) -> frozenset[CpuSet]:
 def wish(vcpus: int, layout: str = "pin-numa", online: int | None = None) -> GuestRequest:
     request = small_request(vcpus, 8 * GIB, layout=layout)
     offline = CpuSet(range(vcpus if online is None else online, vcpus))
-    guest = replace(request.guest, vcpus_online=online or vcpus, offline_vcpus=offline)
+    guest = structs.replace(request.guest, offline_vcpus=offline)
     return replace(request, guest=guest)
 
 

@@ -10,12 +10,12 @@ from homenode.cpuset import CpuSet
 from homenode.domain import requirements
 from homenode.domain.requirements import Requirement
 from homenode.findings import Finding, Findings, Severity, are_bad
-from homenode.plan.layout import PRESETS
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host, PagePool, RunningDomain
 from homenode.tuning import tune
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS
 from tests.verify_documents import (
     DEVICES,
     PLAIN,

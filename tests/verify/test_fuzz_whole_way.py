@@ -17,12 +17,11 @@ import pytest
 from homenode.apply.domain_diff import not_kept
 from homenode.domain.copy import copy_domain
 from homenode.domain.document import Document
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError, InputError
 from homenode.findings import are_bad
 from homenode.hypervisor.virsh import Virsh
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import PciGranularity
@@ -33,9 +32,9 @@ from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.libvirt import answering
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_plan
 from homenode.verify.guest.view import view_of_stand_in
+from homenode.vm.layout import PRESETS
 
 HOSTS = ("small-2n8c-2gpu", "hgx-h100", "h200-xeon8558", "x86-2p2n16c32t-isolated-pus")
 CASES = 12
@@ -129,10 +128,10 @@ def defined(case: Case, uri: str, folder: Path) -> None:
 def booted(case: Case) -> None:
     """A guest of its shape sees what was planned."""
     document = case.document
-    facts = domain_facts(document)
+    facts = vm_of(document)
     outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
     assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
-    expected = expectation_of_plan(case.tuning.plan, document=facts.guest, host=case.host)
+    expected = expectation_of_plan(case.tuning.plan, document=facts, host=case.host)
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     found = [one for one in (*outcome.findings, *seen.findings) if are_bad([one])]
     assert not found, f"seed {case.seed}: {found}"

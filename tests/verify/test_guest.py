@@ -6,13 +6,11 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
-from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
-from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.guest.expectation import (
     expectation_of_document,
     expectation_of_plan,
@@ -20,6 +18,7 @@ from homenode.verify.guest.expectation import (
 )
 from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
 from homenode.verify.guest.view import GuestView, view_of_guest
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 
@@ -168,13 +167,13 @@ def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
     unplaced = replace(
         tuning.plan, devices=tuple(replace(d, address=None) for d in tuning.plan.devices)
     )
-    facts = domain_facts(open_domain(tuning.document, "vm.xml"))
-    expected = expectation_of_plan(unplaced, document=facts.guest, host=small_host())
+    facts = vm_of(open_domain(tuning.document, "vm.xml"))
+    expected = expectation_of_plan(unplaced, document=facts, host=small_host())
     assert not view_of_guest(expected, guest_host(), small_host()).findings
 
 
 def test_a_document_alone_promises_what_it_says() -> None:
-    facts = domain_facts(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
+    facts = vm_of(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
     expected = expectation_of_document(facts)
     assert not view_of_guest(expected, guest_host(), None).findings
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
@@ -182,9 +181,9 @@ def test_a_document_alone_promises_what_it_says() -> None:
     }
 
 
-def facts_of(*pairs: tuple[str, str]) -> DomainFacts:
+def facts_of(*pairs: tuple[str, str]) -> Vm:
     xml = changed(tuned("pin-numa-pci").document, *pairs)
-    return domain_facts(open_domain(xml, "vm.xml"))
+    return vm_of(open_domain(xml, "vm.xml"))
 
 
 def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
@@ -194,7 +193,7 @@ def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
         "<vcpu id='2' enabled='yes'/><vcpu id='3' enabled='no'/></vcpus><cputune>"
     )
     facts = facts_of((">4</vcpu>", " current='2'>4</vcpu>"), ("<cputune>", states))
-    assert facts.guest.offline_vcpus == CpuSet((1, 3))
+    assert facts.offline_vcpus == CpuSet((1, 3))
     expected = expectation_of_document(facts)
     view = view_of_guest(expected, guest_host(cores=1), None, facts)
     assert not view.findings, view.findings
@@ -220,12 +219,12 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
     small = guest_host(memory="700MiB")
     current = "</memory>\n  <currentMemory unit='MiB'>1500</currentMemory>"
     facts = facts_of(("</memory>", current))
-    assert facts.guest.ballooned_bytes == (4096 - 1500) * MIB
+    assert facts.ballooned_bytes == (4096 - 1500) * MIB
     assert not view_of_guest(expectation_of_document(facts), small, None, facts).findings
 
 
 def test_an_untuned_document_expects_a_flat_guest() -> None:
-    expected = expectation_of_document(domain_facts(open_domain(PLAIN, "vm.xml")))
+    expected = expectation_of_document(vm_of(open_domain(PLAIN, "vm.xml")))
     assert [cell.vcpus for cell in expected.cells] == [CpuSet(range(4))]
     assert expected.distances is None and expected.topology is None
 

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Findings, Severity
 from homenode.units import GIB
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.live.expectation import LiveCell, live_expectation_of_document
 from homenode.verify.live.procfs import parse_vfio_interrupts
 from tests.proc_trees import MIB, ProcTree
@@ -63,15 +62,15 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target>"
         b"<alias name='dimm0'/></memory></devices></domain>"
     )
-    found = live_expectation_of_document(domain_facts(open_domain(document, "vm.xml")))
+    found = live_expectation_of_document(vm_of(open_domain(document, "vm.xml")))
     assert found.cells[1:] == (LiveCell(0, GIB, pus("1"), "strict", None, "dimm0"),)
     assert found.offline_vcpus == pus("1")
     one_by_one = document.replace(
         b"<numatune>",
         b"<vcpus><vcpu id='0' enabled='no'/><vcpu id='1' enabled='yes'/></vcpus><numatune>",
     )
-    facts = domain_facts(open_domain(one_by_one, "vm.xml"))
-    assert facts.guest.offline_vcpus == pus("0")
+    facts = vm_of(open_domain(one_by_one, "vm.xml"))
+    assert facts.offline_vcpus == pus("0")
 
 
 def test_vcpus_that_are_offline_by_the_document_are_not_missing(tree: ProcTree) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from homenode.cpuset import CpuSet
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.findings import Finding, Findings
 from homenode.process import run
 from homenode.verify.boot.libvirt import SYSTEM, answering
@@ -93,7 +93,7 @@ def test_threads_that_are_not_where_the_plan_has_them_are_named(
 ) -> None:
     """vCPUs 0 and 1 are each on the PU of the other one; 2 and 3 are offline."""
     name, (first, second, *_) = running
-    guest = read_guest(DOCUMENT.format(name=name, a=first, b=second).encode(), "vm.xml")
+    guest = read_vm(DOCUMENT.format(name=name, a=first, b=second).encode(), "vm.xml")
     pins = tuple(CpuSet([pu]) for pu in (second, first, second, first))
     plan = replace(
         hand_plan(guest, "pin"), vcpu_pins=pins, emulator_pus=CpuSet([second]), iothread_pus=()

@@ -19,8 +19,6 @@ from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import PRESETS, Siblings
 from homenode.plan.model import (
     Aperture,
     GuestCache,
@@ -36,6 +34,8 @@ from homenode.plan.request import MemoryMode, Policy
 from homenode.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.verify.document.plan_edits import NOT_IN_THE_DOCUMENT
+from homenode.vm.layout import PRESETS, Siblings
+from homenode.vm.model import GuestAddress
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
 

@@ -10,13 +10,11 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HostError
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import PRESETS
 from homenode.sources import load_host
 from homenode.targets.qemu_command import fields_of
 from homenode.units import MIB
@@ -30,9 +28,10 @@ from homenode.verify.boot.stand_in import APART, MOST_BYTES, StandIn, stand_in_o
 from homenode.verify.boot.stand_in_argv import stand_in_argv
 from homenode.verify.boot.stand_in_boot import COMMAND, kernel_command
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.guest.expectation import expectation_of_document
 from homenode.verify.guest.view import as_passed_through, not_in_stand_in
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import GuestAddress
 from tests.domain_corpus import NAMES, sample
 from tests.single_edits import users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, small_host, tuned
@@ -48,7 +47,7 @@ def document(xml: bytes) -> Document:
 
 def stand_in(xml: bytes, cpu: CpuChoice = SKYLAKE, machine: str = "q35") -> StandIn:
     opened = document(xml)
-    return stand_in_of(opened, domain_facts(opened), cpu, machine)
+    return stand_in_of(opened, vm_of(opened), cpu, machine)
 
 
 def argv(xml: bytes) -> str:
@@ -108,14 +107,14 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
     ]
     assert {finding.severity for finding in found} == {Severity.INCONCLUSIVE}
     opened = document(tuned("pin-numa-pci").document)
-    made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
+    made = stand_in_of(opened, vm_of(opened), SKYLAKE, "q35", host=small_host())
     assert not list(not_in_stand_in(made, "vm.xml"))
 
 
 def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() -> None:
     tuning = tuned("pin-numa-pci")
     made = stand_in(tuning.document)
-    expected = expectation_of_document(domain_facts(document(tuning.document)))
+    expected = expectation_of_document(vm_of(document(tuning.document)))
     guest = guest_host(nodes=(1, 0))
     bare = replace(
         guest,
@@ -154,13 +153,13 @@ def test_the_stand_ins_document_passes_schema_and_cross_check(layout: str) -> No
 @pytest.mark.parametrize("name", NAMES)
 def test_any_x86_document_has_a_stand_in(name: str) -> None:
     opened = open_domain(sample(name), name)
-    facts = domain_facts(opened)
-    if facts.guest.architecture != "x86_64":
+    facts = vm_of(opened)
+    if facts.architecture != "x86_64":
         with pytest.raises(HostError, match="expected an x86_64 guest"):
             stand_in_of(opened, facts, SKYLAKE, "q35")
         return
-    made = stand_in_of(opened, facts, SKYLAKE, "q35" if facts.guest.is_q35 else "pc")
-    hostdevs = {hostdev.source for hostdev in facts.guest.hostdevs}
+    made = stand_in_of(opened, facts, SKYLAKE, "q35" if facts.is_q35 else "pc")
+    hostdevs = {hostdev.source for hostdev in facts.hostdevs}
     assert hostdevs <= {bdf for _, bdf in made.devices}
     assert len({address for address, _ in made.devices}) == len(made.devices)
     xml = stand_in_xml(made, "n", FILES, "quiet", kvm=False).encode()
@@ -338,7 +337,7 @@ def test_settings_that_no_stand_in_has_are_listed_by_name() -> None:
         ("machine='q35'", "machine='pc-q35-42.0'"),
     )
     opened = document(xml)
-    made = stand_in_of(opened, domain_facts(opened), SKYLAKE, "q35", host=small_host())
+    made = stand_in_of(opened, vm_of(opened), SKYLAKE, "q35", host=small_host())
     assert [finding.subject for finding in not_in_stand_in(made, "vm.xml")] == [
         "machine type pc-q35-42.0, which this QEMU lacks (q35 instead)",
         "the feature hyperv",
@@ -391,7 +390,7 @@ def test_vcpus_that_are_offline_are_offline_in_the_stand_in(
 
 def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -> None:
     opened = document(users_vm("8 GPUs").document)
-    facts, host = domain_facts(opened), load_host("hgx-h100")
+    facts, host = vm_of(opened), load_host("hgx-h100")
     made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
     assert APART in made.left_out and made.needs_qemu
     vcpus, tree = made.guests
@@ -412,7 +411,7 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     named = stand_in_of(opened, facts, SKYLAKE, "q35", through_libvirt=True, kvm=False)
     assert named.guests == (named,) and not named.needs_qemu
     few = document(users_vm("2 GPUs").document)
-    made = stand_in_of(few, domain_facts(few), SKYLAKE, "q35", host=small_host(), kvm=False)
+    made = stand_in_of(few, vm_of(few), SKYLAKE, "q35", host=small_host(), kvm=False)
     assert made.guests == (made,)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from homenode.cli.apply import apply, restore_domain
 from homenode.cli.replan import replan
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL
 from tests.virsh_stand_in import StandIn
@@ -100,7 +100,7 @@ def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_g
     assert refused.value.hint is not None and "0000:81:00.0" in refused.value.hint
     assert daemon.definition() == before
     replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
-    (hostdev,) = guest_of(open_domain(daemon.definition(), "x")).hostdevs
+    (hostdev,) = vm_of(open_domain(daemon.definition(), "x")).hostdevs
     assert str(hostdev.source) == "0000:81:00.0"
     with pytest.raises(InputError):
         replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)

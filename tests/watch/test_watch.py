@@ -21,14 +21,14 @@ from homenode.description.render import render
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.expectation import Expectation, certify
 from homenode.doctor.expectation_file import parse_expectation, render_expectation
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.hypervisor.domain_state import LivePin
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
-from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.verify.live.expectation import LiveCell, LiveExpectation
 from homenode.verify.live.verification import verify_live
+from homenode.vm.model import Vm
 from homenode.watch.alert import Alert, DomainState, alerts
 from homenode.watch.domain_drift import domain_drift
 from homenode.watch.metrics import metrics
@@ -245,9 +245,9 @@ def test_vms_that_suffer_from_a_changed_topology_are_in_its_alert() -> None:
     assert (alert.id, alert.domains) == ("drift-topology", ("gpu-vm",))
 
 
-def facts(text: str) -> DomainFacts:
+def facts(text: str) -> Vm:
     document = text.removeprefix("<domains>").removesuffix("</domains>")
-    return domain_facts(open_domain(document.encode(), "vm"))
+    return vm_of(open_domain(document.encode(), "vm"))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from functools import cached_property
 
 from homenode.analyse.joint_states import joint_states
 from homenode.analyse.summary import Series, SeriesKey, series_of
-from homenode.plan.layout import PRESETS
 from homenode.results.model import Run, RunHead, Switches
 from homenode.units import format_bytes
+from homenode.vm.layout import PRESETS
 
 _Key = tuple[Switches, str | None, str | None, int | None]
 

@@ -29,10 +29,10 @@ from homenode.evidence.model import Derivation, Evidence, Publication, Published
 from homenode.findings import Finding, Severity
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
-from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, Run
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, Siblings
 
 
 def decide(

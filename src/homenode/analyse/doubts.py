@@ -5,9 +5,9 @@ from itertools import chain
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import ORDER, Doubt
-from homenode.plan.layout import GuestCells, GuestPcie, Siblings
 from homenode.results.model import Origin, RunHead
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import GuestCells, GuestPcie, Siblings
 
 _MUST_AGREE = tuple(
     """

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from homenode.plan.layout import Pinning
 from homenode.results.model import MOVING, UNSETTLED, Run, Sample
 from homenode.results.placement_states import classes_of, latency_name
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import Pinning
 
 USUAL = "usual"
 USUAL_SHARE = 2 / 3

@@ -11,9 +11,9 @@ from homenode.analyse.ranking import Position, RankedResult, Ranking, ranking_fo
 from homenode.findings import Finding
 from homenode.metrics import METRICS, primaries
 from homenode.objective import Objective
-from homenode.plan.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run, Switches
 from homenode.units import format_bytes
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
 
 class ReasonId(StrEnum):

@@ -20,7 +20,7 @@ from homenode.apply.domain_diff import (
 from homenode.apply.obstacles import Obstacle, obstacles
 from homenode.apply.store import DomainStore, Record, Step, other_daemons, saved_originals, sha256
 from homenode.domain.merge import take_out
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.connection import with_connection
@@ -447,7 +447,7 @@ def _is(store: DomainStore, name: str | None, definition: bytes) -> bool:
 
 
 def _check_identity(state: DomainState, tuned: bytes, original: bytes) -> None:
-    guest = read_guest(tuned, "the tuned document")
+    guest = read_vm(tuned, "the tuned document")
     uuid = guest.uuid.lower() if guest.uuid else None
     if guest.name != state.name or uuid != state.uuid:
         raise UsageError(

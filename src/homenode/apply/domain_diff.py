@@ -1,11 +1,12 @@
 """Kept: whether libvirt holds what it was given, as far as a placement depends on it."""
 
 from collections import Counter
-from dataclasses import replace
 
-from homenode.domain.read import open_domain
+from msgspec.structs import replace
+
+from homenode.domain.read import open_domain, vm_of
 from homenode.units import format_bytes
-from homenode.verify.domain_facts import DomainFacts, MemoryDeviceFacts, domain_facts
+from homenode.vm.model import MemoryDevice, Vm
 
 _OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothread_ids")
 _OF_THE_DOMAIN = (
@@ -23,29 +24,29 @@ def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
 
     libvirt writes addresses and defaults in, which is no change. Raises ParseError or InputError.
     """
-    wanted = domain_facts(open_domain(given, "the tuned document"))
-    found = domain_facts(open_domain(owned, "libvirt's document"))
+    wanted = vm_of(open_domain(given, "the tuned document"))
+    found = vm_of(open_domain(owned, "libvirt's document"))
     lost = [
-        f"{name}: {getattr(wanted.guest, name)} became {getattr(found.guest, name)}"
+        f"{name}: {getattr(wanted, name)} became {getattr(found, name)}"
         for name in _OF_THE_GUEST
-        if getattr(wanted.guest, name) != getattr(found.guest, name)
+        if getattr(wanted, name) != getattr(found, name)
     ]
     lost += [
         f"{name}: {getattr(wanted, name)} became {getattr(found, name)}"
         for name in _OF_THE_DOMAIN
         if getattr(wanted, name) != getattr(found, name)
     ]
-    buses = {c.index: (c.model, c.bus_nr, c.node) for c in found.guest.controllers}
+    buses = {c.index: (c.model, c.bus_nr, c.node) for c in found.controllers}
     lost += [
         f"controller {c.index}: {c.model} is gone"
-        for c in wanted.guest.controllers
+        for c in wanted.controllers
         if buses.get(c.index) != (c.model, c.bus_nr, c.node)
     ]
-    places = {hostdev.source: hostdev.address for hostdev in found.guest.hostdevs}
+    places = {hostdev.source: hostdev.address for hostdev in found.hostdevs}
     lost += [
         f"device {hostdev.source}: {hostdev.address or 'it'} became "
         f"{places.get(hostdev.source) or 'none'}"
-        for hostdev in wanted.guest.hostdevs
+        for hostdev in wanted.hostdevs
         if hostdev.source not in places
         or (hostdev.address is not None and places[hostdev.source] != hostdev.address)
     ]
@@ -54,17 +55,20 @@ def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
     return tuple(lost)
 
 
-def _memory_devices(facts: DomainFacts) -> tuple[MemoryDeviceFacts, ...]:
+def _memory_devices(facts: Vm) -> tuple[MemoryDevice, ...]:
     """Without the aliases, which libvirt gives out."""
-    return tuple(replace(device, alias=None) for device in facts.memory_devices)
+    return tuple(
+        replace(device, alias=None) for device in facts.memory_devices if device.is_host_memory
+    )
 
 
-def _stated(facts: DomainFacts) -> str:
+def _stated(facts: Vm) -> str:
     return (
         ", ".join(
             f"{format_bytes(device.size_bytes)} in cell {device.cell} on node "
-            f"{device.host_nodes or 'any'}"
+            f"{device.nodes or 'any'}"
             for device in facts.memory_devices
+            if device.is_host_memory
         )
         or "none"
     )

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from homenode.apply.store import DomainStore, LiveRecord
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.domain_state import DomainState, LivePin
 from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import read_kernel_file
-from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.live.procfs import arguments_after
+from homenode.vm.model import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ def preview_live_pins(virsh: Virsh, name: str, tuned: bytes) -> Moved:
             f"{state.name}: --live-pins: expected a running domain, found it {state.state}",
             hint="leave --live-pins out: then the definition changes",
         )
-    facts = domain_facts(open_domain(tuned, "the tuned document"))
-    running = domain_facts(open_domain(virsh.live_document(state.uuid), state.name))
+    facts = vm_of(open_domain(tuned, "the tuned document"))
+    running = vm_of(open_domain(virsh.live_document(state.uuid), state.name))
     wanted = _pins(facts)
     found = {(pin.kind, pin.number): pin for pin in virsh.live_pins(state.uuid)}
-    if running.guest.vcpus != facts.guest.vcpus:
+    if running.vcpus != facts.vcpus:
         raise UsageError(
-            f"{state.name}: expected {facts.guest.vcpus} vCPUs as in the tuned document, found "
-            f"{running.guest.vcpus} running",
+            f"{state.name}: expected {facts.vcpus} vCPUs as in the tuned document, found "
+            f"{running.vcpus} running",
             hint="shut it down and apply the document, or choose a layout that keeps the vCPUs "
             "(--keep-vcpus)",
         )
@@ -150,7 +150,7 @@ def _mark(virsh: Virsh, uuid: str) -> str | None:
     return run_mark(uuid) if is_local(virsh.connect) else None
 
 
-def _pins(facts: DomainFacts) -> tuple[LivePin, ...]:
+def _pins(facts: Vm) -> tuple[LivePin, ...]:
     vcpus = [LivePin("vcpu", i, pus) for i, pus in enumerate(facts.vcpu_pins) if pus is not None]
     emulator = facts.emulator_pus
     return (
@@ -160,10 +160,10 @@ def _pins(facts: DomainFacts) -> tuple[LivePin, ...]:
     )
 
 
-def _nodes(facts: DomainFacts) -> CpuSet:
+def _nodes(facts: Vm) -> CpuSet:
     bound = CpuSet() if facts.binding is None else facts.binding[1]
     for cell in facts.cells:
-        bound |= cell.host_nodes
+        bound |= cell.nodes
     return bound
 
 

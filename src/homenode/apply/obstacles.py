@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from homenode.domain.document import parse_document
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError
 from homenode.hypervisor.connection import with_connection
 from homenode.hypervisor.domain_state import DomainState
-from homenode.plan.guest import Guest
+from homenode.vm.model import Vm
 from homenode.wording import command_line, operands
 
 
@@ -71,7 +71,7 @@ def obstacles(
             )
         )
     if snapshots:
-        guest = guest_of(open_domain(wanted, "the document to define"))
+        guest = vm_of(open_domain(wanted, "the document to define"))
         for snapshot, document in snapshots.items():
             owned = _held_topology(document, snapshot)
             if owned is None or owned != _topology(guest):
@@ -88,7 +88,7 @@ def obstacles(
     return tuple(found)
 
 
-def _topology(guest: Guest) -> tuple[object, ...]:
+def _topology(guest: Vm) -> tuple[object, ...]:
     return (
         guest.vcpus,
         guest.cpu_topology,
@@ -108,6 +108,6 @@ def _held_topology(document: bytes, source: str) -> tuple[object, ...] | None:
             return None
         # <inactiveDomain> is a <domain> under another name.
         text = snapshot.text[inside.start : inside.end].replace(b"inactiveDomain", b"domain")
-        return _topology(guest_of(open_domain(text, source)))
+        return _topology(vm_of(open_domain(text, source)))
     except HomenodeError:
         return None  # then it is in the way

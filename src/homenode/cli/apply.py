@@ -297,7 +297,7 @@ def tuned_on(
     quiet: bool,
 ) -> "Tuning":
     from homenode.auto_layout import settled
-    from homenode.domain.read import read_guest
+    from homenode.domain.read import read_vm
     from homenode.domain.schema import refuse_new_errors
     from homenode.evidence.sources import load_evidence
     from homenode.plan.model import Unplannable
@@ -308,7 +308,7 @@ def tuned_on(
     # Where it runs already, its own pins do not count as allocated.
     others = tuple(domain for domain in machine.domains if domain.name != name)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
-    chosen = settled(read_guest(original, name), options, machine, load_evidence(results))
+    chosen = settled(read_vm(original, name), options, machine, load_evidence(results))
     try:
         tuning = tune(original, name, chosen.options, machine)
     except Unplannable as error:

@@ -272,8 +272,8 @@ def _app(typed: AppArguments) -> "AppOrder | None":
 
 
 def _switches(layout: str) -> "Switches":
-    from homenode.plan.layout import preset_named, unknown_layout
     from homenode.results.model import Switches
+    from homenode.vm.layout import preset_named, unknown_layout
 
     preset = preset_named(layout)
     if preset is None:

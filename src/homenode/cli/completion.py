@@ -13,14 +13,14 @@ _VIRSH_S = 3.0
 
 def layouts(incomplete: str) -> Candidates:
     """Layouts with what each does, and auto."""
-    from homenode.plan.layout import AUTO_SUMMARY, SUMMARIES
+    from homenode.vm.layout import AUTO_SUMMARY, SUMMARIES
 
     return [("auto", AUTO_SUMMARY), *SUMMARIES.items()]
 
 
 def layout_lists(incomplete: str) -> Candidates:
     """The last of several layouts with commas between them."""
-    from homenode.plan.layout import PRESETS
+    from homenode.vm.layout import PRESETS
 
     return _after_comma(incomplete, PRESETS)
 

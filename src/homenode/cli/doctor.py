@@ -404,14 +404,14 @@ def _fix(
     original: bytes, opened: "Document", source: str, host: "Host", output: Path, mode: int
 ) -> None:
     from homenode.auto_layout import settled
-    from homenode.domain.read import guest_of
+    from homenode.domain.read import vm_of
     from homenode.domain.restore import write_tuned
     from homenode.evidence.sources import load_evidence
-    from homenode.plan.layout import layout_text
     from homenode.plan.options import AUTO, PlanOptions
     from homenode.tuning import tune
+    from homenode.vm.layout import layout_text
 
-    options = settled(guest_of(opened), PlanOptions(AUTO), host, load_evidence(())).options
+    options = settled(vm_of(opened), PlanOptions(AUTO), host, load_evidence(())).options
     tuning = tune(original, source, options, host)
     saved = write_tuned(output, original, tuning.document, mode)
     layout = layout_text(tuning.plan.layout)

@@ -87,8 +87,8 @@ def import_results(
 
 
 def _layouts(texts: list[str]) -> "dict[str, Switches]":
-    from homenode.plan.layout import PRESETS, preset_named
     from homenode.results.model import Switches
+    from homenode.vm.layout import PRESETS, preset_named
 
     found = {}
     for text in texts:

@@ -269,13 +269,12 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
         assert wanted.plan is not None, "one of the two is given"
         plan = read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
         return tree_of_plan(plan, host), host.name
-    from homenode.domain.read import open_domain
+    from homenode.domain.read import open_domain, vm_of
     from homenode.nccl.bus_numbers import left_to_libvirt
     from homenode.nccl.guest_side import guest_side
-    from homenode.verify.domain_facts import domain_facts
 
     document = open_domain(read_input(wanted.domain, "a domain document"), str(wanted.domain))
-    facts = domain_facts(document)
+    facts = vm_of(document)
     # With a file the addresses must be the guest's own: they are what the file is matched by.
     known = has_file or left_to_libvirt(document) is None
     addresses = dict(guest_side(document, facts).bus_ids) if known else {}
@@ -283,13 +282,12 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
 
 
 def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
-    from homenode.domain.read import open_domain
+    from homenode.domain.read import open_domain, vm_of
     from homenode.nccl.assemble import assemble_topology
     from homenode.nccl.doubts import tuned_elsewhere
     from homenode.nccl.guest_side import guest_side
     from homenode.plan.stored import read_plan_for
     from homenode.sources import load_host
-    from homenode.verify.domain_facts import domain_facts
     from homenode.verify.verification import load_guest
 
     assert wanted.domain is not None, "_refuse_nonsense asks for it"
@@ -302,7 +300,7 @@ def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
         else read_plan_for(host, read_input(wanted.plan, "a saved plan"), str(wanted.plan))
     )
     guest = None if wanted.guest is None else load_guest(wanted.guest)
-    facts = domain_facts(document)
+    facts = vm_of(document)
     side = guest_side(document, facts, plan=plan, guest=guest)
     made = assemble_topology(host, side, flavour, source)
     more = [*tuned_elsewhere(facts.record, host, source)]

@@ -16,16 +16,6 @@ from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.input_files import read_input
 from homenode.objective import Objective
-from homenode.plan.layout import (
-    AUTO_SUMMARY,
-    SUMMARIES,
-    GuestCells,
-    GuestPcie,
-    MemoryBinding,
-    Pinning,
-    Siblings,
-    ThreadPolicy,
-)
 from homenode.plan.request import (
     Balance,
     CellRequest,
@@ -37,6 +27,16 @@ from homenode.plan.request import (
     Policy,
 )
 from homenode.units import parse_bytes
+from homenode.vm.layout import (
+    AUTO_SUMMARY,
+    SUMMARIES,
+    GuestCells,
+    GuestPcie,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    ThreadPolicy,
+)
 
 if TYPE_CHECKING:
     from homenode.plan.manual import ManualRanges

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from homenode.analyse.verdict import Verdict
     from homenode.domain.restore import SavedOriginal
     from homenode.evidence.model import Evidence
-    from homenode.plan.guest import Guest
     from homenode.plan.model import Plan
     from homenode.plan.request import GuestRequest
     from homenode.topology import Host
+    from homenode.vm.model import Vm
 
 
 OPTIONS = "options"
@@ -252,7 +252,7 @@ def _on_best_host(
     outputs: Outputs,
 ) -> "tuple[Host, Tuning, Verdict | None]":
     from homenode.auto_layout import settled
-    from homenode.domain.read import read_guest
+    from homenode.domain.read import read_vm
     from homenode.evidence.sources import load_evidence
     from homenode.sources import load_host
 
@@ -274,7 +274,7 @@ def _on_best_host(
             name=copy_name or DEFAULT_NAME,
         )
         copy_name = None
-    guest = read_guest(original, document)
+    guest = read_vm(original, document)
     evidence = load_evidence(sources.results)
     if len(hosts) == 1:
         (best,) = hosts
@@ -286,7 +286,7 @@ def _on_best_host(
 
 
 def best_of(
-    guest: "Guest",
+    guest: "Vm",
     options: PlanOptions,
     hosts: "Sequence[Host]",
     evidence: "Evidence",

@@ -34,9 +34,9 @@ from homenode.wording import command_line
 
 if TYPE_CHECKING:
     from homenode.evidence.model import Evidence
-    from homenode.plan.guest import Guest
     from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
     from homenode.pool.recorded import PlacementRecord
+    from homenode.vm.model import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def place(
     outputs: PlaceOutputs,
 ) -> None:
     from homenode.cli.planning import check_tuned_output
-    from homenode.domain.read import read_guest
+    from homenode.domain.read import read_vm
     from homenode.pool.place import PoolPlaces
 
     if outputs.document == STANDARD_OUTPUT and (outputs.json or outputs.count > 1):
@@ -69,7 +69,7 @@ def place(
         check_can_write(outputs.document, force=True)
         check_tuned_output(document, outputs.document)
     original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
-    guest = read_guest(original, document)
+    guest = read_vm(original, document)
     sizes = read_flavours(flavours)
     evidence = None
     if options.layout == "auto":
@@ -101,7 +101,7 @@ def place(
 
 
 def _flavour_of_shapes(
-    guest: "Guest",
+    guest: "Vm",
     options: PlanOptions,
     pool: Pool,
     evidence: "Evidence | None",

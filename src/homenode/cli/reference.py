@@ -16,8 +16,8 @@ def layouts() -> None:
       homenode layouts
       homenode plan VM.xml --layout pin-numa
     """
-    from homenode.plan.layout import PRESETS, STUDY_NAMES, SUMMARIES
     from homenode.report.terminal_text import TableOrList
+    from homenode.vm.layout import PRESETS, STUDY_NAMES, SUMMARIES
 
     say("auto: what the evidence recommends for the VM (the default)\n")
     for name, summary in SUMMARIES.items():

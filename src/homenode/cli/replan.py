@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from homenode.bdf import Bdf
-    from homenode.plan.guest import GuestHostdev
     from homenode.topology import Host
+    from homenode.vm.model import GuestHostdev
 
 
 def replan(
@@ -45,12 +45,12 @@ def replan(
     from homenode.apply.store import default_root
     from homenode.domain.hostdevs import replace_sources
     from homenode.domain.metadata import read_record
-    from homenode.domain.read import guest_of, open_domain
+    from homenode.domain.read import open_domain, vm_of
     from homenode.hypervisor.virsh import Virsh
     from homenode.plan.fingerprint import is_made_for
-    from homenode.plan.layout import PRESETS
     from homenode.plan.options import PlanOptions
     from homenode.sources import load_host
+    from homenode.vm.layout import PRESETS
     from homenode.wording import command_line
 
     check_can_ask(asked=not (yes or dry_run))
@@ -71,7 +71,7 @@ def replan(
         )
     machine = load_host(host)
     document = replace_sources(document, _replaced(device or ()))
-    _refuse_missing(guest_of(document).hostdevs, machine, state.name)
+    _refuse_missing(vm_of(document).hostdevs, machine, state.name)
     is_same = record.host is not None and is_made_for(machine, record.host)
     if not is_same and machine.nodes_assumed:
         raise HostError(

@@ -23,9 +23,9 @@ from homenode.cli.placing_options import (
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
-from homenode.plan.layout import PRESETS, Pinning, preset_named, unknown_layout
 from homenode.plan.request import PciGranularity
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 
 if TYPE_CHECKING:
     from homenode.measure.layouts.prepare import TrialRequest

@@ -11,10 +11,10 @@ from homenode.nccl.explanation import explain
 from homenode.nccl.guest_tree import GuestTree, tree_of_document, tree_of_host
 from homenode.pci import DeviceKind
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 
-def collective_findings(host: Host, facts: DomainFacts | None) -> Iterator[Finding]:
+def collective_findings(host: Host, facts: Vm | None) -> Iterator[Finding]:
     """Of several GPUs that a machine uses itself, or that a domain has."""
     tree = _tree(host, facts)
     if tree is None:
@@ -25,12 +25,12 @@ def collective_findings(host: Host, facts: DomainFacts | None) -> Iterator[Findi
             yield replace(finding, severity=Severity.INFO)
 
 
-def _tree(host: Host, facts: DomainFacts | None) -> GuestTree | None:
+def _tree(host: Host, facts: Vm | None) -> GuestTree | None:
     gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
     if facts is None:
         own = sum(gpu.driver != "vfio-pci" for gpu in gpus)
         return tree_of_host(host) if own > 1 else None
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     if sum(gpu.bdf in passed for gpu in gpus) < 2:
         return None
     return tree_of_document(facts, host, {})

@@ -86,9 +86,9 @@ def diagnose(
     from homenode.doctor.document_lines import DocumentLines
     from homenode.doctor.guest.domain import domain_checked, domain_findings
     from homenode.doctor.guest.memory import is_bound_by_numad
-    from homenode.verify.domain_facts import domain_facts
+    from homenode.domain.read import vm_of
 
-    facts = domain_facts(document)
+    facts = vm_of(document)
     found += [*domain_findings(facts, document, host), *collective_findings(host, facts)]
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]

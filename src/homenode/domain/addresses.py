@@ -13,8 +13,8 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import address_attributes, guest_address
-from homenode.plan.guest import GuestAddress
 from homenode.plan.model import Plan
+from homenode.vm.model import GuestAddress
 
 
 def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:

@@ -14,8 +14,8 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import decimal, format_set, format_size, needed, pu_set, size_bytes
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCellId, Plan, PlannedCell
+from homenode.vm.layout import GuestCells
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
@@ -39,6 +39,18 @@ def read_cells(document: Document) -> tuple[tuple[Element, CpuSet], ...]:
 def cell_bytes(document: Document, cell: Element) -> int:
     """Memory of a <cell>."""
     return size_bytes(document, cell, needed(document, cell, "memory"), cell.get("unit"))
+
+
+def read_distances(document: Document, cell: Element) -> tuple[int, ...]:
+    """Distances of a <cell> to every cell, by its id; () where it gives none."""
+    distances = cell.child("distances")
+    stated = {
+        decimal(document, e, needed(document, e, "id"), "a cell id"): decimal(
+            document, e, needed(document, e, "value"), "a distance"
+        )
+        for e in (() if distances is None else distances.all("sibling"))
+    }
+    return tuple(stated[i] for i in sorted(stated))
 
 
 def edit_cells(document: Document, plan: Plan) -> Document:

@@ -15,8 +15,8 @@ from homenode.domain.edits import (
 )
 from homenode.domain.fields import any_base, decimal, guest_address
 from homenode.errors import InputError
-from homenode.plan.guest import GuestPciController
 from homenode.plan.model import Plan, PlannedController, PortModel
+from homenode.vm.model import GuestPciController
 
 _QEMU_DEVICE = {
     PortModel.EXPANDER_BUS: "pxb-pcie",

@@ -13,8 +13,8 @@ from homenode.domain.edits import (
 from homenode.domain.fields import decimal
 from homenode.domain.vcpu import MAX_VCPUS
 from homenode.errors import InputError, ParseError
-from homenode.plan.layout import Siblings
 from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.vm.layout import Siblings
 
 
 def read_topology(document: Document, topology: Element) -> tuple[int, int, int, int]:

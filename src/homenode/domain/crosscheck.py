@@ -21,7 +21,7 @@ from homenode.domain.fields import any_base, decimal, pu_set
 from homenode.domain.memory import memory_device_bytes, read_memory
 from homenode.domain.numatune import read_memnodes
 from homenode.domain.vcpu import read_vcpus
-from homenode.plan.guest import GuestPciController
+from homenode.vm.model import GuestPciController
 
 
 @dataclass(frozen=True, slots=True, order=True)

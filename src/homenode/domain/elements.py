@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class MappedElement:
     """An element with what is below it.
 
-    path: below <domain>. field: of Guest, else of RunningDomain; None = it is only written.
+    path: below <domain>. field: of Vm, else of RunningDomain; None = it is only written.
     steps: of rewrite.STEPS, what writes it; none = it is only read. once: a second one is refused.
     """
 
@@ -33,7 +33,7 @@ ELEMENTS: tuple[MappedElement, ...] = (
     _once("name", "name"),
     _once("uuid", "uuid"),
     _once("metadata"),
-    _any("metadata/layout", None, "edit_metadata"),
+    _any("metadata/layout", "record", "edit_metadata"),
     _once("memory", "memory_bytes", "edit_memory"),
     _once("currentMemory", "ballooned_bytes", "edit_memory"),
     _once("maxMemory", "max_memory_bytes", "edit_memory"),
@@ -47,19 +47,20 @@ ELEMENTS: tuple[MappedElement, ...] = (
     _once("cputune"),
     _any("cputune/vcpupin", "vcpu_pins", "edit_cputune"),
     _any("cputune/emulatorpin", "emulator_pus", "edit_cputune"),
-    _any("cputune/iothreadpin", "iothread_pus", "edit_cputune"),
+    _any("cputune/iothreadpin", "iothread_pins", "edit_cputune"),
     _any("cputune/vcpusched", None, "edit_cputune"),
     _any("cputune/cachetune", None, "edit_cputune"),
     _any("cputune/memorytune", None, "edit_cputune"),
+    _any("memtune/hard_limit", "hard_limit_bytes"),
     _once("numatune"),
-    _once("numatune/memory", "bound_nodes", "edit_numatune"),
-    _any("numatune/memnode", "memory_by_node", "edit_numatune"),
+    _once("numatune/memory", "binding", "edit_numatune"),
+    _any("numatune/memnode", "bound_nodes", "edit_numatune"),
     _once("os"),
     _once("os/type", "machine"),
     _once("os/nvram"),
     _any("os/loader", "firmware"),
     _once("features"),
-    _any("features/acpi", None, "edit_acpi"),
+    _any("features/acpi", "has_acpi", "edit_acpi"),
     _any("features/ioapic", None, "edit_iommu"),
     _once("cpu", "cpu_mode"),
     _any("cpu/model", "cpu_model"),
@@ -68,7 +69,7 @@ ELEMENTS: tuple[MappedElement, ...] = (
     _once("cpu/cache", "cpu_cache", "edit_cpu"),
     _once("cpu/maxphysaddr", "physical_address_bits", "edit_cpu"),
     _once("cpu/numa"),
-    _any("cpu/numa/cell", "cell_vcpus", "edit_cells"),
+    _any("cpu/numa/cell", "cells", "edit_cells"),
     _any("cpu/numa/interconnects", None, "edit_cells"),
     _once("devices"),
     _any("devices/emulator", "architecture"),

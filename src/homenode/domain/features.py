@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from homenode.domain.document import DOMAIN_ORDER, FEATURES_ORDER, Document
 from homenode.domain.edits import New, apply, insert_in_order, set_attributes
-from homenode.domain.read import guest_of
-from homenode.plan.layout import GuestCells
+from homenode.domain.read import vm_of
 from homenode.plan.model import Plan, PortModel
+from homenode.vm.layout import GuestCells
 
 
 def has_acpi(document: Document) -> bool:
@@ -32,7 +32,7 @@ def edit_acpi(document: Document, plan: Plan) -> Document:
     """<acpi/> where the plan needs it. Not on aarch64, where libvirt takes it with UEFI alone."""
     if has_acpi(document) or not needs_acpi(plan):
         return document
-    if guest_of(document).architecture != "x86_64":
+    if vm_of(document).architecture != "x86_64":
         return document
     return with_feature(document, "acpi", {})
 

@@ -7,8 +7,8 @@ from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Document, Element
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import GuestAddress
 from homenode.units import GIB, KIB, MIB, bytes_of
+from homenode.vm.model import GuestAddress
 
 _DECIMAL = re.compile(r"\s*\+?(\d{1,19})\s*\Z", re.ASCII)
 _ANY_BASE = re.compile(r"\s*(0[xX][0-9a-fA-F]{1,8}|0[0-7]{1,10}|0|[1-9]\d{0,9})\s*\Z", re.ASCII)

@@ -5,7 +5,7 @@ from homenode.domain.controllers import read_controllers
 from homenode.domain.document import Document, Element
 from homenode.domain.features import has_acpi, needs_acpi
 from homenode.domain.launch_security import launch_findings
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.plan.model import Plan, PlanFinding, PortModel
 
 _PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
@@ -19,7 +19,7 @@ def document_findings(
     document = open_domain(before, source)
     after = open_domain(tuned, source)
     return (
-        *launch_findings(guest_of(document), plan),
+        *launch_findings(vm_of(document), plan),
         *_ports_that_libvirt_fills(after, plan),
         *_taint(document, after),
         *_acpi(document, after, plan),

@@ -19,8 +19,8 @@ from homenode.domain.edits import (
 from homenode.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.guest import GuestHostdev, GuestMediated
 from homenode.plan.model import Plan, PlannedDevice
+from homenode.vm.model import GuestHostdev, GuestMediated
 
 
 def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:

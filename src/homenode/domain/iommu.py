@@ -20,10 +20,10 @@ from homenode.domain.edits import (
 )
 from homenode.domain.features import with_feature
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding, PortModel
 from homenode.tools.versions import Version
 from homenode.topology import Host
+from homenode.vm.model import Vm
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
@@ -33,7 +33,7 @@ MOST_VCPUS_WITHOUT = 255
 """libvirt: "more than 255 vCPUs require extended interrupt mode enabled on the iommu device"."""
 
 
-def smmu_buses(guest: Guest, plan: Plan, host: Host) -> tuple[int, ...]:
+def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
     nothing but passed-through devices of one root complex of the host, so of one SMMU."""
     bus_of = {c.index: c.address.bus for c in plan.controllers}
@@ -104,7 +104,7 @@ def _without_buses(document: Document) -> Document:
 
 
 def smmu_left_out(
-    guest: Guest,
+    guest: Vm,
     plan: Plan,
     buses: tuple[int, ...],
     libvirt: Version | None,

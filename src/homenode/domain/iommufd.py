@@ -11,9 +11,9 @@ Source: libvirt 12.1 and 12.2, DomainIOMMUFD of libvirtxml 1.12002; QEMU 8.2 (-o
 from homenode.domain.document import DOMAIN_ORDER, Document
 from homenode.domain.edits import Edit, New, append, apply, insert_in_order, set_attribute
 from homenode.domain.hostdevs import hostdev_elements
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
 from homenode.tools.versions import Version
+from homenode.vm.model import Vm
 
 LIBVIRT_WITH_IOMMUFD: Version = (12, 1, 0)
 LIBVIRT_WITH_IOMMUFD_OF_VM: Version = (12, 2, 0)
@@ -21,7 +21,7 @@ QEMU_WITH_IOMMUFD: Version = (8, 2, 0)
 _NEED_IT = frozenset({"sev-snp", "tdx"})
 
 
-def needs_iommufd(guest: Guest, plan: Plan) -> bool:
+def needs_iommufd(guest: Vm, plan: Plan) -> bool:
     return guest.launch_security in _NEED_IT and bool(plan.devices)
 
 
@@ -64,7 +64,7 @@ def has_iommufd(document: Document) -> bool:
     return bool(said) and all(word == "yes" for word in said)
 
 
-def iommufd_missing(guest: Guest, libvirt: Version | None, qemu: Version | None) -> PlanFinding:
+def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) -> PlanFinding:
     """What was left out, and from which versions it works."""
     found = " and ".join(
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"

@@ -11,7 +11,7 @@ from homenode.domain.cells import cell_elements
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import size_bytes
 from homenode.domain.hostdevs import hostdev_elements, read_hostdevs
-from homenode.domain.read import guest_of
+from homenode.domain.read import vm_of
 from homenode.plan.model import KeptSettings
 
 _SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
@@ -28,7 +28,7 @@ _VFIO = (None, "vfio")
 
 def read_kept(document: Document) -> KeptSettings:
     """Those of a document. Raises ParseError or InputError."""
-    guest = guest_of(document)
+    guest = vm_of(document)
     return KeptSettings(
         guest.domain_type,
         guest.machine,

@@ -5,14 +5,14 @@ amd-memory-encryption.rst and tdx.rst; AMD 56860 (SEV-SNP firmware ABI), launch 
 """
 
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
-from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan, PlanFinding
+from homenode.vm.layout import MemoryBinding
+from homenode.vm.model import Vm
 
 _MEASURED = frozenset({"sev-es", "sev-snp", "tdx"})
 
 
-def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
+def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
     """Raises InputError where the plan asks of an encrypted guest what would break or be untrue."""
     kind = guest.launch_security
     if kind is None:
@@ -43,7 +43,7 @@ def refuse_unsafe(guest: Guest, plan: Plan, source: str) -> None:
         )
 
 
-def launch_findings(guest: Guest, plan: Plan) -> tuple[PlanFinding, ...]:
+def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
     """What whoever attests the guest must know of a plan that works."""
     kind = guest.launch_security
     if kind is None:

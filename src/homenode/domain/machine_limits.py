@@ -7,8 +7,8 @@ machine type's name. A vendor's own machine types ("pc-q35-rhel9.4.0") have limi
 import re
 
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
 from homenode.plan.model import PlanFinding
+from homenode.vm.model import Vm
 
 _SINCE: dict[str, tuple[tuple[tuple[int, int], int], ...]] = {
     "pc-q35": (((9, 0), 4096), ((8, 1), 1024), ((2, 8), 288), ((0, 0), 255)),
@@ -45,7 +45,7 @@ def most_vcpus(machine: str | None, qemu: tuple[int, int, int] | None) -> int | 
 
 
 def check_vcpus(
-    guest: Guest, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
+    guest: Vm, vcpus: int, qemu: tuple[int, int, int] | None, source: str = "domain"
 ) -> tuple[PlanFinding, ...]:
     """A finding where so many vCPUs may be too many for the machine type and its limit is unknown.
 

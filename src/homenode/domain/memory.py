@@ -5,14 +5,15 @@ from homenode.domain.cells import cell_bytes, cell_elements
 from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import Edit, New, apply, insert_in_order, set_attribute, set_text
 from homenode.domain.fields import decimal, format_size, size_bytes
-from homenode.domain.memory_backing import read_page_bytes
+from homenode.domain.memory_backing import page_bytes_of_cell, read_page_bytes
+from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.errors import InputError
-from homenode.plan.guest import Guest, GuestMemoryDevice
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.request import MemoryMode
 from homenode.tools.versions import Version
 from homenode.units import bytes_of
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import MemoryDevice, Vm
 
 LIBVIRT_WITH_STRICT_MASK: Version = (12, 0, 0)
 
@@ -54,19 +55,40 @@ def memory_device_bytes(document: Document) -> int:
     return sum(device.size_bytes for device in read_memory_devices(document))
 
 
-def read_memory_devices(document: Document) -> tuple[GuestMemoryDevice, ...]:
+def read_memory_devices(document: Document) -> tuple[MemoryDevice, ...]:
     """The memory devices that <memory> counts in, so without enclaves'. Raises ParseError."""
-    found: list[GuestMemoryDevice] = []
+    found: list[MemoryDevice] = []
+    memnodes = read_memnodes(document)
+    unbound: tuple[str | None, CpuSet] = (None, CpuSet())
+    binding = read_binding(document) or unbound
     for device in memory_devices(document):
         size = device.at("target", "size")
         if size is None or device.get("model") == "sgx-epc":
             continue
         node = device.at("target", "node")
         cell = 0 if node is None else decimal(document, node, node.text, "a cell")
-        owned = size_bytes(document, size, size.text, size.get("unit"))
-        has_mask = device.at("source", "nodemask") is not None
+        requested = device.at("target", "requested")
+        plugged = size if requested is None else requested
         follows = _follows_cell(document, device)
-        found.append(GuestMemoryDevice(cell, owned, follows and not has_mask, follows and has_mask))
+        alias = device.child("alias")
+        mode, nodes = memnodes.get(cell) or binding
+        mask, page = device.at("source", "nodemask"), device.at("source", "pagesize")
+        found.append(
+            MemoryDevice(
+                model=device.get("model") or "",
+                alias=None if alias is None else alias.get("name"),
+                cell=cell,
+                size_bytes=size_bytes(document, size, size.text, size.get("unit")),
+                plugged_bytes=size_bytes(document, plugged, plugged.text, plugged.get("unit")),
+                follows_cell=follows and mask is None,
+                has_nodemask=follows and mask is not None,
+                mode=mode,
+                nodes=nodes if mask is None else CpuSet.parse(mask.text.strip(), document.source),
+                page_bytes=page_bytes_of_cell(document, cell)
+                if page is None
+                else size_bytes(document, page, page.text, page.get("unit")),
+            )
+        )
     return tuple(found)
 
 
@@ -129,7 +151,7 @@ def edit_memory_devices(document: Document, plan: Plan) -> Document:
     return apply(document, edits)
 
 
-def nodemask_not_strict(guest: Guest, plan: Plan, libvirt: Version | None) -> PlanFinding | None:
+def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> PlanFinding | None:
     """What a node mask of memory devices does not give before libvirt 12.0, which took the mode of
     the cell with it. Source: NEWS of libvirt 12.0; qemuBuildMemoryBackendProps of libvirt 11.3."""
     masked = [device for device in guest.memory_devices if device.has_nodemask]

@@ -28,6 +28,20 @@ def read_page_bytes(document: Document) -> int | None:
     return max((page_bytes(document, page) for page in pages.all("page")), default=0)
 
 
+def page_bytes_of_cell(document: Document, cell: int) -> int | None:
+    """The page size of a cell: that whose nodeset names it, else that without a nodeset."""
+    hugepages = document.root.at("memoryBacking", "hugepages")
+    pages = () if hugepages is None else hugepages.all("page")
+    if not pages:
+        return None if hugepages is None else 0
+    for page in pages:
+        named = pu_set(document, page, "nodeset")
+        if named is not None and cell in named:
+            return page_bytes(document, page)
+    general = next((page for page in pages if page.get("nodeset") is None), None)
+    return None if general is None else page_bytes(document, general)
+
+
 def page_bytes(document: Document, page: Element) -> int:
     """The size of a <page>."""
     return size_bytes(document, page, needed(document, page, "size"), page.get("unit"))

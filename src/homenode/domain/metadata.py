@@ -3,8 +3,6 @@
 It shows a later run which numatune is homenode's own, and a reader where the pins come from.
 """
 
-from dataclasses import dataclass
-
 from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     New,
@@ -16,7 +14,8 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.objective import Objective
-from homenode.plan.layout import (
+from homenode.plan.model import Plan
+from homenode.vm.layout import (
     GuestCells,
     GuestPcie,
     Layout,
@@ -24,20 +23,10 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
-from homenode.plan.model import Plan
+from homenode.vm.model import LayoutRecord
 
 NAMESPACE = "urn:homenode:layout:1"
 _RECORD = f"{{{NAMESPACE}}}layout"
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutRecord:
-    """What the record says. host: start of the fingerprint of the host that it was planned for.
-    objective: what the evidence chose the layout for; None: the user named it."""
-
-    layout: Layout
-    host: str | None
-    objective: Objective | None = None
 
 
 def read_record(document: Document) -> LayoutRecord | None:
@@ -57,7 +46,7 @@ def read_record(document: Document) -> LayoutRecord | None:
     except ValueError:
         return None
     objective = next((one for one in Objective if one == element.get("objective")), None)
-    return LayoutRecord(layout, element.get("host"), objective)
+    return LayoutRecord(layout=layout, host=element.get("host"), objective=objective)
 
 
 def edit_metadata(document: Document, plan: Plan) -> Document:

@@ -18,8 +18,8 @@ from homenode.domain.edits import (
 )
 from homenode.domain.fields import decimal, format_set, needed, pu_set
 from homenode.domain.metadata import read_record
-from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan
+from homenode.vm.layout import MemoryBinding
 
 
 def edit_numatune(document: Document, plan: Plan) -> Document:

@@ -1,10 +1,10 @@
-"""Read: what a domain document says, in the planner's words."""
+"""Read: the VM of a domain document."""
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.addresses import read_addresses
 from homenode.domain.aperture import read_hole
-from homenode.domain.cells import cell_bytes, cell_elements, read_cells
+from homenode.domain.cells import cell_bytes, cell_elements, read_cells, read_distances
 from homenode.domain.controllers import read_controllers
 from homenode.domain.cpu import read_topoext, read_topology
 from homenode.domain.cputune import iothread_ids, read_pins
@@ -19,13 +19,14 @@ from homenode.domain.memory import (
     read_memory,
     read_memory_devices,
 )
-from homenode.domain.memory_backing import read_page_bytes
+from homenode.domain.memory_backing import page_bytes_of_cell, read_page_bytes
+from homenode.domain.metadata import read_record
 from homenode.domain.numatune import read_binding, read_bound_nodes, read_memnodes
 from homenode.domain.vcpu import read_offline_vcpus, read_vcpus
 from homenode.errors import InputError, ParseError
 from homenode.indices import NodeIndex
-from homenode.plan.guest import Guest
 from homenode.topology import RunningDomain
+from homenode.vm.model import Vm, VmCell
 
 _OTHER_HYPERVISORS = {
     "xen": "Xen",
@@ -49,14 +50,14 @@ _OTHER_HYPERVISORS = {
 """Domain types of libvirt's other drivers. Source: conf/domain_conf.c and formatdomain.html."""
 
 
-def read_guest(xml: bytes, source: str) -> Guest:
-    """The guest of a domain document in any spelling that libvirt takes.
+def read_vm(xml: bytes, source: str) -> Vm:
+    """The VM of a domain document in any spelling that libvirt takes.
 
     Where the document leaves the architecture out it is that of the emulator or of the machine
     type, else x86_64. memory_bytes is without the DIMMs that are plugged at boot.
     Raises ParseError or InputError; each names the place, what was expected and what was found.
     """
-    return guest_of(open_domain(xml, source))
+    return vm_of(open_domain(xml, source))
 
 
 def open_domain(xml: bytes, source: str) -> Document:
@@ -95,11 +96,14 @@ def open_domain(xml: bytes, source: str) -> Document:
     return document
 
 
-def guest_of(document: Document) -> Guest:
-    """The guest of a domain document that is open already. Raises as read_guest."""
+def vm_of(document: Document) -> Vm:
+    """The VM of a domain document that is open already. Raises as read_vm."""
     root = document.root
-    vcpus, online = read_vcpus(document)
-    offline = read_offline_vcpus(document)
+    vcpus, _ = read_vcpus(document)
+    pins = read_pins(document)
+    vcpu = root.child("vcpu")
+    everywhere = None if vcpu is None else pu_set(document, vcpu, "cpuset")
+    limit = root.at("memtune", "hard_limit")
     dimm_bytes = memory_device_bytes(document)
     stated = read_memory(document)
     memory = stated - dimm_bytes
@@ -117,26 +121,30 @@ def guest_of(document: Document) -> Guest:
     max_memory = root.child("maxMemory")
     address_bits = root.at("cpu", "maxphysaddr")
     bits = address_bits.get("bits") if address_bits is not None else None
-    cells = read_cells(document)
     cpu = root.child("cpu")
     cache = root.at("cpu", "cache")
     security = root.child("launchSecurity")
     iommu = root.at("devices", "iommu")
     access = root.at("memoryBacking", "access")
-    return Guest(
+    return Vm(
         name=read_name(document),
+        source=document.source,
         uuid=_stripped(root.child("uuid")),
         domain_type=needed(document, root, "type"),
         architecture=_architecture(root, machine_type, machine),
         machine=machine,
         vcpus=vcpus,
-        vcpus_online=online,
+        vcpu_pins=tuple(pins.get(("vcpupin", i), everywhere) for i in range(vcpus)),
+        emulator_pus=pins.get(("emulatorpin", 0), everywhere),
         memory_bytes=memory,
         page_bytes=read_page_bytes(document),
         iothread_ids=tuple(iothread_ids(document)),
+        iothread_pins=tuple(
+            sorted((number, pus) for (name, number), pus in pins.items() if name == "iothreadpin")
+        ),
         cpu_mode=_cpu_mode(cpu),
         cpu_topology=None if topology is None else read_topology(document, topology),
-        cell_vcpus=tuple(vcpus_of_cell for _, vcpus_of_cell in cells),
+        cells=_cells(document),
         hostdevs=read_hostdevs(document),
         controllers=read_controllers(document),
         addresses=read_addresses(document),
@@ -155,15 +163,42 @@ def guest_of(document: Document) -> Guest:
         has_qemu_commandline=any(e.name.endswith("}commandline") for e in root.children),
         memory_access_shared=(access is not None and access.get("mode") == "shared")
         or any(e.get("memAccess") == "shared" for e in cell_elements(document)),
+        hard_limit_bytes=None
+        if limit is None
+        else size_bytes(document, limit, limit.text, limit.get("unit")),
+        binding=read_binding(document),
         bound_nodes=read_bound_nodes(document),
         memory_devices=read_memory_devices(document),
         mediated=read_mediated(document),
         cpu_model=None if cpu is None else _stripped(cpu.child("model")),
         cpu_cache=None if cache is None else cache.get("mode"),
         topoext=read_topoext(document),
-        offline_vcpus=offline,
+        offline_vcpus=read_offline_vcpus(document),
+        has_acpi=root.at("features", "acpi") is not None,
+        record=read_record(document),
         ballooned_bytes=max(0, memory + dimm_bytes - read_current_memory(document)),
     )
+
+
+def _cells(document: Document) -> tuple[VmCell, ...]:
+    memnodes = read_memnodes(document)
+    unbound: tuple[str | None, CpuSet] = (None, CpuSet())
+    binding = read_binding(document) or unbound
+    cells = []
+    for i, (element, vcpus) in enumerate(read_cells(document)):
+        mode, nodes = memnodes.get(i) or binding
+        cells.append(
+            VmCell(
+                id=i,
+                vcpus=vcpus,
+                memory_bytes=cell_bytes(document, element),
+                nodes=nodes,
+                mode=mode,
+                page_bytes=page_bytes_of_cell(document, i),
+                distances=read_distances(document, element),
+            )
+        )
+    return tuple(cells)
 
 
 def read_name(document: Document) -> str:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from homenode.domain.iommu import LIBVIRT_WITH_ACCEL, MOST_VCPUS_WITHOUT, QEMU_WITH_ACCEL
 from homenode.errors import HostError
-from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestCache, Plan, PortModel
 from homenode.tools.versions import Version
+from homenode.vm.layout import GuestCells, MemoryBinding
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from homenode.domain.memory import edit_memory, edit_memory_devices
 from homenode.domain.memory_backing import edit_memory_backing
 from homenode.domain.metadata import edit_metadata
 from homenode.domain.numatune import edit_numatune
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.vcpu import edit_vcpus
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PortModel
+from homenode.vm.model import Vm
 
 STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
     edit_vcpus,
@@ -73,7 +73,7 @@ def rewrite_by(
 ) -> bytes:
     """As rewrite, with some of STEPS, in order."""
     document = open_domain(xml, source)
-    guest = guest_of(document)
+    guest = vm_of(document)
     _refuse_other_plans(guest, plan, source)
     refuse_unsafe(guest, plan, source)
     before = set(crosscheck(document))
@@ -93,7 +93,7 @@ def rewrite_by(
     return document.to_bytes()
 
 
-def _refuse_other_plans(guest: Guest, plan: Plan, source: str) -> None:
+def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
     """What no document can take, and PCIe layouts where the machine has no expander bus."""
     if plan.vcpu_pins and len(plan.vcpu_pins) != plan.vcpus:
         raise InputError(

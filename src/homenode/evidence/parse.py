@@ -25,7 +25,9 @@ from homenode.evidence.model import (
     System,
 )
 from homenode.metrics import METRICS
-from homenode.plan.layout import (
+from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
+from homenode.toml_text import decode_toml
+from homenode.vm.layout import (
     PRESETS,
     GuestCells,
     GuestPcie,
@@ -33,8 +35,6 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
-from homenode.results.model import Origin, Run, RunHead, Sample, Statistic, Switches
-from homenode.toml_text import decode_toml
 
 FORMAT = 4
 

@@ -9,6 +9,8 @@ as well as a plugin's MutateDomain.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.pci_nodes import Locality
@@ -16,7 +18,7 @@ from homenode.domain.cells import edit_cells
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.domain.numatune import read_memnodes
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError
 from homenode.gap import Gap
@@ -24,8 +26,6 @@ from homenode.indices import NodeIndex
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
 from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.guest import Guest, GuestAddress, GuestHostdev, GuestPciController
-from homenode.plan.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.initiators import is_grace, with_initiator_cells
@@ -33,6 +33,8 @@ from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
+from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm
 
 LAYOUT = Layout(
     "kubevirt",
@@ -74,7 +76,7 @@ def place_devices(
     /sys does not give of a device, Unplannable where bus numbers run out.
     """
     document = open_domain(xml, source)
-    guest = guest_of(document)
+    guest = vm_of(document)
     if not guest.hostdevs:
         return Placed(xml, ("no passed-through PCI function: nothing to do",))
     if _is_grace_done(document, len(guest.cell_vcpus)):
@@ -162,8 +164,8 @@ def place_devices(
 
 
 def _with_lost_targets(
-    guest: Guest, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
-) -> tuple[Guest, frozenset[int]]:
+    guest: Vm, by_bdf: Mapping[Bdf, PciDevice], cell_of_node: Mapping[NodeIndex, int]
+) -> tuple[Vm, frozenset[int]]:
     """The guest with a cell on each expander bus that has lost it, and the indices of those.
 
     KubeVirt defines a VM again with the devices that libvirt printed, as its own types hold them.
@@ -199,7 +201,7 @@ def _with_lost_targets(
         else controller
         for controller in guest.controllers
     )
-    return replace(guest, controllers=regained), frozenset(cell_of)
+    return structs.replace(guest, controllers=regained), frozenset(cell_of)
 
 
 def _has_lost_target(controller: GuestPciController) -> bool:
@@ -241,7 +243,7 @@ def _is_grace_done(document: Document, cells: int) -> bool:
 
 
 def _stays(
-    guest: Guest, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
+    guest: Vm, hostdev: GuestHostdev, asked_for: frozenset[Place], regained: frozenset[int]
 ) -> bool:
     """Someone chose this place: the user by name, or whoever plugged it in elsewhere than behind
     a root port of pcie.0, where libvirt puts what no one places. regained: expander buses that the
@@ -256,7 +258,7 @@ def _stays(
 
 
 def _lacks_initiators(
-    guest: Guest, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
+    guest: Vm, device: PciDevice, hostdev: GuestHostdev, nodes: CellNodes
 ) -> bool:
     """A Grace GPU on its cell. None has cells of initiators yet: _is_grace_done has looked."""
     if hostdev.address is None or device.node is None or not is_grace(device):
@@ -264,7 +266,7 @@ def _lacks_initiators(
     return _cell_stated(guest, hostdev.address) == nodes.cell_of_node.get(device.node)
 
 
-def _cell_stated(guest: Guest, at: GuestAddress | None) -> int | None:
+def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
     """The cell of the expander bus above an address; -1 for one that names none."""
     expander = None if at is None else _expander_above(guest, at)
     if expander is None:
@@ -272,13 +274,13 @@ def _cell_stated(guest: Guest, at: GuestAddress | None) -> int | None:
     return -1 if expander.node is None else expander.node
 
 
-def _expander_above(guest: Guest, at: GuestAddress) -> GuestPciController | None:
+def _expander_above(guest: Vm, at: GuestAddress) -> GuestPciController | None:
     controllers = {controller.index: controller for controller in guest.controllers}
     return expander_above(controllers, at.bus)
 
 
 def _note_of_staying(
-    guest: Guest, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
+    guest: Vm, hostdev: GuestHostdev, device: PciDevice, nodes: CellNodes
 ) -> str | None:
     assert hostdev.address is not None, "only a device with an address stays"
     stated = _cell_stated(guest, hostdev.address)
@@ -314,7 +316,7 @@ def _unplaceable(device: PciDevice, nodes: CellNodes) -> str | None:
     return None
 
 
-def _refuse_machine(guest: Guest, source: str) -> None:
+def _refuse_machine(guest: Vm, source: str) -> None:
     if (guest.architecture == "x86_64" and guest.is_q35) or (
         guest.architecture == "aarch64" and guest.is_virt
     ):
@@ -328,7 +330,7 @@ def _refuse_machine(guest: Guest, source: str) -> None:
 
 
 def _plan(
-    guest: Guest,
+    guest: Vm,
     host: Host,
     cells: tuple[PlannedCell, ...],
     by_bdf: Mapping[Bdf, PciDevice],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import UsageError
 from homenode.findings import Finding, are_bad
 from homenode.gap import Gap
@@ -22,7 +22,6 @@ from homenode.measure.record import RunRecord
 from homenode.measure.suite import suite_for
 from homenode.pci import DeviceKind
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan
 from homenode.results.model import (
     CPU_ONLY,
@@ -38,10 +37,10 @@ from homenode.results.model import (
 from homenode.results.vantage import Vantage
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.guest.expectation import Expectation, expectation_of_plan
 from homenode.verify.guest.path import paths_of_guest
 from homenode.verify.guest.view import view_of_guest
+from homenode.vm.model import Vm
 
 APP_TEST = "app"
 
@@ -77,7 +76,7 @@ def prepared(
     document that is none.
     """
     facts = _facts(orders)
-    document = None if facts is None else facts.guest
+    document = None if facts is None else facts
     expected = None
     if orders.plan is not None and orders.vantage is Vantage.GUEST:
         expected = expectation_of_plan(orders.plan, document=document)
@@ -115,10 +114,10 @@ def prepared(
     return Prepared(record, usable, usable_pus(usable), mismatch)
 
 
-def _facts(orders: BenchOptions) -> DomainFacts | None:
+def _facts(orders: BenchOptions) -> Vm | None:
     if orders.domain_xml is None:
         return None
-    return domain_facts(open_domain(orders.domain_xml, "domain XML"))
+    return vm_of(open_domain(orders.domain_xml, "domain XML"))
 
 
 def _suite(
@@ -185,7 +184,7 @@ def _head(
     orders: BenchOptions,
     host: Host,
     usable: Host,
-    document: Guest | None,
+    document: Vm | None,
     bus_ids: tuple[tuple[Bdf, Bdf], ...],
 ) -> RunHead:
     plan, in_guest = orders.plan, orders.vantage is Vantage.GUEST
@@ -242,7 +241,7 @@ def _machine(host: Host) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _versions(orders: BenchOptions, host: Host, document: Guest | None) -> Iterator[Condition]:
+def _versions(orders: BenchOptions, host: Host, document: Vm | None) -> Iterator[Condition]:
     yield from orders.versions
     stated = {condition.name for condition in orders.versions}
     found = [] if orders.vantage is Vantage.GUEST else list(versions_of(host))  # a guest's: its own

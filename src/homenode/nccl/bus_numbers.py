@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import guest_address
-from homenode.plan.guest import GuestAddress, GuestPciController
+from homenode.vm.model import GuestAddress, GuestPciController
 
 ROOT_MODELS = ("pcie-root", "pci-root")
 EXPANDER_MODELS = ("pcie-expander-bus", "pci-expander-bus")
@@ -34,7 +34,7 @@ def bus_numbers(controllers: Iterable[GuestPciController]) -> dict[int, int]:
     A controller without address or busNr, and whatever hangs below it, has none; so has one in a
     loop. The numbers on the root bus hold only for a document that leaves nothing to libvirt.
 
-    >>> from homenode.plan.guest import GuestAddress as At
+    >>> from homenode.vm.model import GuestAddress as At
     >>> pxb = GuestPciController(1, "pcie-expander-bus", At(0, 0, 2, 0), bus_nr=128)
     >>> ports = [GuestPciController(i, "pcie-root-port", At(0, 1, 9 - i, 0)) for i in (2, 3)]
     >>> bus_numbers([pxb, *ports])

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.cpuset import CpuSet
-from homenode.domain.metadata import LayoutRecord
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
 from homenode.nccl.guest_side import GuestSide
@@ -12,6 +11,7 @@ from homenode.nccl.topology import NcclTopology
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.topology import Host
+from homenode.vm.model import LayoutRecord
 
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
 _CAPTURE = "homenode capture, as root, holds what the links can do"
@@ -78,7 +78,7 @@ def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Findi
 def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> Iterator[Finding]:
     """A finding where vCPUs may run anywhere on several nodes."""
     is_pinned = any(pin is not None for pin in guest.vcpu_pins)
-    if is_pinned or any(cell.host_nodes for cell in guest.cells) or len(used) < 2:
+    if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
         return
     yield Finding(
         id="nccl-vcpus-float",

@@ -9,20 +9,11 @@ from homenode.domain.document import Document
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
-from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
-from homenode.plan.layout import GuestCells
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
 from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
-
-
-@dataclass(frozen=True, slots=True)
-class SideCell:
-    """A guest cell: its vCPUs, and the host nodes that its memory is bound to."""
-
-    vcpus: CpuSet
-    host_nodes: tuple[NodeIndex, ...]
+from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +25,7 @@ class GuestSide:
     """
 
     vcpu_pins: tuple[CpuSet | None, ...]
-    cells: tuple[SideCell, ...]
+    cells: tuple[VmCell, ...]
     node_of_cell: tuple[int, ...]
     bus_ids: tuple[tuple[Bdf, Bdf], ...]
 
@@ -43,7 +34,7 @@ class GuestSide:
 
 
 def guest_side(
-    document: Document, facts: DomainFacts, *, plan: Plan | None = None, guest: Host | None = None
+    document: Document, facts: Vm, *, plan: Plan | None = None, guest: Host | None = None
 ) -> GuestSide:
     """The guest's side of a document.
 
@@ -53,32 +44,18 @@ def guest_side(
     """
     if plan is not None:
         _refuse_other_plan(plan, facts)
-    pins, cells = _of_document(facts) if plan is None else _of_plan(plan)
+    vm = facts if plan is None else vm_of_plan(plan)
     if guest is None:
-        nodes = nodes_in_order(cells)
-        bus_ids = _derived(document, facts.guest)
+        nodes = nodes_in_order(vm.cells)
+        bus_ids = _derived(document, facts)
     else:
-        nodes = _nodes_of(cells, guest, facts.source)
-        bus_ids = _observed(facts.guest, guest, facts.source)
-    return GuestSide(pins, cells, nodes, tuple(sorted(bus_ids.items())))
+        nodes = _nodes_of(vm.cells, guest, facts.source)
+        bus_ids = _observed(facts, guest, facts.source)
+    return GuestSide(vm.vcpu_pins, vm.cells, nodes, tuple(sorted(bus_ids.items())))
 
 
-def _of_document(facts: DomainFacts) -> tuple[tuple[CpuSet | None, ...], tuple[SideCell, ...]]:
-    cells = tuple(
-        SideCell(cell.vcpus, tuple(NodeIndex(int(node)) for node in cell.host_nodes))
-        for cell in facts.cells
-    )
-    return facts.vcpu_pins, cells
-
-
-def _of_plan(plan: Plan) -> tuple[tuple[CpuSet | None, ...], tuple[SideCell, ...]]:
-    flat = plan.layout.cells is GuestCells.FLAT
-    cells = () if flat else tuple(SideCell(cell.vcpus, cell.host_nodes) for cell in plan.cells)
-    return plan.vcpu_pins or (None,) * plan.vcpus, cells
-
-
-def _refuse_other_plan(plan: Plan, facts: DomainFacts) -> None:
-    given = {hostdev.source: hostdev.address for hostdev in facts.guest.hostdevs}
+def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
+    given = {hostdev.source: hostdev.address for hostdev in facts.hostdevs}
     for device in plan.devices:
         if device.bdf not in given:
             raise InputError(
@@ -91,15 +68,14 @@ def _refuse_other_plan(plan: Plan, facts: DomainFacts) -> None:
                 f"found {given[device.bdf] or 'no address'}",
                 hint="name the document that homenode plan wrote with this plan",
             )
-    if plan.vcpus != facts.guest.vcpus:
+    if plan.vcpus != facts.vcpus:
         raise InputError(
-            f"{facts.source}: expected {plan.vcpus} vCPUs as in the plan, "
-            f"found {facts.guest.vcpus}",
+            f"{facts.source}: expected {plan.vcpus} vCPUs as in the plan, found {facts.vcpus}",
             hint="name the document that homenode plan wrote with this plan",
         )
 
 
-def nodes_in_order(cells: Sequence[SideCell]) -> tuple[int, ...]:
+def nodes_in_order(cells: Sequence[VmCell]) -> tuple[int, ...]:
     """The guest's node of each cell: Linux numbers nodes as it meets their vCPUs; cells without
     vCPUs come last."""
     order = sorted(
@@ -108,7 +84,7 @@ def nodes_in_order(cells: Sequence[SideCell]) -> tuple[int, ...]:
     return tuple(order.index(i) for i in range(len(cells)))
 
 
-def _nodes_of(cells: tuple[SideCell, ...], guest: Host, source: str) -> tuple[int, ...]:
+def _nodes_of(cells: tuple[VmCell, ...], guest: Host, source: str) -> tuple[int, ...]:
     found = []
     for cell in cells:
         shared = {node.index: len(node.pus & cell.vcpus) for node in guest.nodes}
@@ -123,7 +99,7 @@ def _nodes_of(cells: tuple[SideCell, ...], guest: Host, source: str) -> tuple[in
     return tuple(found)
 
 
-def _observed(wanted: Guest, guest: Host, source: str) -> dict[Bdf, Bdf]:
+def _observed(wanted: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
     at = paths_of_guest(guest)
     found = {}
     for hostdev in wanted.hostdevs:
@@ -145,7 +121,7 @@ def _path(hostdev: GuestHostdev, controllers: Iterable[GuestPciController]) -> G
     return None if hostdev.address is None else path_of_address(hostdev.address, controllers)
 
 
-def _derived(document: Document, wanted: Guest) -> dict[Bdf, Bdf]:
+def _derived(document: Document, wanted: Vm) -> dict[Bdf, Bdf]:
     buses = bus_numbers(wanted.controllers)
     loose = left_to_libvirt(document)
     found = {}
@@ -199,7 +175,10 @@ def vcpus_of_nodes(host: Host, guest: GuestSide) -> dict[NodeIndex, CpuSet]:
     vCPUs that float run on every node that has PUs.
     """
     bound = {
-        vcpu: cell.host_nodes for cell in guest.cells for vcpu in cell.vcpus if cell.host_nodes
+        vcpu: tuple(NodeIndex(int(node)) for node in cell.nodes)
+        for cell in guest.cells
+        for vcpu in cell.vcpus
+        if cell.nodes
     }
     everywhere = tuple(node.index for node in host.nodes if node.pus)
     found: dict[NodeIndex, set[int]] = {}
@@ -232,7 +211,8 @@ def numa_ids(used: Sequence[NodeIndex], guest: GuestSide) -> dict[NodeIndex, int
     """
     found: dict[NodeIndex, int] = {}
     for cell, number in zip(guest.cells, guest.node_of_cell, strict=True):
-        for node in cell.host_nodes[:1]:
+        if cell.nodes:
+            node = NodeIndex(next(iter(cell.nodes)))
             found[node] = min(number, found.get(node, number))
     spare = max(guest.node_of_cell, default=-1) + 1
     for node in used:

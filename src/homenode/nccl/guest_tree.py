@@ -13,14 +13,14 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address
-from homenode.nccl.guest_side import SideCell, nodes_in_order
+from homenode.nccl.guest_side import nodes_in_order
 from homenode.pci import DeviceKind, LinkKind, PciDevice, PciLink
-from homenode.plan.guest import GuestAddress, GuestPciController
-from homenode.plan.layout import GuestCells
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.document.devices import cell_of_hostdev
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 
 QEMU_PORT = PciLink(None, None, 16.0, 32)
 """A pcie-root-port as QEMU makes it. Source: hw/pci-bridge/gen_pcie_root_port.c."""
@@ -193,25 +193,24 @@ class _Passed:
     node: int | None
 
 
-def tree_of_document(facts: DomainFacts, host: Host, addresses: Mapping[Bdf, Bdf]) -> GuestTree:
+def tree_of_document(facts: Vm, host: Host, addresses: Mapping[Bdf, Bdf]) -> GuestTree:
     """The tree that a document's guest will have, with the devices of its host.
 
     addresses: host function -> the guest kernel's address, where known; else a GPU is called by
     the host's. Raises InputError for a guest without a GPU.
     """
-    cells = [SideCell(cell.vcpus, ()) for cell in facts.cells]
     node_of_cell = {
-        cell.id: node for cell, node in zip(facts.cells, nodes_in_order(cells), strict=True)
+        cell.id: node for cell, node in zip(facts.cells, nodes_in_order(facts.cells), strict=True)
     }
     passed = []
-    for hostdev in facts.guest.hostdevs:
-        cell = cell_of_hostdev(facts.guest, hostdev)
+    for hostdev in facts.hostdevs:
+        cell = cell_of_hostdev(facts, hostdev)
         node = None if cell is None else node_of_cell.get(cell)
         address = addresses.get(hostdev.source, hostdev.source)
         passed.append(_Passed(hostdev.source, address, hostdev.address, node))
     vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in facts.cells if cell.vcpus}
-    everyone = {0: CpuSet(range(facts.guest.vcpus))}
-    return _tree(facts.source, vcpus or everyone, passed, facts.guest.controllers, host)
+    everyone = {0: CpuSet(range(facts.vcpus))}
+    return _tree(facts.source, vcpus or everyone, passed, facts.controllers, host)
 
 
 def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
@@ -219,10 +218,7 @@ def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
 
     Raises InputError for a plan without a GPU.
     """
-    controllers = tuple(
-        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
-        for c in plan.controllers
-    )
+    controllers = vm_of_plan(plan).controllers
     numbers = bus_numbers(controllers)
     flat = plan.layout.cells is GuestCells.FLAT
     cells = [cell for cell in plan.cells if cell.vcpus]

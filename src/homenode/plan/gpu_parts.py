@@ -5,14 +5,15 @@ is on, with a UUID; so a VM can have one mediated device of a function.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.pci import DeviceKind, GpuPart, PartKind, PciDevice
-from homenode.plan.guest import Guest, GuestHostdev
 from homenode.topology import Host
+from homenode.vm.model import GuestHostdev, Vm
 from homenode.wording import printable
 
 
@@ -26,7 +27,7 @@ def functions_of_parts(host: Host) -> dict[str, Bdf]:
     }
 
 
-def with_mediated(guest: Guest, host: Host | None) -> Guest:
+def with_mediated(guest: Vm, host: Host | None) -> Vm:
     """The guest with its mediated devices among its host devices, those that the host has.
 
     Raises InputError for two of one function.
@@ -40,16 +41,16 @@ def with_mediated(guest: Guest, host: Host | None) -> Guest:
         if function is not None:
             refuse_second(function, hostdevs)
             hostdevs.append(GuestHostdev(function, device.address, uuid=device.uuid))
-    return replace(guest, hostdevs=tuple(hostdevs))
+    return structs.replace(guest, hostdevs=tuple(hostdevs))
 
 
-def unknown_mediated(guest: Guest, host: Host | None) -> tuple[str, ...]:
+def unknown_mediated(guest: Vm, host: Host | None) -> tuple[str, ...]:
     """UUIDs of the guest's mediated devices that the host does not show; () without a host."""
     known = {} if host is None else functions_of_parts(host)
     return () if host is None else tuple(d.uuid for d in guest.mediated if d.uuid not in known)
 
 
-def mediated_gaps(guest: Guest, host: Host | None) -> tuple[Gap, ...]:
+def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
     """What a plan does not know of mediated devices."""
     return tuple(
         Gap(

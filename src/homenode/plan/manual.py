@@ -9,10 +9,10 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 
 
 @dataclass(frozen=True, slots=True)

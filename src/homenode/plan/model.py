@@ -10,9 +10,9 @@ from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import Layout
 from homenode.plan.request import MemoryMode
+from homenode.vm.layout import Layout
+from homenode.vm.model import GuestAddress
 
 VcpuId = NewType("VcpuId", int)
 GuestCellId = NewType("GuestCellId", int)

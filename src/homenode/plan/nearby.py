@@ -11,7 +11,6 @@ from enum import StrEnum
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError
 from homenode.plan.devices.options import DeviceInventory
-from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
@@ -20,6 +19,7 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
+from homenode.vm.layout import Pinning
 
 MOST_STEPS = 4
 """Sizes that are tried on either side: three of four lie next to a number that fills LLCs of four

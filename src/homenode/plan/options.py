@@ -16,8 +16,15 @@ from homenode.plan.gpu_parts import (
     same_profile,
     with_mediated,
 )
-from homenode.plan.guest import Guest, GuestHostdev
-from homenode.plan.layout import (
+from homenode.plan.request import (
+    Demands,
+    DocumentSiblings,
+    EmulatorPolicy,
+    GuestRequest,
+)
+from homenode.topology import Host
+from homenode.units import KIB, MIB, format_bytes, parse_bytes
+from homenode.vm.layout import (
     GuestCells,
     GuestPcie,
     Layout,
@@ -30,14 +37,7 @@ from homenode.plan.layout import (
     unknown_layout,
     with_siblings,
 )
-from homenode.plan.request import (
-    Demands,
-    DocumentSiblings,
-    EmulatorPolicy,
-    GuestRequest,
-)
-from homenode.topology import Host
-from homenode.units import KIB, MIB, format_bytes, parse_bytes
+from homenode.vm.model import GuestHostdev, Vm
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
@@ -180,7 +180,7 @@ def default_huge_page_bytes(host: Host | None) -> int:
     return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
 
 
-def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestRequest:
+def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequest:
     """The request for a document and its user's options, on a host (None in manual mode).
 
     The document's own passed-through devices are asked for, and --device adds to them; --gpus
@@ -245,7 +245,7 @@ def request_for(guest: Guest, options: PlanOptions, host: Host | None) -> GuestR
     )
 
 
-def _as_document(layout: Layout, guest: Guest) -> Layout:
+def _as_document(layout: Layout, guest: Vm) -> Layout:
     """The layout with the siblings that the document shows, or without any."""
     if layout.pinning in (Pinning.NONE, Pinning.NODE):
         raise UsageError(
@@ -259,7 +259,7 @@ def _as_document(layout: Layout, guest: Guest) -> Layout:
     )
 
 
-def _may_weigh_siblings(guest: Guest, options: PlanOptions, layout: Layout) -> bool:
+def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
     """Whether siblings as the document shows them can take the place of whole cores."""
     whole = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
     vcpus = options.vcpus or guest.vcpus
@@ -373,7 +373,7 @@ def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> Non
         )
 
 
-def _refuse_same_name(guest: Guest, host: Host | None) -> None:
+def _refuse_same_name(guest: Vm, host: Host | None) -> None:
     """A planned VM of the same name would not count, and libvirt takes a name once."""
     for domain in () if host is None else host.domains:
         if domain.planned and domain.name == guest.name:
@@ -402,7 +402,7 @@ def _check_counts(options: PlanOptions) -> None:
         raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
 
 
-def _check_page_size(options: PlanOptions, guest: Guest) -> None:
+def _check_page_size(options: PlanOptions, guest: Vm) -> None:
     """Raises UsageError for what is no huge page of the guest's architecture.
 
     Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
@@ -471,7 +471,7 @@ _RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
 """Guest architectures that KVM runs on hosts of another name."""
 
 
-def _refuse_other_architecture(guest: Guest, host: Host | None) -> None:
+def _refuse_other_architecture(guest: Vm, host: Host | None) -> None:
     if host is None or host.architecture is None or guest.domain_type != "kvm":
         return
     if host.architecture not in {guest.architecture} | _RUNS_ON.get(guest.architecture, set()):

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
-from homenode.plan.guest import Guest
-from homenode.plan.layout import Layout
+from homenode.vm.layout import Layout
+
+if TYPE_CHECKING:
+    from homenode.vm.model import Vm
 
 
 class Policy(StrEnum):
@@ -142,7 +145,7 @@ class GuestRequest(Demands):
     most_threads: with siblings exposed, so many of a core at most; None = all that it has.
     """
 
-    guest: Guest
+    guest: "Vm"
     layout: Layout
     vcpus: int
     memory_bytes: int

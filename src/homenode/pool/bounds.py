@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import MemoryBinding, Pinning, Siblings
 from homenode.plan.request import DeviceLocality, MemoryMode
 from homenode.pool.flavour import Flavour
 from homenode.pool.planner import Planner, Step, names_parts
 from homenode.pool.state import HostState
 from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.vm.layout import MemoryBinding, Pinning, Siblings
 
 _MOST_DIVIDED = 16
 """Up to so many free GPUs on a part of a host, every division among the flavours is tried."""

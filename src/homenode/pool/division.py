@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
-from homenode.plan.layout import Pinning, Siblings
 from homenode.plan.model import Unplannable
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -18,6 +17,7 @@ from homenode.pool.planner import Planner
 from homenode.pool.solver import IntegerProgram
 from homenode.pool.state import HostState
 from homenode.units import MIB
+from homenode.vm.layout import Pinning, Siblings
 
 ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
 """What may give way in a packing."""

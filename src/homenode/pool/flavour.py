@@ -8,8 +8,6 @@ from msgspec import Meta
 from homenode.errors import InputError
 from homenode.pci import PciDevice
 from homenode.plan.gpu_parts import is_divided, parts_at, same_profile
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS, Pinning
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import LEAST_RESERVE_BYTES
@@ -17,6 +15,8 @@ from homenode.pool.model import passable_gpus
 from homenode.toml_text import Size, Table, decode_toml
 from homenode.topology import Host, NumaNode
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, Pinning
+from homenode.vm.model import Vm
 
 DEFAULT_LAYOUT = "pin-numa-pci"
 """Of flavours that name none: the guest sees where each GPU is."""
@@ -43,7 +43,7 @@ class Flavour:
     gpu_model: str | None = None
     value: int | None = None
     options: PlanOptions = field(default_factory=lambda: PlanOptions(layout=DEFAULT_LAYOUT))
-    guest: Guest | None = None
+    guest: Vm | None = None
 
     def __hash__(self) -> int:
         return hash((self.name, self.gpus, self.vcpus, self.memory_bytes))
@@ -138,21 +138,19 @@ def default_flavours() -> tuple[Flavour, ...]:
     return tuple(Flavour(f"gpu{count}", count) for count in DEFAULT_GPUS)
 
 
-def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Guest:
-    return Guest(
+def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Vm:
+    return Vm(
         name=name,
         uuid=None,
         domain_type="kvm",
         architecture=architecture,
         machine="virt" if architecture == "aarch64" else "q35",
         vcpus=vcpus,
-        vcpus_online=vcpus,
         memory_bytes=memory_bytes,
         page_bytes=None,
         iothread_ids=(),
         cpu_mode="host-passthrough",
         cpu_topology=None,
-        cell_vcpus=(),
         hostdevs=(),
         controllers=(),
         addresses=(),
@@ -181,7 +179,7 @@ class SizeTable(Table, kw_only=True):
     value: Annotated[int, Meta(ge=0, le=_MOST)] | None = None
     layout: Text = DEFAULT_LAYOUT
 
-    def named(self, name: str, guest: Guest | None = None) -> Flavour:
+    def named(self, name: str, guest: Vm | None = None) -> Flavour:
         """The flavour. guest: the VM of the document that the table names; it has the sizes where
         the table has none. Raises InputError."""
         page, profile = self.page_size, self.gpu_profile

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.errors import InputError
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.placement import Placement
@@ -110,7 +110,7 @@ def parse_requests(
     for table in decode_toml(text, _RequestsFile, source).vm:
         named, count = table.document, table.count
         document = None if named is None else RequestDocument(named, read_document(named))
-        guest = None if document is None else read_guest(document.content, document.source)
+        guest = None if document is None else read_vm(document.content, document.source)
         own = (
             tuple(f"{table.name}-{i}" for i in range(1, count + 1)) if count > 1 else (table.name,)
         )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.domain.read import read_guest
+from homenode.domain.read import read_vm
 from homenode.domain.restore import write_tuned
 from homenode.durable import replace_file
 from homenode.errors import HostError, InputError
@@ -90,7 +90,7 @@ def tuned_documents(packing: Packing, pool: Pool) -> dict[str, Tuning]:
     for vm in packing.vms:
         if vm.document is not None:
             source, content = vm.document.source, vm.document.content
-            copy = None if read_guest(content, source).name == vm.name else vm.name
+            copy = None if read_vm(content, source).name == vm.name else vm.name
             host = pool.host(host_of[vm.host])
             found[vm.name] = tune_as_planned(content, source, vm.plan, host, copy_name=copy)
     return found

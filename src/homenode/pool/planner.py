@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.plan.gpu_parts import parts_at, same_profile
-from homenode.plan.layout import MemoryBinding, Pinning
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
@@ -22,6 +21,7 @@ from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.state import OTHERS, HostState, States, holder
 from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.vm.layout import MemoryBinding, Pinning
 
 _POOL_TERM = "gpu_sets_lost"
 

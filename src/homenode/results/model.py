@@ -17,7 +17,9 @@ import msgspec
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.pci import DeviceKind
-from homenode.plan.layout import (
+from homenode.results.vantage import Vantage
+from homenode.topology import Host
+from homenode.vm.layout import (
     PRESETS,
     GuestCells,
     GuestPcie,
@@ -26,8 +28,6 @@ from homenode.plan.layout import (
     Pinning,
     Siblings,
 )
-from homenode.results.vantage import Vantage
-from homenode.topology import Host
 
 
 class Origin(StrEnum):

@@ -22,8 +22,6 @@ from homenode.findings import Finding, Severity
 from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search.ladder import Concession
@@ -37,6 +35,8 @@ from homenode.slurm.home_nodes import (
 )
 from homenode.slurm.memory_bind import MemoryBind
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS
+from homenode.vm.model import Vm
 from homenode.wording import number_list, plural
 
 _MEMORY_BYTES = 1 << 20
@@ -251,22 +251,20 @@ def _no_cores(rank: int, cores: int, reason: str, rejections: tuple[Rejection, .
     )
 
 
-def _guest(host: Host, rank: int, cores: int) -> Guest:
+def _guest(host: Host, rank: int, cores: int) -> Vm:
     """A task as the planner knows guests."""
-    return Guest(
+    return Vm(
         name=f"rank {rank}",
         uuid=None,
         domain_type="qemu",
         architecture=host.architecture or "x86_64",
         machine=None,
         vcpus=cores,
-        vcpus_online=cores,
         memory_bytes=_MEMORY_BYTES,
         page_bytes=None,
         iothread_ids=(),
         cpu_mode=None,
         cpu_topology=None,
-        cell_vcpus=(),
         hostdevs=(),
         controllers=(),
         addresses=(),

@@ -7,14 +7,14 @@ one or more values; a value is KEY=VALUE pairs by commas; lists stand in [ ].
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan
 from homenode.targets.qemu_command import size_of, size_text
 from homenode.targets.script import PREPARE, plan_values, quoted, without_continuation
@@ -33,6 +33,8 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import MIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import Vm
 from homenode.wording import printable
 
 TITLE = "Cloud Hypervisor"
@@ -194,7 +196,7 @@ def _of(options: Iterable[Option], name: str) -> list[dict[str, str]]:
     ]
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of a command."""
     _, options = parse(content, source)
     facts = read_facts(content, source)
@@ -203,7 +205,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     platform = next(iter(_of(options, "--platform")), {})
     security = "tdx" if platform.get("tdx") == "on" else None
     security = "sev-snp" if platform.get("sev_snp") == "on" else security
-    return replace(guest, launch_security=security)
+    return structs.replace(guest, launch_security=security)
 
 
 def read_facts(content: bytes, source: str) -> VmFacts:
@@ -331,9 +333,7 @@ def _affinity(text: str | None, vcpus: int, source: str) -> tuple[CpuSet | None,
     return tuple(pins)
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The command with the plan in it, and a script that prepares the host.
 
     Raises InputError where Cloud Hypervisor cannot take the plan.

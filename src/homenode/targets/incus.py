@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding, PlannedCell
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
@@ -48,6 +48,8 @@ from homenode.targets.yaml_edit import (
 )
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
+from homenode.vm.layout import GuestCells, Pinning, Siblings
+from homenode.vm.model import Vm
 
 TITLE = "Incus"
 SOURCE = "doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3"
@@ -164,7 +166,7 @@ def parse(content: bytes, source: str) -> Instance:
     return Instance(lines, top, inside["config"], devices)
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of an instance."""
     instance = parse(content, source)
     facts = read_facts(content, source)
@@ -176,7 +178,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     guest = guest_of(name, facts, architecture=top.get("architecture", "x86_64"))
     if instance.value(_RECORD, source) == Siblings.EXPOSED:
         guest = siblings_shown(guest)
-    return replace(
+    return structs.replace(
         guest,
         firmware="efi",
         launch_security="sev" if instance.value("security.sev", source) == "true" else None,
@@ -312,9 +314,7 @@ def _overrides(text: str, source: str) -> tuple[dict[int, int], dict[int, tuple[
     return sizes, {src: tuple(row[d] for d in sorted(row)) for src, row in rows.items()}
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The configuration with the plan in it; what is not ours stays.
 
     Raises InputError where Incus cannot take the plan.

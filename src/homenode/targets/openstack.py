@@ -8,16 +8,15 @@ shape, and under which policies. Names and values as Nova's validators of extra 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.gpu_parts import parts_at
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells, Pinning, Siblings
 from homenode.plan.model import Plan, PlanFinding, PlannedDevice
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
@@ -37,6 +36,8 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB
+from homenode.vm.layout import GuestCells, Pinning, Siblings
+from homenode.vm.model import Vm
 from homenode.wording import printable
 
 TITLE = "OpenStack"
@@ -146,7 +147,7 @@ def _number(flavor: Mapping[str, Any], key: str, source: str) -> int:
     return value
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of a flavor, with its image where there is one."""
     _, document = _document(content, source)
     flavor = _flavor(document, source)
@@ -161,7 +162,7 @@ def read_guest(content: bytes, source: str) -> Guest:
         ),
     )
     encrypted = _specs(flavor, source).get("hw:mem_encryption", "")
-    return replace(
+    return structs.replace(
         guest,
         firmware="efi" if properties.get("hw_firmware_type") == "uefi" else None,
         launch_security="sev" if encrypted.lower() in ("true", "1", "yes") else None,
@@ -209,9 +210,7 @@ def _page_bytes(text: str | None) -> int | None:
     return int(match[1]) * _SIZE_UNITS[(match[2] or "").lower()]
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The flavor with the plan in it, and the commands that set it.
 
     Raises InputError for a plan that Nova would place elsewhere, or not at all.
@@ -447,7 +446,7 @@ def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[P
     return findings
 
 
-def _image(plan: Plan, guest: Guest) -> dict[str, str]:
+def _image(plan: Plan, guest: Vm) -> dict[str, str]:
     properties = {"hw_machine_type": "virt" if guest.is_virt else "q35"}
     if guest.firmware == "efi" or guest.is_virt:
         properties["hw_firmware_type"] = "uefi"

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.domain.launch_security import refuse_unsafe
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.requirements import refuse_older
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
@@ -23,6 +24,7 @@ from homenode.targets.target import (
 )
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
+from homenode.vm.model import Vm
 
 _ONE_SOCKET = ("qemu", "proxmox")
 """Where vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket.
@@ -53,7 +55,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     request = request_for(vm.guest, options, host)
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
     if target in _ONE_SOCKET and request.objective is None and says_nothing:
-        guest = replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
+        guest = structs.replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
         vm, request = replace(vm, guest=guest), replace(request, guest=guest)
     made = plan(host, request)
     _refuse_lost_vgpus(made, target)
@@ -71,7 +73,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     return TargetPlan(request, made, target, given, rendering, findings)
 
 
-def _not_encrypted(guest: Guest, target: str) -> PlanFinding:
+def _not_encrypted(guest: Vm, target: str) -> PlanFinding:
     """A file of another hypervisor says nothing of keys and measurements."""
     return PlanFinding(
         id="target-not-carried",
@@ -93,7 +95,7 @@ def _refuse_lost_vgpus(plan: Plan, target: str) -> None:
         )
 
 
-def _moved(guest: Guest, target: str, source: str) -> Guest:
+def _moved(guest: Vm, target: str, source: str) -> Vm:
     """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
 
     Raises InputError for memory devices, which have no like there.
@@ -105,10 +107,10 @@ def _moved(guest: Guest, target: str, source: str) -> Guest:
         )
     # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
     mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")
-    guest = replace(guest, cpu_mode=mode)
+    guest = structs.replace(guest, cpu_mode=mode)
     if target == "qemu":
         return guest
-    return replace(
+    return structs.replace(
         guest,
         machine="virt" if guest.architecture == "aarch64" else "q35",
         controllers=(),

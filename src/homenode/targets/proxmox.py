@@ -14,15 +14,13 @@ from collections.abc import Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import GuestCache, Plan, PlanFinding
 from homenode.targets.qemu_command import (
     Tree,
     distance_words,
     fields_of,
     options_of,
-    planned_controllers,
     size_text,
     slots_shared,
     smp_text,
@@ -59,6 +57,8 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import GIB, MIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import Vm
 
 TITLE = "Proxmox"
 SOURCE = "qm(1) and src/test/cfg2cmd of qemu-server 9.2"
@@ -126,9 +126,7 @@ _GLOBALS = (
 )
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The configuration with the plan in it, and its hook script. What is not ours stays.
 
     Raises InputError where Proxmox cannot take the plan.
@@ -387,7 +385,7 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
 
 
 def _tree_words(plan: Plan) -> list[tuple[str, str]]:
-    controllers = planned_controllers(plan)
+    controllers = vm_of_plan(plan).controllers
     places = [d.address for d in plan.devices if d.address is not None]
     places += [c.address for c in controllers if c.address is not None]
     tree = Tree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)

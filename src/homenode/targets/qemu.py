@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.guest import Guest, GuestAddress, GuestPciController
-from homenode.plan.layout import GuestCells
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.qemu_command import (
     Tree,
@@ -16,7 +17,6 @@ from homenode.targets.qemu_command import (
     has_backend,
     numa_words,
     options_of,
-    planned_controllers,
     size_text,
     slots_shared,
     smp_text,
@@ -34,6 +34,8 @@ from homenode.targets.target import (
     refuse_unsafe_name,
 )
 from homenode.topology import Host
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.wording import printable
 
 TITLE = "QEMU"
@@ -121,9 +123,7 @@ esac
 """
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The script. Same input, same bytes."""
     name = refuse_unsafe_name(guest.name, source)
     words = _words_of_user(plan, guest)
@@ -159,7 +159,7 @@ def _qemu_array(words: tuple[str, ...]) -> str:
     return "qemu=(\n" + "".join(f"  {line}\n" for line in lines) + ")\n"
 
 
-def _words_of_user(plan: Plan, guest: Guest) -> tuple[str, ...]:
+def _words_of_user(plan: Plan, guest: Vm) -> tuple[str, ...]:
     """A disk, a NIC and a display as this command takes them, an option each."""
     bus = f"bus={_root(guest)}"
     thread = ",iothread=iothread1" if plan.iothread_pus else ""
@@ -174,12 +174,12 @@ def _words_of_user(plan: Plan, guest: Guest) -> tuple[str, ...]:
     )
 
 
-def _root(guest: Guest) -> str:
+def _root(guest: Vm) -> str:
     """The bus of the chipset."""
     return "pcie.0" if guest.is_q35 or guest.is_virt else "pci.0"
 
 
-def _not_carried(guest: Guest, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
+def _not_carried(guest: Vm, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
     return (
         PlanFinding(
             id="target-not-carried",
@@ -194,7 +194,7 @@ def _not_carried(guest: Guest, words: tuple[str, ...]) -> tuple[PlanFinding, ...
     )
 
 
-def command(plan: Plan, guest: Guest, before: tuple[str, ...] = ()) -> tuple[str, ...]:
+def command(plan: Plan, guest: Vm, before: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The command line, program first. before: the one that this replaces; its window for BARs
     stays where the plan asks for none. Raises InputError for what QEMU cannot take."""
     is_arm = guest.architecture == "aarch64"
@@ -248,7 +248,7 @@ def command(plan: Plan, guest: Guest, before: tuple[str, ...] = ()) -> tuple[str
     return (program, *(part for pair in words for part in pair if part is not None))
 
 
-def _machine(plan: Plan, guest: Guest) -> str:
+def _machine(plan: Plan, guest: Vm) -> str:
     words = [guest.machine or "q35"]
     if guest.architecture == "aarch64":
         words.append("gic-version=max")
@@ -262,7 +262,7 @@ def _machine(plan: Plan, guest: Guest) -> str:
 
 
 def _tree(
-    plan: Plan, guest: Guest
+    plan: Plan, guest: Vm
 ) -> tuple[tuple[GuestPciController, ...], dict[object, GuestAddress]]:
     """Bridges, parents first, and the address of each device: a root port of its own on pcie.0
     where neither plan nor document has one for it."""
@@ -273,7 +273,7 @@ def _tree(
         for c in guest.controllers
         if c.model != "pcie-root"
     }
-    known |= {c.index: c for c in planned_controllers(plan)}
+    known |= {c.index: c for c in vm_of_plan(plan).controllers}
     used: dict[int, GuestPciController] = {}
 
     def use(index: int) -> bool:
@@ -285,7 +285,7 @@ def _tree(
         used[index] = controller
         return True
 
-    for controller in planned_controllers(plan):
+    for controller in vm_of_plan(plan).controllers:
         use(controller.index)
     places: dict[object, GuestAddress] = {}
     for device in plan.devices:
@@ -325,7 +325,7 @@ def _tree(
     return tuple(used.values()), places
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of one of our scripts."""
     facts = read_facts(content, source)
     if facts.vcpus is None or facts.memory_bytes is None:
@@ -340,7 +340,7 @@ def read_guest(content: bytes, source: str) -> Guest:
         architecture="aarch64" if is_arm else "x86_64",
         machine=(options.get("machine") or "").partition(",")[0] or None,
     )
-    return replace(
+    return structs.replace(
         guest,
         domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
         uuid=canonical_uuid(options.get("uuid") or ""),

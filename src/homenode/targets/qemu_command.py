@@ -13,12 +13,12 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.guest import Guest, GuestAddress, GuestPciController
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import MemoryMode
 from homenode.targets.target import CellFact, VmFacts, is_vgpu
 from homenode.units import GIB, KIB, MIB, TIB
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 
 DEVICE_OF_MODEL: Mapping[str, str] = {
     "pcie-expander-bus": "pxb-pcie",
@@ -171,7 +171,7 @@ def vfio_text(device: PlannedDevice) -> str:
     return f"vfio-pci,host={device.bdf}"
 
 
-def uuid_words(plan: Plan, guest: Guest) -> Iterator[tuple[str, str]]:
+def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
     """-uuid, by which NVIDIA's vGPU manager knows the VM of a vGPU; none without a vGPU."""
     if any(map(is_vgpu, plan.devices)):
         yield "-uuid", guest.uuid or str(uuid5(_NAMESPACE, guest.name))
@@ -210,14 +210,6 @@ class Tree:
         place = f",bus={bus},addr={address.device:#x}.{address.function:#x}"
         shared = (address.bus, address.device) in self.shared_slots and not address.function
         return place + (",multifunction=on" if shared else "")
-
-
-def planned_controllers(plan: Plan) -> tuple[GuestPciController, ...]:
-    """The bridges of a plan."""
-    return tuple(
-        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
-        for c in plan.controllers
-    )
 
 
 def slots_shared(addresses: Iterable[GuestAddress]) -> frozenset[tuple[int, int]]:

@@ -9,15 +9,17 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.guest import Guest, GuestAddress
 from homenode.plan.request import MemoryMode
 from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
 from homenode.targets.target import VmFacts, guest_of
 from homenode.units import MIB
+from homenode.vm.model import GuestAddress, Vm
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
@@ -115,7 +117,7 @@ def is_short_conf(content: bytes) -> bool:
         return False
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of a configuration. Raises ParseError or InputError."""
     conf = parse(content, source)
     values = conf.values
@@ -135,7 +137,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     )
     cpu = dict(pairs_of(values.get("cpu", "")))
     model = cpu.get("", cpu.get("cputype", "kvm64"))
-    return replace(
+    return structs.replace(
         guest,
         domain_type="qemu" if values.get("kvm") == "0" else "kvm",
         cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),

@@ -1,19 +1,21 @@
 """Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from typing import Protocol, cast
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.guest import Guest, GuestHostdev, GuestMediated
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlanFinding, PlannedDevice, PortModel
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestHostdev, GuestMediated, Vm, VmCell
 
 
 class Feature(StrEnum):
@@ -155,10 +157,10 @@ class Target(Protocol):
     SUPPORT: Mapping[Feature, Support]
 
     def render(
-        self, plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
+        self, plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str
     ) -> Rendering: ...
 
-    def read_guest(self, content: bytes, source: str) -> Guest: ...
+    def read_guest(self, content: bytes, source: str) -> Vm: ...
 
     def read_facts(self, content: bytes, source: str) -> VmFacts: ...
 
@@ -246,32 +248,32 @@ def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
 
 def guest_of(
     name: str, facts: VmFacts, *, architecture: str = "x86_64", machine: str | None = None
-) -> Guest:
+) -> Vm:
     """A guest of which only this is known, on the machine type that has a PCIe tree."""
     vcpus = facts.vcpus or 1
-    return Guest(
+    return Vm(
         name=name,
         uuid=None,
         domain_type="kvm",
         architecture=architecture,
         machine=machine or ("virt" if architecture == "aarch64" else "q35"),
         vcpus=vcpus,
-        vcpus_online=vcpus,
         memory_bytes=facts.memory_bytes or 0,
         page_bytes=facts.page_bytes,
         iothread_ids=tuple(range(1, len(facts.iothread_pus) + 1)),
         cpu_mode="host-passthrough",
         cpu_topology=facts.topology,
-        cell_vcpus=tuple(cell.vcpus for cell in facts.cells if cell.vcpus),
+        cells=tuple(
+            VmCell(id=i, vcpus=cell.vcpus)
+            for i, cell in enumerate(c for c in facts.cells if c.vcpus)
+        ),
         hostdevs=tuple(GuestHostdev(one, None) for one, _ in facts.devices if isinstance(one, Bdf)),
         mediated=tuple(GuestMediated(d, None) for d, _ in facts.devices if isinstance(d, str)),
-        controllers=(),
-        addresses=(),
         has_iommu=facts.has_iommu,
     )
 
 
-def refuse_arm(guest: Guest, target: str, what: str) -> None:
+def refuse_arm(guest: Vm, target: str, what: str) -> None:
     """Raises InputError for a guest that is no x86_64 one."""
     if guest.architecture != "x86_64":
         raise InputError(
@@ -294,9 +296,9 @@ def shows_siblings(plan: Plan) -> bool:
     return plan.topology is not None and plan.topology.threads > 1
 
 
-def siblings_shown(guest: Guest) -> Guest:
+def siblings_shown(guest: Vm) -> Vm:
     """A guest whose file records a layout that showed it siblings, without their topology."""
-    return replace(guest, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
+    return structs.replace(guest, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:

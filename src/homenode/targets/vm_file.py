@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.domain.new import DEFAULT_NAME
-from homenode.domain.read import read_guest as read_domain
+from homenode.domain.read import read_vm as read_domain
 from homenode.errors import InputError, UsageError
-from homenode.plan.guest import Guest, GuestHostdev
 from homenode.plan.options import PlanOptions
 from homenode.targets import cloud_hypervisor, incus, openstack, qemu, qm_conf, xen
 from homenode.targets.target import VmFacts, guest_of, target_named
 from homenode.topology import Host
+from homenode.vm.model import GuestHostdev, Vm
 
 LIBVIRT = "libvirt"
 
@@ -31,7 +33,7 @@ class VmFile:
     """kind: "libvirt" or the name of a target; None = options alone. content: None then."""
 
     kind: str | None
-    guest: Guest
+    guest: Vm
     content: bytes | None
     source: str
 
@@ -107,7 +109,7 @@ def on_host(vm: VmFile, host: Host) -> VmFile:
     """The VM with what its file leaves to a host: architecture, functions of whole cards."""
     arm = host.architecture == "aarch64"
     if arm and vm.kind in _OF_THE_HOST and b"x86_64" not in (vm.content or b""):
-        vm = replace(vm, guest=replace(vm.guest, architecture="aarch64", machine="virt"))
+        vm = replace(vm, guest=structs.replace(vm.guest, architecture="aarch64", machine="virt"))
     if vm.kind != "proxmox" or vm.content is None:
         return vm
     cards = {
@@ -120,4 +122,4 @@ def on_host(vm: VmFile, host: Host) -> VmFile:
         if (device.bdf.domain, device.bdf.bus, device.bdf.device) in cards
         and device.bdf not in there
     )
-    return replace(vm, guest=replace(vm.guest, hostdevs=(*vm.guest.hostdevs, *more)))
+    return replace(vm, guest=structs.replace(vm.guest, hostdevs=(*vm.guest.hostdevs, *more)))

@@ -6,13 +6,13 @@ semicolon; a value is a string, a number or a list of these.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestCells, Pinning
 from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.target import (
     CellFact,
@@ -33,6 +33,8 @@ from homenode.targets.target import (
 )
 from homenode.topology import Host
 from homenode.units import MIB
+from homenode.vm.layout import GuestCells, Pinning
+from homenode.vm.model import Vm
 
 TITLE = "Xen"
 SOURCE = "xl.cfg(5) of Xen 4.20"
@@ -185,7 +187,7 @@ def _values(pairs: tuple[Pair, ...]) -> dict[str, Value]:
     return {pair.key: pair.value for pair in pairs}
 
 
-def read_guest(content: bytes, source: str) -> Guest:
+def read_guest(content: bytes, source: str) -> Vm:
     """The VM of a configuration."""
     _, pairs = parse(content, source)
     values = _values(pairs)
@@ -197,7 +199,7 @@ def read_guest(content: bytes, source: str) -> Guest:
     if _EXPOSED in content.decode():
         guest = siblings_shown(guest)
     firmware = "efi" if values.get("firmware") in ("uefi", "ovmf") else None
-    return replace(guest, firmware=firmware)
+    return structs.replace(guest, firmware=firmware)
 
 
 def _count(values: Mapping[str, Value], key: str, default: int, source: str) -> int:
@@ -259,9 +261,7 @@ def _cell(node: Value, source: str) -> CellFact:
     )
 
 
-def render(
-    plan: Plan, guest: Guest, host: Host | None, given: bytes | None, source: str
-) -> Rendering:
+def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
     """The configuration with the plan in it; what is not ours stays.
 
     Raises InputError where xl cannot take the plan.

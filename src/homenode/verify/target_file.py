@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import Plan, PlannedCell
 from homenode.targets import incus
 from homenode.targets.script import pins_in
@@ -22,6 +21,7 @@ from homenode.targets.target import (
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.vm.layout import GuestCells
 from homenode.wording import printable
 
 _AGAIN = "write the file again: homenode plan --target, with the same options"

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, Severity, in_order, merged
@@ -18,7 +18,6 @@ from homenode.targets.vm_file import target_of
 from homenode.topology import Host
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
-from homenode.verify.domain_facts import DomainFacts, domain_facts
 from homenode.verify.guest.expectation import (
     Expectation,
     expectation_of_document,
@@ -32,6 +31,7 @@ from homenode.verify.guest.view import (
     view_of_stand_in,
 )
 from homenode.verify.target_verification import verify_target_file
+from homenode.vm.model import Vm
 
 _SSH = "ssh:"
 Notify = Callable[[str], None]
@@ -78,7 +78,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
         if target_of(content) is not None:
             return _of_target(content, wanted.document, wanted, notify)
         document = open_domain(content, str(wanted.document))
-    facts = None if document is None else domain_facts(document)
+    facts = None if document is None else vm_of(document)
     plan = (
         None
         if wanted.plan is None
@@ -170,7 +170,7 @@ def _refuse_nonsense(wanted: VerifyRequest) -> None:
 
 
 def _host(
-    wanted: VerifyRequest, plan: Plan | None, facts: DomainFacts | None
+    wanted: VerifyRequest, plan: Plan | None, facts: Vm | None
 ) -> tuple[Host | None, tuple[Finding, ...]]:
     """The host to compare things with. This machine, unless a plan or a document is for another:
     then no one has named the right one, and the finding says so."""
@@ -203,8 +203,8 @@ def _host(
     )
 
 
-def _expected(plan: Plan | None, facts: DomainFacts | None, host: Host | None) -> Expectation:
+def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
     if plan is not None:
-        return expectation_of_plan(plan, document=None if facts is None else facts.guest, host=host)
+        return expectation_of_plan(plan, document=None if facts is None else facts, host=host)
     assert facts is not None, "_refuse_nonsense asks for one of the two"
     return expectation_of_document(facts, host)

@@ -7,14 +7,12 @@ from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.hypervisor.domain_state import LivePin, domain_argument
 from homenode.units import format_bytes
-from homenode.verify.domain_facts import DomainFacts, vcpus_text
 from homenode.verify.live.expectation import LiveCell, LiveExpectation, live_expectation_of_document
+from homenode.vm.model import Vm, vcpus_text
 from homenode.wording import command_line
 
 
-def domain_drift(
-    planned: DomainFacts, running: DomainFacts, moved: Sequence[LivePin] = ()
-) -> Iterator[Finding]:
+def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Iterator[Finding]:
     """Differences of pins, memory and devices, as by `virsh vcpupin --live` or `virsh edit`.
 
     planned: of the document that homenode defined, or of the persistent definition. moved: threads
@@ -28,7 +26,7 @@ def domain_drift(
         differences.append(
             ("memory of the whole VM", _binding(planned.binding), _binding(running.binding))
         )
-    name, uuid = running.guest.name, running.guest.uuid
+    name, uuid = running.name, running.uuid
     for what, expected, observed in differences:
         yield Finding(
             id="drift-domain",

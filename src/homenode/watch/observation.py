@@ -21,8 +21,8 @@ from homenode.watch.alert import DomainState, alerts
 from homenode.watch.state import WatchState
 
 if TYPE_CHECKING:
-    from homenode.verify.domain_facts import DomainFacts
     from homenode.verify.live.capture import ProcFiles
+    from homenode.vm.model import Vm
 
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
@@ -81,10 +81,9 @@ def _domains(
     from lxml import etree
 
     from homenode.doctor.guest.domain import domain_findings
-    from homenode.domain.read import open_domain
+    from homenode.domain.read import open_domain, vm_of
     from homenode.plan.fingerprint import is_made_for
     from homenode.tools.xml_text import parse_xml
-    from homenode.verify.domain_facts import domain_facts
     from homenode.verify.live.capture import ProcFiles
 
     found: list[DomainState] = []
@@ -97,7 +96,7 @@ def _domains(
             document = open_domain(
                 etree.tostring(child, encoding="utf-8", with_tail=False), f"domain {name}"
             )
-            facts = domain_facts(document)
+            facts = vm_of(document)
             if facts.record is None:
                 continue
             planned_for = facts.record.host
@@ -115,25 +114,24 @@ def _domains(
         if connect is not None and uuid is not None:
             findings += _changed(facts, connect, uuid, child.get("id"), not_read)
             findings += _live(facts, uuid, files, not_read)
-        devices = tuple(hostdev.source for hostdev in facts.guest.hostdevs)
+        devices = tuple(hostdev.source for hostdev in facts.hostdevs)
         found.append(DomainState(name, devices, is_ours is False, tuple(findings)))
     return tuple(found)
 
 
 def _changed(
-    facts: "DomainFacts", connect: str, uuid: str, run_id: str | None, not_read: list[Gap]
+    facts: "Vm", connect: str, uuid: str, run_id: str | None, not_read: list[Gap]
 ) -> Iterable[Finding]:
     """What differs from the document that homenode defined and the pins that it moved since; where
     it has no record of one, from the persistent definition. Without a layout in that, the plan was
     given up."""
     from homenode.apply.live_pins import run_mark
     from homenode.apply.store import DomainStore, Step, default_root
-    from homenode.domain.read import open_domain
+    from homenode.domain.read import open_domain, vm_of
     from homenode.hypervisor.virsh import Virsh
-    from homenode.verify.domain_facts import domain_facts
     from homenode.watch.domain_drift import domain_drift
 
-    name = facts.guest.name
+    name = facts.name
     try:
         store = DomainStore(default_root(), connect, uuid)
         record = store.record()
@@ -143,7 +141,7 @@ def _changed(
         else:
             text = Virsh(connect).definition(uuid)
             source = f"the persistent definition of {name}"
-        planned = domain_facts(open_domain(text, source))
+        planned = vm_of(open_domain(text, source))
         live = store.live_record()
     except HomenodeError as error:
         not_read.append(Gap(f"VM {name}: what was planned", error.message))
@@ -155,9 +153,7 @@ def _changed(
     return domain_drift(planned, facts, live.after if live is not None and is_of_run else ())
 
 
-def _live(
-    facts: "DomainFacts", uuid: str, files: "ProcFiles", not_read: list[Gap]
-) -> Iterable[Finding]:
+def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> Iterable[Finding]:
     """Its threads and pages, as they are at this moment: nothing is waited for."""
     from homenode.verify.live.capture import capture_running_vm
     from homenode.verify.live.domain import what_to_watch
@@ -168,7 +164,7 @@ def _live(
     try:
         running = capture_running_vm(uuid, what_to_watch(expected, seconds=0), files)
     except HomenodeError as error:
-        not_read.append(Gap(f"VM {facts.guest.name}: its threads and pages", error.message))
+        not_read.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
         return ()
-    not_read += [Gap(f"VM {facts.guest.name}: {one.subject}", one.reason) for one in running.gaps]
+    not_read += [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
     return verify_live(expected, running).findings

@@ -13,12 +13,12 @@ from homenode.errors import ParseError
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
 from homenode.verify.document.pins import SHARED_CORE_COST
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 _SOURCE = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
 
 
-def isolation_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def isolation_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """Ticks and RCU callbacks on isolated PUs of vCPUs, and siblings that were not isolated."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     ours = facts.pinned_pus & isolated

@@ -5,22 +5,22 @@ from collections.abc import Iterator
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 _SWITCHED_OFF = frozenset({"off", "forceoff"})
 _CONTROL = "/sys/devices/system/cpu/smt/control"
 
 
-def thread_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def thread_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """A guest with siblings where SMT is off, and QEMU's own threads on vCPUs' siblings."""
     yield from _switched_off(facts, host)
     yield from _emulator_on_siblings(facts, host)
 
 
-def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
     if host.settings.smt_control not in _SWITCHED_OFF:
         return
-    topology = facts.guest.cpu_topology
+    topology = facts.cpu_topology
     threads = 1 if topology is None else topology[3]
     offline = CpuSet(pu.index for pu in host.pus if not pu.online)
     asleep = facts.pinned_pus & offline
@@ -45,7 +45,7 @@ def _switched_off(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     )
 
 
-def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
     """Where cores without vCPUs are at hand: else the siblings are the best place there is."""
     emulator, vcpus = facts.emulator_pus, facts.pinned_pus
     if emulator is None or not facts.is_pinned:
@@ -54,10 +54,10 @@ def _emulator_on_siblings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     free = CpuSet(pu.index for pu in host.pus if pu.online and pu.allowed) - used
     if not free or not emulator <= used or not emulator.isdisjoint(vcpus):
         return
-    in_use = [d for d in host.domains if d.running and d.name != facts.guest.name]
+    in_use = [d for d in host.domains if d.running and d.name != facts.name]
     free -= CpuSet(pu for d in in_use for pin in d.vcpu_pins if pin is not None for pu in pin)
-    is_bound = facts.binding is not None or any(cell.host_nodes for cell in facts.cells)
-    if facts.guest.page_bytes is not None and is_bound:
+    is_bound = facts.binding is not None or any(cell.nodes for cell in facts.cells)
+    if facts.page_bytes is not None and is_bound:
         # QEMU allocates the huge pages of a node on PUs of that node.
         free &= CpuSet.union(n.pus for n in host.nodes if not n.pus.isdisjoint(emulator))
     if free:

@@ -17,10 +17,10 @@ from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.document.references import broken_references
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 
-def domain_findings(facts: DomainFacts, document: Document, host: Host) -> list[Finding]:
+def domain_findings(facts: Vm, document: Document, host: Host) -> list[Finding]:
     """What is wrong with one domain on its host."""
     found = [*broken_references(document), *pins_alone(facts), *memory_alone(facts)]
     found += [*devices_alone(facts), *limit_findings(facts, document, host)]
@@ -40,23 +40,23 @@ def domain_findings(facts: DomainFacts, document: Document, host: Host) -> list[
     ]
 
 
-def _fills(facts: DomainFacts, host: Host) -> bool:
+def _fills(facts: Vm, host: Host) -> bool:
     """Whether the vCPUs have a PU of every core: the emulator can be nowhere else."""
     pus = facts.pinned_pus
     return all(not core.pus.isdisjoint(pus) for core in host.cores)
 
 
-def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
+def _weighed(finding: Finding, facts: Vm, host: Host) -> Finding:
     """Floating vCPUs are worth a warning where devices or several nodes give them a home."""
     if finding.id != "unpinned" or finding.severity is not Severity.INFO:
         return finding
     nodes = [node for node in host.nodes if node.pus]
     most = max((len(node.pus) for node in nodes), default=0)
     space = max((node.memory_bytes or 0 for node in nodes), default=0)
-    too_large = facts.guest.vcpus > most or facts.guest.memory_bytes > space > 0
-    if len(nodes) < 2 or not (facts.guest.hostdevs or too_large):
+    too_large = facts.vcpus > most or facts.memory_bytes > space > 0
+    if len(nodes) < 2 or not (facts.hostdevs or too_large):
         return finding
-    why = "the VM has devices" if facts.guest.hostdevs else "the VM is larger than a node"
+    why = "the VM has devices" if facts.hostdevs else "the VM is larger than a node"
     return replace(
         finding,
         severity=Severity.WARNING,
@@ -65,16 +65,16 @@ def _weighed(finding: Finding, facts: DomainFacts, host: Host) -> Finding:
     )
 
 
-def domain_checked(facts: DomainFacts, host: Host) -> list[str]:
+def domain_checked(facts: Vm, host: Host) -> list[str]:
     """What domain_findings looked at, for people."""
     lines = [
         f"{facts.source}: references, pins, guest topology, memory, devices and limits of "
-        f"{facts.guest.name} on {host.name}"
+        f"{facts.name} on {host.name}"
         if host.pus
-        else f"{facts.source}: references, devices and limits of {facts.guest.name}; "
+        else f"{facts.source}: references, devices and limits of {facts.name}; "
         f"{host.name} gives no PUs to hold its pins against"
     ]
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))

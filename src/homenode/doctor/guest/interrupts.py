@@ -14,7 +14,7 @@ from homenode.doctor.guest.pins import nodes_of
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 _MOST_NAMED = 6
 _SPREAD_RATIO = 0.75
@@ -23,7 +23,7 @@ _SPREAD_RATIO = 0.75
 _SOURCE = "/sys/bus/pci/devices/*/msi_irqs; /proc/irq/*/effective_affinity_list"
 
 
-def interrupt_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def interrupt_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """Interrupts of the host where vCPUs run, and of the VM's devices where they do not."""
     if not any(pin is not None and len(pin) <= 2 for pin in facts.vcpu_pins):
         return  # vCPUs that float over sets move out of the way
@@ -41,8 +41,8 @@ def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
     return len(reached) >= _SPREAD_RATIO * sum(pu.online for pu in host.pus)
 
 
-def _of_the_host(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Finding]:
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
     here: list[tuple[PciDevice, PciInterrupt]] = []
     for device in host.pci_devices:
@@ -93,14 +93,14 @@ def _words(interrupts: list[tuple[PciDevice, PciInterrupt]]) -> str:
     return named + (f" and {more} more" if more > 0 else "")
 
 
-def _of_the_vm(facts: DomainFacts, ours: CpuSet, host: Host) -> Iterator[Finding]:
+def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     """Interrupts of passed devices, all of which another package handles."""
     nodes = nodes_of(ours, host)
     packages = {node.package for node in host.nodes if node.index in nodes} - {None}
     near = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus
     )
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
         if device.bdf not in passed or not interrupts or not near:

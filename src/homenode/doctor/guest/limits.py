@@ -18,7 +18,7 @@ from homenode.plan.shape.aperture import (
 )
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, format_bytes, format_limit
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 DMA_ENTRY_LIMIT = 65535
 """Default of vfio_iommu_type1.dma_entry_limit."""
@@ -47,9 +47,9 @@ class Limits:
     address_bits: int
 
 
-def limits(facts: DomainFacts, devices: list[PciDevice]) -> Limits:
+def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
     """The needs of a domain with these devices."""
-    guest = facts.guest
+    guest = facts
     factor = len(devices) if guest.has_iommu and devices else 1
     bars = sum(
         bar.size_bytes
@@ -92,9 +92,9 @@ def describe_limits(needs: Limits, devices: int) -> str:
     )
 
 
-def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
         return
@@ -104,8 +104,7 @@ def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterat
         yield Finding(
             id="dma-map-limit",
             severity=Severity.CRITICAL,
-            subject=f"{facts.guest.launch_security} guest of "
-            f"{format_bytes(facts.guest.memory_bytes)}",
+            subject=f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",
             expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
             cost="the start fails, or a device's driver in the guest does",
@@ -113,12 +112,12 @@ def limit_findings(facts: DomainFacts, document: Document, host: Host) -> Iterat
             "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <iommufd enabled='yes'/>",
             source=facts.source,
         )
-    if facts.guest.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
+    if facts.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
         yield from _addresses(facts, needs)
 
 
-def _addresses(facts: DomainFacts, needs: Limits) -> Iterator[Finding]:
-    guest = facts.guest
+def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
+    guest = facts
     bits = guest.physical_address_bits
     shows_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
     if bits is None and not shows_host:

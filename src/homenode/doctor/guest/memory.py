@@ -7,9 +7,9 @@ from homenode.doctor.guest.pins import nodes_of
 from homenode.domain.document import Document
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
-from homenode.plan.layout import MemoryBinding
 from homenode.topology import Host, MemoryKind
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.layout import MemoryBinding
+from homenode.vm.model import Vm
 
 _PULLING = (DeviceKind.GPU, DeviceKind.NIC)
 _FAR_COST = "every transfer crosses the link between the nodes: 411.6 against 88.6 GB/s on GH200"
@@ -21,7 +21,7 @@ def is_bound_by_numad(document: Document) -> bool:
     return memory is not None and memory.get("placement") == "auto"
 
 
-def memory_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+def memory_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """Memory that is not bound, bound elsewhere, or bound in two ways; devices that are far."""
     if len(host.nodes) < 2:
         return
@@ -32,11 +32,11 @@ def memory_findings(facts: DomainFacts, document: Document, host: Host) -> Itera
     yield from _far_devices(facts, host)
 
 
-def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _unbound(facts: Vm, host: Host) -> Iterator[Finding]:
     if not facts.is_pinned:
         return
     vcpu_nodes = nodes_of(facts.pinned_pus, host)
-    unbound = [cell.id for cell in facts.cells if not cell.host_nodes]
+    unbound = [cell.id for cell in facts.cells if not cell.nodes]
     if len(facts.cells) > 1 and unbound:
         yield Finding(
             id="memory-unbound",
@@ -79,7 +79,7 @@ def _unbound(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             )
 
 
-def _modes(facts: DomainFacts) -> Iterator[Finding]:
+def _modes(facts: Vm) -> Iterator[Finding]:
     if facts.binding is None or facts.binding[0] != "strict":
         return
     soft = [cell for cell in facts.cells if cell.mode not in ("strict", None)]
@@ -96,11 +96,11 @@ def _modes(facts: DomainFacts) -> Iterator[Finding]:
         )
 
 
-def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     gpu_nodes = CpuSet(n.index for n in host.nodes if n.memory_kind is MemoryKind.GPU)
     bound = facts.binding[1] if facts.binding is not None else CpuSet()
     for cell in facts.cells:
-        bound |= cell.host_nodes
+        bound |= cell.nodes
     if not bound.isdisjoint(gpu_nodes):
         yield Finding(
             id="memory-on-gpu",
@@ -114,7 +114,7 @@ def _gpu_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         )
 
 
-def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     """Devices in packages where the VM has neither vCPUs nor memory.
 
     Between the nodes of one package little is lost, and the planner itself ranks that last.
@@ -125,9 +125,9 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     if facts.binding is not None:
         here |= facts.binding[1]
     for cell in facts.cells:
-        here |= cell.host_nodes
+        here |= cell.nodes
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    passed = [by_bdf.get(hostdev.source) for hostdev in facts.guest.hostdevs]
+    passed = [by_bdf.get(hostdev.source) for hostdev in facts.hostdevs]
     pulling = [
         device
         for device in passed
@@ -136,8 +136,8 @@ def _far_devices(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     homes = {node.package for node in host.nodes if node.index in {d.node for d in pulling}}
     # Cores that do not divide over the devices' packages have to leave some devices far, and so
     # has a package without memory.
-    topology = facts.guest.cpu_topology
-    cores = facts.guest.vcpus // (1 if topology is None else topology[3])
+    topology = facts.cpu_topology
+    cores = facts.vcpus // (1 if topology is None else topology[3])
     divides = not homes or cores % len(homes) == 0
     divides = divides and not any(node.memory_bytes == 0 for node in host.nodes if node.pus)
     near = _packages_whole(here, host)

@@ -13,12 +13,12 @@ from homenode.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 
-def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
+    passed = {hostdev.source for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
         return
@@ -40,10 +40,10 @@ def passthrough_findings(facts: DomainFacts, document: Document, host: Host) -> 
 
 
 def _initiators(
-    facts: DomainFacts, document: Document, host: Host, devices: list[PciDevice]
+    facts: Vm, document: Document, host: Host, devices: list[PciDevice]
 ) -> Iterator[Finding]:
     """Grace GPUs without the guest's NUMA nodes that their memory goes to."""
-    if not facts.guest.is_virt:
+    if not facts.is_virt:
         return
     elements = element_of_bdf(document)
     found = initiator_nodes_of(host, [device for device in devices if is_grace(device)])
@@ -68,12 +68,12 @@ def _initiators(
         )
 
 
-def _nvswitches(facts: DomainFacts, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
+def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
     """All GPUs of a board without its NVSwitches; another VM that has them serves all VMs."""
     others = {
         bdf
         for domain in host.domains
-        if domain.name != facts.guest.name and (domain.running or domain.planned)
+        if domain.name != facts.name and (domain.running or domain.planned)
         for bdf in domain.devices
     }
     for board in switched_gpus(host):
@@ -94,7 +94,7 @@ def _nvswitches(facts: DomainFacts, host: Host, passed: set[Bdf]) -> Iterator[Fi
 
 
 def _companions(
-    facts: DomainFacts, host: Host, devices: list[PciDevice], passed: set[Bdf]
+    facts: Vm, host: Host, devices: list[PciDevice], passed: set[Bdf]
 ) -> Iterator[Finding]:
     """Devices that no other VM and not the host can use while this VM runs."""
     groups = {device.iommu_group for device in devices} - {None}

@@ -11,14 +11,14 @@ from homenode.findings import Finding, Severity
 from homenode.host_reserve import DEFAULT_HOST_RESERVE
 from homenode.plan.fingerprint import is_made_for
 from homenode.topology import CoreKind, Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 from homenode.wording import plural
 
 _REPLAN = "homenode doctor --fix OUT.xml plans the same VM again; or homenode plan"
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
 
 
-def pin_findings(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def pin_findings(facts: Vm, host: Host) -> Iterator[Finding]:
     """Straddled LLCs, mixed kinds of core, nodes under a flat guest, helpers, isolation."""
     if not host.pus:
         return
@@ -37,7 +37,7 @@ def nodes_of(pus: CpuSet, host: Host) -> CpuSet:
     return CpuSet(node.index for node in host.nodes if not node.pus.isdisjoint(pus))
 
 
-def _llcs(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     """More LLCs than the cores need, node by node: a node's cells cannot leave it."""
     pus = facts.pinned_pus
     used = [core for core in host.cores if not core.pus.isdisjoint(pus)]
@@ -79,7 +79,7 @@ def _fewest(sizes: list[int], cores: int) -> int:
     return len(sizes)
 
 
-def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
     kind_of = {pu: core.kind for core in host.cores for pu in core.pus if core.kind is not None}
     vcpus: dict[CoreKind, list[int]] = {}
     for vcpu, pin in enumerate(facts.vcpu_pins):
@@ -108,7 +108,7 @@ def _kinds(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     )
 
 
-def _host_core(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
     """A vCPU on every core of the host, where it is to keep one."""
     reserve = host.reserve or DEFAULT_HOST_RESERVE
     cores = [core.pus for core in host.cores]
@@ -119,7 +119,7 @@ def _host_core(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     yield Finding(
         id="host-core-taken",
         severity=Severity.WARNING,
-        subject=f"{facts.guest.vcpus} vCPUs",
+        subject=f"{facts.vcpus} vCPUs",
         expected="a core without vCPUs, for the host and QEMU's own threads",
         observed=f"vCPUs on each of {plural(len(cores), 'core')}",
         cost="the host's work and QEMU's threads interrupt vCPUs",
@@ -133,7 +133,7 @@ def _host_core(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     )
 
 
-def is_flat_by_evidence(facts: DomainFacts, host: Host) -> bool:
+def is_flat_by_evidence(facts: Vm, host: Host) -> bool:
     """Whether `--layout auto` planned this flat guest over several nodes of this very host: cells
     are then what the evidence decided against, and no finding may say otherwise."""
     record = facts.record
@@ -147,18 +147,18 @@ def is_flat_by_evidence(facts: DomainFacts, host: Host) -> bool:
     )
 
 
-def _flat_over_nodes(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     if facts.cells and len(facts.cells) > 1:
         return
     nodes = nodes_of(facts.pinned_pus, host)
     if len(nodes) < 2:
         return
     most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
-    fits = facts.guest.vcpus <= most
+    fits = facts.vcpus <= most
     yield Finding(
         id="flat-over-nodes",
         severity=Severity.WARNING,
-        subject=f"{facts.guest.vcpus} vCPUs",
+        subject=f"{facts.vcpus} vCPUs",
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
         cost="memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 "
@@ -181,7 +181,7 @@ def _cores_by_node(host: Host) -> list[list[int]]:
     ]
 
 
-def _helpers(facts: DomainFacts) -> Iterator[Finding]:
+def _helpers(facts: Vm) -> Iterator[Finding]:
     """Emulator and IOThreads. Pins of the emulator on vCPUs are verify's to find."""
     pus = facts.pinned_pus
     for number, pin in facts.iothread_pins:
@@ -210,7 +210,7 @@ def _helpers(facts: DomainFacts) -> Iterator[Finding]:
         )
 
 
-def _isolation(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
     """isolcpus= takes PUs from the load balancer: what floats there stays on one PU."""
     isolated = CpuSet(pu.index for pu in host.pus if pu.isolated)
     if not isolated:

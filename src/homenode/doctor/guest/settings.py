@@ -9,7 +9,7 @@ from homenode.topology import Host
 from homenode.units import GIB, format_bytes
 
 if TYPE_CHECKING:
-    from homenode.verify.domain_facts import DomainFacts
+    from homenode.vm.model import Vm
 
 _DRIVERS_WITH_OWN_CLOCK = frozenset({"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"})
 """With these "powersave" is the normal, dynamic choice. Source: admin-guide/pm/intel_pstate.rst."""
@@ -20,7 +20,7 @@ _SYSFS = "/sys and /proc of the host"
 
 
 def settings_findings(
-    host: Host, facts: "DomainFacts | None", *, memory_is_bound: bool = False
+    host: Host, facts: "Vm | None", *, memory_is_bound: bool = False
 ) -> Iterator[Finding]:
     """Governor and idle states of any host; page moving and merging for a VM that they reach.
 
@@ -34,7 +34,7 @@ def settings_findings(
         yield from _small_pages(host, facts, memory_is_bound)
 
 
-def _governor(host: Host, facts: "DomainFacts | None") -> Iterator[Finding]:
+def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
     """Of the VM's own PUs where it is pinned and they are known one by one, else of all."""
     ours = CpuSet() if facts is None else facts.pinned_pus
     slow, mixed = CpuSet(), CpuSet()
@@ -71,7 +71,7 @@ def _governor(host: Host, facts: "DomainFacts | None") -> Iterator[Finding]:
         )
 
 
-def _idle(host: Host, facts: "DomainFacts") -> Iterator[Finding]:
+def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:
     """Of the VM's own PUs where they are known one by one, else of the lowest."""
     if not facts.is_pinned:
         return
@@ -98,9 +98,9 @@ def _idle(host: Host, facts: "DomainFacts") -> Iterator[Finding]:
     )
 
 
-def _small_pages(host: Host, facts: "DomainFacts", memory_is_bound: bool) -> Iterator[Finding]:
+def _small_pages(host: Host, facts: "Vm", memory_is_bound: bool) -> Iterator[Finding]:
     """Only ordinary pages are merged, moved or made huge behind the VM's back."""
-    settings, guest = host.settings, facts.guest
+    settings, guest = host.settings, facts
     size = format_bytes(guest.memory_bytes)
     if settings.transparent_hugepages == "never" and guest.memory_bytes >= _LARGE_GUEST_BYTES:
         yield Finding(
@@ -129,7 +129,7 @@ def _small_pages(host: Host, facts: "DomainFacts", memory_is_bound: bool) -> Ite
     # The kernel scans neither huge pages of hugetlbfs nor strictly bound memory.
     # Source: task_numa_work and vma_policy_mof, kernel/sched/fair.c and mm/mempolicy.c.
     bound = memory_is_bound or facts.binding is not None
-    bound = bound or any(cell.host_nodes for cell in facts.cells)
+    bound = bound or any(cell.nodes for cell in facts.cells)
     if settings.numa_balancing and not bound and facts.is_pinned and len(host.nodes) > 1:
         yield Finding(
             id="numa-balancing",

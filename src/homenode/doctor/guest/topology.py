@@ -18,30 +18,30 @@ from homenode.plan.shape.caches import (
     told_l3,
 )
 from homenode.topology import Host
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 _MANY_SOCKETS = 2
 _REPLAN = "homenode plan writes a topology that matches the placement"
 
 
-def topology_findings(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """Sockets against cells, threads without siblings, caches and AMD's topoext."""
-    topology = facts.guest.cpu_topology
+    topology = facts.cpu_topology
     if topology is None:
-        if facts.guest.vcpus > _MANY_SOCKETS:
+        if facts.vcpus > _MANY_SOCKETS:
             yield Finding(
                 id="sockets-implicit",
                 severity=Severity.INFO,
                 subject="<topology>",
                 expected="a topology",
-                observed=f"none: libvirt makes it {facts.guest.vcpus} sockets of one core",
+                observed=f"none: libvirt makes it {facts.vcpus} sockets of one core",
                 cost="licences count sockets, and some guests use only two",
                 fix=_REPLAN,
                 source=facts.source,
             )
         return
     sockets, dies, cores, threads = topology
-    if sockets * dies * cores * threads != facts.guest.vcpus:
+    if sockets * dies * cores * threads != facts.vcpus:
         return  # libvirt refuses it; verify says so
     yield from _sockets(facts, dies * cores * threads)
     if threads > 1:
@@ -54,11 +54,11 @@ def _groups(vcpus: int, size: int) -> list[CpuSet]:
     return [CpuSet(range(first, first + size)) for first in range(0, vcpus, size)]
 
 
-def _sockets(facts: DomainFacts, per_socket: int) -> Iterator[Finding]:
+def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
     for cell in facts.cells:
         cut = [
             number
-            for number, socket in enumerate(_groups(facts.guest.vcpus, per_socket))
+            for number, socket in enumerate(_groups(facts.vcpus, per_socket))
             if not socket.isdisjoint(cell.vcpus)
             and not socket <= cell.vcpus
             and not cell.vcpus <= socket
@@ -76,10 +76,10 @@ def _sockets(facts: DomainFacts, per_socket: int) -> Iterator[Finding]:
             )
 
 
-def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
+def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
     core_of = {pu: core.index for core in host.cores for pu in core.pus}
     lying: list[int] = []
-    for group in _groups(facts.guest.vcpus, threads):
+    for group in _groups(facts.vcpus, threads):
         pins = [facts.vcpu_pins[vcpu] for vcpu in group]
         if any(pin is None for pin in pins):
             continue
@@ -110,13 +110,13 @@ def _threads(facts: DomainFacts, host: Host, threads: int) -> Iterator[Finding]:
         )
 
 
-def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Finding]:
+def _topoext(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """Named models of AMD's bring the feature along; these two leave it out on purpose.
 
     Source: no_autoenable_flags of FEAT_8000_0001_ECX in QEMU's target/i386/cpu.c.
     """
     modes = ("host-passthrough", "maximum")
-    if host.cpu.vendor != "AuthenticAMD" or facts.guest.cpu_mode not in modes:
+    if host.cpu.vendor != "AuthenticAMD" or facts.cpu_mode not in modes:
         return
     cpu = document.root.child("cpu")
     features = () if cpu is None else cpu.all("feature")
@@ -135,9 +135,9 @@ def _topoext(facts: DomainFacts, document: Document, host: Host) -> Iterator[Fin
     )
 
 
-def _cache(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
     """vCPUs that the guest takes to share an L3, and that lie on several LLCs."""
-    guest = facts.guest
+    guest = facts
     shared = shared_llcs(host, facts.vcpu_pins)
     if guest.architecture != "x86_64" or not facts.is_pinned or shared is None:
         return

@@ -27,7 +27,6 @@ from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures.sample import Figures, joined, sample
 from homenode.measure.step_reading import Tool, figures_of, lenient, tool_of
-from homenode.plan.layout import PRESETS, GuestCells
 from homenode.results.model import (
     CPU_ONLY,
     GPU_UNKNOWN,
@@ -41,6 +40,7 @@ from homenode.results.model import (
 )
 from homenode.results.vantage import Vantage
 from homenode.tools import json_documents, numactl, stream, study_programs
+from homenode.vm.layout import PRESETS, GuestCells
 
 _REPEATED = re.compile(r"[_-]?(?:run|rep)[_-]?\d+\Z", re.I | re.A)
 _OF_NODE = re.compile(r"[_-]?(?:node|numa)[_-]?\d+\Z", re.I | re.A)

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from homenode.domain.read import guest_of, open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
 from homenode.measure.model import Group
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.layout import PRESETS, Pinning
 from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
@@ -16,6 +15,7 @@ from homenode.topology import Host, MemoryKind
 from homenode.tuning import Tuning, tune, tune_manually
 from homenode.units import MIB, format_bytes
 from homenode.verify.document.verification import verify_document
+from homenode.vm.layout import PRESETS, Pinning
 
 _STAND_AGAINST = frozenset(
     """
@@ -104,7 +104,7 @@ def _fit(
         for one in found
         if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
     ]
-    vcpus = guest_of(open_domain(original, name)).vcpus
+    vcpus = vm_of(open_domain(original, name)).vcpus
     if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vcpus != vcpus:
         against.append(
             f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vcpus}"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from homenode.apply.definition import preview_definition
-from homenode.domain.read import open_domain, read_guest
+from homenode.domain.read import open_domain, read_vm
 from homenode.domain.schema import refuse_new_errors
 from homenode.errors import InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
@@ -226,7 +226,7 @@ def _refuse_unfinished(state: DomainState, root: Path) -> None:
 def _no_nvlink(original: bytes, name: str) -> tuple[str, ...]:
     """The option of apply with which the GPUs that a VM has need be no NVLink partition: as they
     were planned here."""
-    return ("--without-nvlink",) if read_guest(original, name).hostdevs else ()
+    return ("--without-nvlink",) if read_vm(original, name).hostdevs else ()
 
 
 _PORTS = frozenset(("pty", "unix", "tcp"))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from homenode.apply.definition import apply_definition
 from homenode.discover import discover
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import is_local
@@ -52,11 +52,10 @@ from homenode.nccl.guest_side import guest_side
 from homenode.nccl.topology import Flavour
 from homenode.nccl.write import write_topology
 from homenode.pci import DeviceKind
-from homenode.plan.layout import Pinning
 from homenode.plan.model import Plan
 from homenode.results.store import read_run
 from homenode.topology import Host
-from homenode.verify.domain_facts import domain_facts
+from homenode.vm.layout import Pinning
 from homenode.wording import command_line
 
 T = TypeVar("T")
@@ -472,7 +471,7 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     Raises InputError where a device's place in the guest cannot be determined.
     """
     opened = open_domain(document, "the domain")
-    side = guest_side(opened, domain_facts(opened), plan=plan, guest=guest)
+    side = guest_side(opened, vm_of(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
     flavour = Flavour.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else Flavour.NCCL
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

@@ -14,10 +14,10 @@ from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
 from homenode.measure.schedule import seeded_order
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.results.vantage import Vantage
+from homenode.vm.layout import PRESETS
 
 BARE = "bare"
 """In the place of a layout: the host itself, on the plan's PUs and nodes, no guest."""

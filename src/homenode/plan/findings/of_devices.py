@@ -8,10 +8,10 @@ from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.gpu_parts import is_divided
-from homenode.plan.layout import Pinning
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
+from homenode.vm.layout import Pinning
 
 _CHIPSET_CLASSES = frozenset({0x0600, 0x0601})
 """Host and ISA bridges, which have no driver that VFIO minds."""

@@ -9,7 +9,6 @@ from homenode.pci import DeviceKind
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.findings.of_devices import device_findings
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 from homenode.plan.model import PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
@@ -22,6 +21,7 @@ from homenode.plan.search.memory import (
 )
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
 
 
 def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:

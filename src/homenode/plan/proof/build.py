@@ -17,7 +17,6 @@ from homenode.json_text import decode_json
 from homenode.plan.allocations import allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import device_options
-from homenode.plan.layout import Pinning, with_siblings
 from homenode.plan.model import Plan
 from homenode.plan.proof.family import FalseProofError, Family, Goal
 from homenode.plan.proof.statement import (
@@ -43,6 +42,7 @@ from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.search.supply import usable
 from homenode.plan.stored import encode_plan
 from homenode.topology import Host
+from homenode.vm.layout import Pinning, with_siblings
 
 FEW_NODES = 8
 """With more nodes a tree splits by packages before it does by nodes."""

@@ -6,9 +6,9 @@ weights. The last ones are indices, so no two placements cost the same. docs/dec
 
 from typing import NamedTuple
 
-from homenode.plan.layout import GuestPcie
 from homenode.plan.model import CostTerm
 from homenode.plan.request import GuestRequest, Policy
+from homenode.vm.layout import GuestPcie
 
 
 class Cost(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 from homenode.errors import UsageError
-from homenode.plan.layout import GuestCells
 from homenode.plan.request import CellRequest, GuestRequest
 from homenode.plan.search.problem import SearchProblem
+from homenode.vm.layout import GuestCells
 
 MOST_ASSIGNMENTS = 5_040
 """Ways to put the cells on nodes that are compared: all for seven cells on seven nodes."""

@@ -19,10 +19,10 @@ from enum import StrEnum
 from itertools import product
 
 from homenode.errors import UsageError
-from homenode.plan.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
 from homenode.plan.request import GuestRequest, Policy
 from homenode.plan.search.supply import Grouping, Usable
 from homenode.topology import CoreKind
+from homenode.vm.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
 
 
 class MemoryRule(StrEnum):

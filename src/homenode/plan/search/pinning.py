@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.layout import GuestCells, MemoryBinding, Pinning, Siblings
 from homenode.plan.request import EmulatorPolicy, GuestRequest
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.ladder import Fallback, MemoryRule
@@ -23,6 +22,7 @@ from homenode.plan.search.threads import (
 )
 from homenode.plan.shape.guest_numa import split_memory
 from homenode.topology import CoreKind
+from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,6 @@ from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device
 from homenode.plan.findings.of_devices import device_findings
 from homenode.plan.findings.of_placement import memory_short, placement_findings
 from homenode.plan.findings.siblings import document_siblings, whole_core_costs
-from homenode.plan.layout import (
-    GuestCells,
-    Layout,
-    MemoryBinding,
-    Pinning,
-    Siblings,
-    named,
-    with_siblings,
-)
 from homenode.plan.model import Rejection, RunnerUp, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
@@ -73,6 +64,15 @@ from homenode.plan.search.threads import (
     ThreadPlaces,
 )
 from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.vm.layout import (
+    GuestCells,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    named,
+    with_siblings,
+)
 
 MOST_REFUSED_NODES = 16
 

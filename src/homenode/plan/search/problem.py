@@ -11,7 +11,6 @@ from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
-from homenode.plan.layout import GuestCells
 from homenode.plan.request import Balance, DeviceLocality, GuestRequest
 from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
@@ -35,6 +34,7 @@ from homenode.plan.search.supply import (
 )
 from homenode.plan.shape.guest_topology import may_share_sockets
 from homenode.topology import Host
+from homenode.vm.layout import GuestCells
 
 Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
-from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Rejection, Unplannable
 from homenode.plan.request import DeviceLocality, GuestRequest
 from homenode.plan.search.ladder import Fallback
@@ -20,6 +19,7 @@ from homenode.plan.search.solve import fits
 from homenode.plan.search.supply import Supply, Usable
 from homenode.topology import CoreKind, Host, MemoryKind
 from homenode.units import format_bytes
+from homenode.vm.layout import MemoryBinding
 
 
 def unusable_nodes(host: Host, request: GuestRequest) -> Iterator[Rejection]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from homenode.gap import Gap
 from homenode.pci import PciDevice
-from homenode.plan.guest import Guest
-from homenode.plan.layout import GuestPcie
 from homenode.plan.model import Aperture, PlanFinding
 from homenode.plan.request import GuestRequest
 from homenode.topology import HostSettings
 from homenode.units import GIB, KIB, MIB, format_bytes
+from homenode.vm.layout import GuestPcie
+from homenode.vm.model import Vm
 
 DEFAULT_WINDOW_BYTES = 32 * GIB
 """64-bit PCI window of q35 and of OVMF where nothing else is said."""
@@ -110,7 +110,7 @@ def aperture(
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
 
 
-def _small_window(guest: Guest, window: int) -> PlanFinding:
+def _small_window(guest: Vm, window: int) -> PlanFinding:
     """The document has these devices, but no space for them that is known.
 
     Firmware of 2023 sizes its window by the address bits where it sees the host's.
@@ -151,7 +151,7 @@ def prefetchable_window_bytes(devices: Iterable[PciDevice]) -> int:
 
 
 def _address_bits(
-    guest: Guest, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
+    guest: Vm, memory_bytes: int, window: int, settings: HostSettings, gaps: list[Gap]
 ) -> int | None:
     """Bits for <maxphysaddr>; None where the guest has enough of them."""
     if window <= DEFAULT_WINDOW_BYTES:

@@ -14,8 +14,6 @@ from homenode.pci import PciDevice
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import mediated_gaps, parts_at
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
 from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
@@ -31,6 +29,8 @@ from homenode.plan.shape.numbering import numbering, offline_vcpus, without_onli
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
+from homenode.vm.model import GuestAddress
 from homenode.wording import plural
 
 MOST_VCPUS_WITHOUT_IOMMU = 255

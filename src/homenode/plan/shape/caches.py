@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.guest import Guest
 from homenode.plan.model import GuestCache, GuestTopology, PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
 from homenode.topology import Host, Llc
+from homenode.vm.model import Vm
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""
@@ -99,7 +99,7 @@ def shared_llcs(host: Host | None, pins: tuple[CpuSet | None, ...]) -> SharedLlc
     return SharedLlcs(tuple(map(CpuSet, found.values())), tuple(found))
 
 
-def guest_cpu(host: Host, guest: Guest, topoext: bool | None = None) -> GuestCpu:
+def guest_cpu(host: Host, guest: Vm, topoext: bool | None = None) -> GuestCpu:
     """The CPU of a guest on this host. topoext: whether the feature is on; None = as the document
     has it."""
     vendor = host.cpu.vendor
@@ -161,13 +161,13 @@ def told_l3(
     return _grouped(topology, lambda vcpu: vcpu // per_die)
 
 
-def stated_topology(guest: Guest, vcpus: int) -> GuestTopology:
+def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
     """The document's topology; without one libvirt makes each vCPU a socket."""
     stated = None if guest.cpu_topology is None else GuestTopology(*guest.cpu_topology)
     return stated if stated and stated.vcpus == vcpus else GuestTopology(vcpus, 1, 1, 1)
 
 
-def stated_cache(guest: Guest) -> GuestCache:
+def stated_cache(guest: Vm) -> GuestCache:
     """What the document's <cache> says; without one QEMU emulates an L3."""
     known = {str(cache): cache for cache in GuestCache if cache is not GuestCache.AS_IT_WAS}
     return known.get(guest.cpu_cache or "", GuestCache.EMULATED)
@@ -216,7 +216,7 @@ def llc_threads(host: Host, shared: SharedLlcs | None) -> int | None:
 
 def _ways(
     host: Host,
-    guest: Guest,
+    guest: Vm,
     placement: Placement,
     shape: GuestTopology,
     shared: SharedLlcs | None,

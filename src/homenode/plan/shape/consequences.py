@@ -4,8 +4,6 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.guest import GuestAddress
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import (
     Aperture,
     GuestTopology,
@@ -18,6 +16,8 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import offline_vcpus, online_text
 from homenode.topology import Host
 from homenode.units import format_bytes, format_limit
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestAddress
 
 
 def consequences(

@@ -16,12 +16,12 @@ from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
-from homenode.plan.layout import GuestPcie
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedCell
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances
 from homenode.topology import Host
+from homenode.vm.layout import GuestPcie
 
 GRACE_GPUS = frozenset({0x2342, 0x2348, 0x2941})
 """Device ids of NVIDIA's GPUs with a Grace CPU."""

@@ -1,12 +1,12 @@
 """Memory devices: how much of them each guest cell brings with it, beyond its own memory."""
 
 from homenode.gap import Gap
-from homenode.plan.guest import Guest
-from homenode.plan.layout import Layout
 from homenode.units import format_bytes
+from homenode.vm.layout import Layout
+from homenode.vm.model import Vm
 
 
-def device_bytes_of_cells(guest: Guest, layout: Layout, cells: int) -> tuple[int, ...]:
+def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
     """Bytes of memory devices in each of so many cells, those that lie where their cell lies.
 
     A device on a cell that is no more moves to cell 0, as the rewritten document says.
@@ -18,7 +18,7 @@ def device_bytes_of_cells(guest: Guest, layout: Layout, cells: int) -> tuple[int
     return tuple(owned)
 
 
-def device_gaps(guest: Guest, layout: Layout) -> tuple[Gap, ...]:
+def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
     """What of the memory devices lies on no node that a plan could name."""
     apart = sum(d.size_bytes for d in guest.memory_devices if not d.lies_with_cell(layout))
     if not apart:

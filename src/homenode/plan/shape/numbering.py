@@ -13,10 +13,10 @@ from math import gcd
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
+from homenode.vm.layout import GuestCells
 
 MOST_SOCKETS_PER_CELL = 4
 """Beyond, a vCPU more or less online in a cell is better than more sockets."""

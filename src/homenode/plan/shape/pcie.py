@@ -14,7 +14,6 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
@@ -35,6 +34,7 @@ from homenode.plan.shape.port_assignments import (
     right_ones,
 )
 from homenode.topology import CoreKind, Host
+from homenode.vm.model import GuestAddress
 
 MOST_SPARE_PORTS = 16
 

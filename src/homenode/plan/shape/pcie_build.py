@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from homenode.plan.guest import GuestAddress
 from homenode.plan.model import GuestCellId, PlannedController, PortModel, Unplannable
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
 from homenode.plan.shape.pcie_tree import SLOTS_PER_BUS, PcieTree, TreeNode
+from homenode.vm.model import GuestAddress
 
 LARGEST_INDEX = 255
 """libvirt writes a controller's index as `bus` of an address, which has 8 bits."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from homenode.errors import InputError
-from homenode.plan.guest import Guest, GuestAddress, GuestPciController
 from homenode.plan.model import PortModel
 from homenode.plan.shape.pcie_tree import PcieTree, TreeNode
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 
 EXPANDER = PortModel.EXPANDER_BUS.value
 
@@ -23,7 +23,7 @@ class PcieDocument:
     leaving: addresses that become free.
     """
 
-    def __init__(self, guest: Guest, cells: int, leaving: Iterable[GuestAddress]) -> None:
+    def __init__(self, guest: Vm, cells: int, leaving: Iterable[GuestAddress]) -> None:
         self.controllers = {
             controller.index: controller
             if controller.node is None or controller.node < cells
@@ -98,7 +98,7 @@ def expander_above(
     return None
 
 
-def refuse_machine(guest: Guest, layout: str) -> None:
+def refuse_machine(guest: Vm, layout: str) -> None:
     """Raises InputError unless the machine type has expander buses for PCIe."""
     if guest.architecture == "x86_64" and guest.is_q35:
         return

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.plan.guest import GuestAddress
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.pcie_build import PcieBuild
 from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
 from homenode.plan.shape.pcie_tree import PcieTree
+from homenode.vm.model import GuestAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import Pinning, layout_text
 from homenode.plan.model import Plan, Rejection
 from homenode.plan.nearby import NearbySize
 from homenode.plan.words.cost_words import span_lines, term_lines, term_value, term_words
@@ -30,6 +29,7 @@ from homenode.plan.words.explanation import (
 )
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.vm.layout import Pinning, layout_text
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 

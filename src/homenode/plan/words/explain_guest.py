@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import GuestCells
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.plan.words.explanation import (
     Rows,
@@ -16,6 +15,7 @@ from homenode.plan.words.explanation import (
 )
 from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes, format_limit
+from homenode.vm.layout import GuestCells
 
 
 def cells_section(plan: Plan) -> Section:

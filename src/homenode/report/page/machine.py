@@ -19,11 +19,11 @@ from homenode.analyse.summary import Series, SeriesKey
 from homenode.analyse.switch_effects import SwitchEffect, switch_effects
 from homenode.analyse.verdict import Verdict
 from homenode.evidence.model import Evidence, Publication, System
-from homenode.plan.layout import PRESETS
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Origin, Run
 from homenode.results.vantage import Vantage
 from homenode.topology import Host
+from homenode.vm.layout import PRESETS
 
 ANY_LAYOUT = "any layout"
 """Label of figures that a source prints for all layouts alike."""

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 
 from homenode.analyse.alternative import Alternative
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.plan.model import Plan
 from homenode.report.charts.paths import GuestCell, HostNode, Paths
 from homenode.topology import Host
 from homenode.units import format_bytes
+from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding
 from homenode.wording import plural
 
 

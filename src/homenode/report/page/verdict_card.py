@@ -7,10 +7,10 @@ from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.grade import Grade
 from homenode.analyse.statement import effect_text, ground_of, runs_as, sentence_of, source_sentence
 from homenode.analyse.verdict import SourceVerdict, Verdict
-from homenode.plan.layout import PRESETS
 from homenode.report.page.machine import Machine
 from homenode.report.verdict_text import doubts_of
 from homenode.results.model import UNKNOWN_SWITCHES, Origin
+from homenode.vm.layout import PRESETS
 
 TONES = {
     Grade.GOOD: "good",

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.domain.aperture import read_hole, read_window_mib
 from homenode.domain.document import Document
-from homenode.plan.guest import Guest
 from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, prefetchable_window_bytes
 from homenode.topology import Host
 from homenode.units import GIB, MIB
+from homenode.vm.model import Vm
 
 TCG_ADDRESS_BITS = 40
 _LEAST_BAR_BYTES = 64 * MIB
@@ -39,7 +39,7 @@ class AddressMap:
     shift: int
 
 
-def address_map(document: Document, guest: Guest, host: Host) -> AddressMap | None:
+def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
     """The map of a guest's devices; None where none of them has a large BAR that is known."""
     passed = [
         device for hostdev in guest.hostdevs if (device := host.device(hostdev.source)) is not None

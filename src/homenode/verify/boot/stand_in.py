@@ -15,12 +15,11 @@ from homenode.domain.addresses import addressed_devices
 from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.document import Document
 from homenode.errors import HostError
-from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.verify.boot.address_map import AddressMap, address_map
 from homenode.verify.boot.cpu_choice import CpuChoice
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import GuestAddress, GuestPciController, Vm
 
 LEAST_CELL_BYTES = 192 * MIB
 """The guest's kernel and files take about 100 MiB of the first node."""
@@ -140,7 +139,7 @@ class StandIn:
 
 def stand_in_of(
     document: Document,
-    facts: DomainFacts,
+    facts: Vm,
     cpu: CpuChoice,
     machine: str,
     *,
@@ -155,7 +154,7 @@ def stand_in_of(
     QEMU's command line can say. Raises HostError for guests that it cannot stand in for: other
     architectures, too many vCPUs.
     """
-    guest = facts.guest
+    guest = facts
     if guest.architecture != "x86_64":
         raise HostError(
             f"{facts.source}: expected an x86_64 guest to boot a test guest for, found "
@@ -185,7 +184,7 @@ def stand_in_of(
         devices,
         (),
         facts.has_acpi,
-        facts.guest.offline_vcpus,
+        facts.offline_vcpus,
         _switches(document),
         _is_shared(document),
         _iommu(document) if direct else None,
@@ -245,9 +244,9 @@ def _iommu(document: Document) -> tuple[str, ...] | None:
 
 
 def _left_out(
-    document: Document, facts: DomainFacts, made: StandIn, host: Host | None, has_ovmf: bool
+    document: Document, facts: Vm, made: StandIn, host: Host | None, has_ovmf: bool
 ) -> Iterator[str]:
-    guest, root = facts.guest, document.root
+    guest, root = facts, document.root
     if guest.machine not in (None, made.machine, *_SAME_AS_HERE):
         yield f"machine type {guest.machine}, which this QEMU lacks ({made.machine} instead)"
     features = root.child("features")
@@ -285,10 +284,10 @@ def _left_out(
 
 
 def _tree(
-    document: Document, facts: DomainFacts
+    document: Document, facts: Vm
 ) -> tuple[tuple[GuestPciController, ...], tuple[tuple[GuestAddress, Bdf | None], ...]]:
     """Controllers and endpoints; what has no address gets one on the root bus."""
-    guest = facts.guest
+    guest = facts
     known = [c for c in guest.controllers if c.model in _MODELS]
     places = {c.address for c in known if c.address is not None}
     endpoints: dict[GuestAddress, Bdf | None] = {}

@@ -40,8 +40,8 @@ from homenode.verify.boot.outcome import CONSOLE_HINT, came_up, crash, partial, 
 from homenode.verify.boot.stand_in import StandIn, stand_in_of
 from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
-from homenode.verify.domain_facts import DomainFacts
 from homenode.verify.guest.path import path_of_address, paths_of_guest
+from homenode.vm.model import Vm
 
 COMMAND = (
     "console=ttyS0 quiet panic=-1 mitigations=off nowatchdog no_timer_check pcie_ports=compat "
@@ -95,7 +95,7 @@ class Booted:
 
 
 def boot_stand_in(
-    document: Document, facts: DomainFacts, options: BootOptions, host: Host | None = None
+    document: Document, facts: Vm, options: BootOptions, host: Host | None = None
 ) -> Booted:
     """Boot the test guest of a document and read it. host: that of its devices, None = not known.
 
@@ -114,7 +114,7 @@ def boot_stand_in(
         document,
         facts,
         choose_cpu(document, kvm=kvm),
-        _machine(program, facts.guest.machine),
+        _machine(program, facts.machine),
         host=host,
         has_ovmf=ovmf is not None,
         through_libvirt=uri is not None and options.connect is not None,
@@ -165,7 +165,7 @@ def boot_stand_in(
                 found += excuse
         if through is None:
             refused = _run_qemu(guests, limit_s)
-        seen, said = _read_all(guests, refused, facts.guest.name, options.keep)
+        seen, said = _read_all(guests, refused, facts.name, options.keep)
     how = "QEMU directly" if through is None else f"libvirt at {through}"
     how = f"through {how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
     if len(guests) > 1:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
 from homenode.domain.fields import address_attributes, format_set
-from homenode.plan.guest import GuestAddress
 from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import CpuChoice
 from homenode.verify.boot.stand_in import StandIn
+from homenode.vm.model import GuestAddress
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.plan.guest import GuestHostdev, GuestMediated
-from homenode.plan.layout import GuestCells, MemoryBinding
 from homenode.plan.model import GuestTopology, Plan
 from homenode.units import format_bytes
-from homenode.verify.domain_facts import DomainFacts, vcpus_text
+from homenode.vm.layout import GuestCells, MemoryBinding
+from homenode.vm.model import GuestHostdev, GuestMediated, Vm, vcpus_text
 
 _REWRITE = "write the document again: homenode plan -o, or homenode restore and plan"
 _SHOWN = 6
 
 
-def as_planned(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+def as_planned(facts: Vm, plan: Plan) -> Iterator[Finding]:
     """A finding for each thing that differs, pins of many vCPUs in one."""
     yield from _counts(facts, plan)
     yield from _kept(facts, plan)
@@ -49,8 +48,8 @@ def differs(
     )
 
 
-def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
-    guest = facts.guest
+def _counts(facts: Vm, plan: Plan) -> Iterator[Finding]:
+    guest = facts
     if guest.vcpus != plan.vcpus:
         yield differs("vcpus", "<vcpu>", str(plan.vcpus), str(guest.vcpus), facts.source)
     if guest.memory_bytes != plan.memory_bytes:
@@ -76,9 +75,9 @@ def _counts(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         )
 
 
-def _kept(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+def _kept(facts: Vm, plan: Plan) -> Iterator[Finding]:
     """What the plan left as the document had it, and relies on."""
-    guest, kept = facts.guest, plan.kept
+    guest, kept = facts, plan.kept
     if kept is None:
         return
     if guest.domain_type != kept.domain_type:
@@ -171,8 +170,8 @@ def _shape(topology: GuestTopology) -> str:
     return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
 
 
-def _pins(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
-    wanted: Sequence[CpuSet | None] = plan.vcpu_pins or (None,) * facts.guest.vcpus
+def _pins(facts: Vm, plan: Plan) -> Iterator[Finding]:
+    wanted: Sequence[CpuSet | None] = plan.vcpu_pins or (None,) * facts.vcpus
     pairs = [
         (i, want, found)
         for i, (want, found) in enumerate(zip(wanted, facts.vcpu_pins, strict=False))
@@ -223,7 +222,7 @@ def _some(texts: Iterable[str]) -> str:
     return ", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _cells(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+def _cells(facts: Vm, plan: Plan) -> Iterator[Finding]:
     if plan.layout.cells is GuestCells.FLAT:
         if len(facts.cells) > 1:
             yield differs(
@@ -268,7 +267,7 @@ def _row(distances: tuple[int, ...]) -> str:
     return " ".join(map(str, distances)) or "none"
 
 
-def _binding(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+def _binding(facts: Vm, plan: Plan) -> Iterator[Finding]:
     if plan.memory_mode is None:
         return
     found = facts.binding
@@ -286,19 +285,19 @@ def _binding(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
         return
     for want, cell in zip(plan.cells, facts.cells, strict=False):
         homes = CpuSet(want.host_nodes)
-        if homes and want.memory_bytes and cell.host_nodes != homes:
+        if homes and want.memory_bytes and cell.nodes != homes:
             yield differs(
                 "cell-binding",
                 f"cell {want.id}",
                 f"memory on node {homes}",
-                f"memory on node {cell.host_nodes}" if cell.host_nodes else "not bound",
+                f"memory on node {cell.nodes}" if cell.nodes else "not bound",
                 facts.source,
                 cost="every access of the cell's vCPUs to its memory is remote",
             )
 
 
-def _controllers(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
-    have = {controller.index: controller for controller in facts.guest.controllers}
+def _controllers(facts: Vm, plan: Plan) -> Iterator[Finding]:
+    have = {controller.index: controller for controller in facts.controllers}
     for want in plan.controllers:
         there = have.get(want.index)
         subject = f"PCI controller {want.index}"
@@ -329,10 +328,10 @@ def _on_cell(cell: int | None) -> str:
     return "on no cell" if cell is None else f"on cell {cell}"
 
 
-def _devices(facts: DomainFacts, plan: Plan) -> Iterator[Finding]:
+def _devices(facts: Vm, plan: Plan) -> Iterator[Finding]:
     have: dict[Bdf | str, GuestHostdev | GuestMediated] = {
-        **{hostdev.source: hostdev for hostdev in facts.guest.hostdevs},
-        **{one.uuid: one for one in facts.guest.mediated},
+        **{hostdev.source: hostdev for hostdev in facts.hostdevs},
+        **{one.uuid: one for one in facts.mediated},
     }
     for want in plan.devices:
         name = want.uuid or want.bdf

@@ -13,18 +13,17 @@ from homenode.plan.gpu_parts import (
     unknown_mediated,
     with_mediated,
 )
-from homenode.plan.guest import Guest, GuestHostdev, GuestPciController
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.topology import Host
 from homenode.verify.document.pins import neighbour, severity_of_neighbour
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import GuestHostdev, GuestPciController, Vm
 
 LOST_LOCALITY_COST = (
     "the guest cannot tell where the device is: 12.6 against 15.6 GB/s host to device (KubeVirt)"
 )
 
 
-def cell_of_hostdev(guest: Guest, hostdev: GuestHostdev) -> int | None:
+def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
     """The guest cell whose expander bus a device hangs on; None on pcie.0."""
     if hostdev.address is None:
         return None
@@ -33,10 +32,10 @@ def cell_of_hostdev(guest: Guest, hostdev: GuestHostdev) -> int | None:
     return None if above is None or above.model != EXPANDER else above.node
 
 
-def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
+def devices_alone(facts: Vm) -> Iterator[Finding]:
     """What devices say without a host: expander buses on a machine that has them, and ACPI, by
     which a guest learns of them."""
-    guest = facts.guest
+    guest = facts
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
     if expanders and not (guest.is_q35 or guest.is_virt):
         yield Finding(
@@ -54,10 +53,10 @@ def devices_alone(facts: DomainFacts) -> Iterator[Finding]:
     yield from _acpi_missing(facts, expanders)
 
 
-def _acpi_missing(facts: DomainFacts, expanders: list[GuestPciController]) -> Iterator[Finding]:
+def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Finding]:
     """Cells and expander buses that the guest cannot learn of, for want of ACPI."""
     # On aarch64 the device tree has the cells.
-    has_cells = bool(facts.cells) and facts.guest.architecture != "aarch64"
+    has_cells = bool(facts.cells) and facts.architecture != "aarch64"
     shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
     if shown and not facts.has_acpi:
         yield Finding(
@@ -73,9 +72,9 @@ def _acpi_missing(facts: DomainFacts, expanders: list[GuestPciController]) -> It
         )
 
 
-def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What devices say of this host's PCI tree and of its nodes."""
-    if facts.guest.hostdevs and not host.pci_devices:
+    if facts.hostdevs and not host.pci_devices:
         yield Finding(
             id="devices-unknown",
             severity=Severity.INCONCLUSIVE,
@@ -87,7 +86,7 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         )
         return
     shows_some = bool(functions_of_parts(host))
-    for uuid in unknown_mediated(facts.guest, host):
+    for uuid in unknown_mediated(facts, host):
         yield Finding(
             id="device-of-no-host" if shows_some else "devices-unknown",
             severity=Severity.CRITICAL if shows_some else Severity.INCONCLUSIVE,
@@ -99,8 +98,8 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             source=facts.source,
         )
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    passed = {hostdev.source for hostdev in facts.guest.hostdevs}
-    for hostdev in with_mediated(facts.guest, host).hostdevs:
+    passed = {hostdev.source for hostdev in facts.hostdevs}
+    for hostdev in with_mediated(facts, host).hostdevs:
         device = by_bdf.get(hostdev.source)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield Finding(
@@ -121,10 +120,10 @@ def devices_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         yield from _place(facts, hostdev, device.node)
 
 
-def _in_use(facts: DomainFacts, host: Host, held: Bdf | str) -> Iterator[Finding]:
+def _in_use(facts: Vm, host: Host, held: Bdf | str) -> Iterator[Finding]:
     for domain in host.domains:
         has_it = held in domain.devices or held in domain.mediated
-        if domain.running and domain.name != facts.guest.name and has_it:
+        if domain.running and domain.name != facts.name and has_it:
             yield Finding(
                 id="device-in-use",
                 severity=severity_of_neighbour(domain, Severity.CRITICAL),
@@ -138,7 +137,7 @@ def _in_use(facts: DomainFacts, host: Host, held: Bdf | str) -> Iterator[Finding
 
 
 def _unmanaged(
-    facts: DomainFacts, host: Host, hostdev: GuestHostdev, device: PciDevice
+    facts: Vm, host: Host, hostdev: GuestHostdev, device: PciDevice
 ) -> Iterator[Finding]:
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
     if hostdev.is_managed or is_vgpu or "vfio" in (device.driver or ""):
@@ -155,9 +154,7 @@ def _unmanaged(
     )
 
 
-def _group(
-    facts: DomainFacts, host: Host, device: PciDevice, passed: set[Bdf]
-) -> Iterator[Finding]:
+def _group(facts: Vm, host: Host, device: PciDevice, passed: set[Bdf]) -> Iterator[Finding]:
     """VFIO gives away a whole IOMMU group: nothing else in it may have a driver of the host."""
     if device.iommu_group is None:
         return
@@ -183,14 +180,14 @@ def _group(
         )
 
 
-def _place(facts: DomainFacts, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator[Finding]:
+def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator[Finding]:
     if node is None or len(facts.cells) < 2:
         return
-    homes = [cell.id for cell in facts.cells if node in cell.host_nodes]
+    homes = [cell.id for cell in facts.cells if node in cell.nodes]
     if not homes:
         return  # the guest has no memory there: no cell is the device's
     home = CpuSet(homes)
-    cell = cell_of_hostdev(facts.guest, hostdev)
+    cell = cell_of_hostdev(facts, hostdev)
     if cell is None:
         yield Finding(
             id="device-without-cell",

@@ -8,7 +8,7 @@ from homenode.findings import Finding, Severity
 from homenode.plan.options import default_huge_page_bytes
 from homenode.topology import Host, MemoryKind, NumaNode
 from homenode.units import GIB, format_bytes
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.model import Vm
 
 VFIO_EXTRA_BYTES = GIB
 """Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
@@ -26,9 +26,9 @@ class _Demand:
     mode: str
 
 
-def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
+def memory_alone(facts: Vm) -> Iterator[Finding]:
     """What memory says without a host: whether VFIO may lock it."""
-    guest = facts.guest
+    guest = facts
     if not guest.hostdevs or facts.hard_limit_bytes is None:
         return
     wanted = guest.memory_bytes + guest.memory_device_bytes + VFIO_EXTRA_BYTES
@@ -50,7 +50,7 @@ def memory_alone(facts: DomainFacts) -> Iterator[Finding]:
         )
 
 
-def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def memory_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What memory and its binding say of this host's nodes."""
     known = {int(node.index): node for node in host.nodes}
     every = CpuSet(i for i, node in known.items() if node.memory_kind is not MemoryKind.GPU)
@@ -70,54 +70,53 @@ def memory_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             yield from _huge(some, known, size, facts, running)
 
 
-def _runs(facts: DomainFacts, host: Host) -> bool | None:
+def _runs(facts: Vm, host: Host) -> bool | None:
     """Whether the VM runs there now; None where a running domain's name is redacted."""
     names = [domain for domain in host.domains if domain.running]
-    if any(domain.name == facts.guest.name for domain in names):
+    if any(domain.name == facts.name for domain in names):
         return True
     return None if any(domain.has_pseudonym for domain in names) else False
 
 
-def _demands(facts: DomainFacts) -> Iterator[_Demand]:
+def _demands(facts: Vm) -> Iterator[_Demand]:
     if facts.cells:
         for cell in facts.cells:
-            if cell.host_nodes:
+            if cell.nodes:
                 yield _Demand(
                     f"cell {cell.id}",
-                    cell.host_nodes,
+                    cell.nodes,
                     cell.memory_bytes,
                     cell.page_bytes,
                     cell.mode or "strict",
                 )
     elif facts.binding is not None:
         mode, nodes = facts.binding
-        yield _Demand("<numatune>", nodes, facts.guest.memory_bytes, facts.page_bytes, mode)
-    for device in facts.memory_devices:
-        if device.host_nodes:
+        yield _Demand("<numatune>", nodes, facts.memory_bytes, facts.page_bytes, mode)
+    devices = (device for device in facts.memory_devices if device.is_host_memory)
+    for number, device in enumerate(devices):
+        if device.nodes:
             yield _Demand(
-                f"memory device {device.number} ({device.model}, cell {device.cell})",
-                device.host_nodes,
+                f"memory device {number} ({device.model}, cell {device.cell})",
+                device.nodes,
                 device.plugged_bytes,
                 device.page_bytes,
                 device.mode or "strict",
             )
 
 
-def _unbound(facts: DomainFacts, every: CpuSet) -> Iterator[_Demand]:
+def _unbound(facts: Vm, every: CpuSet) -> Iterator[_Demand]:
     """Memory that nothing binds: the host as a whole must have it. Ordinary pages of a VM without
     passed-through devices are not needed before the guest touches them."""
-    needs_all = bool(facts.guest.hostdevs)
-    cells = [
-        (f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.host_nodes
-    ]
+    needs_all = bool(facts.hostdevs)
+    cells = [(f"cell {c.id}", c.memory_bytes, c.page_bytes) for c in facts.cells if not c.nodes]
     if not facts.cells and facts.binding is None:
-        cells = [("<memory>", facts.guest.memory_bytes, facts.page_bytes)]
+        cells = [("<memory>", facts.memory_bytes, facts.page_bytes)]
     for subject, size, page in cells:
         mode = "strict" if needs_all or page is not None else "preferred"
         yield _Demand(subject, every, size, page, mode)
 
 
-def _binding_with_cells(facts: DomainFacts, demands: list[_Demand]) -> Iterator[_Demand]:
+def _binding_with_cells(facts: Vm, demands: list[_Demand]) -> Iterator[_Demand]:
     """<numatune><memory> where every cell has nodes of its own: libvirt looks at its nodes too."""
     if facts.binding is not None:
         mode, nodes = facts.binding
@@ -201,7 +200,7 @@ def _free_memory(space: str, severity: Severity) -> str:
 def _ordinary(
     demands: list[_Demand],
     known: dict[int, NumaNode],
-    facts: DomainFacts,
+    facts: Vm,
     running: bool | None,
 ) -> Iterator[Finding]:
     free: dict[int, int | None] = {}
@@ -231,7 +230,7 @@ def _huge(
     demands: list[_Demand],
     known: dict[int, NumaNode],
     page: int,
-    facts: DomainFacts,
+    facts: Vm,
     running: bool | None,
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host, RunningDomain
-from homenode.verify.domain_facts import DomainFacts, vcpus_text
+from homenode.vm.model import Vm, vcpus_text
 
 SHARED_CORE_COST = "a vCPU on a core with another loses 40 to 75 % (XAPI's measurement)"
 _REPLAN = "plan again on this host: homenode plan"
 
 
-def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
+def pins_alone(facts: Vm) -> Iterator[Finding]:
     """What pins say without a host: all vCPUs or none, and no PU twice."""
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
@@ -65,7 +65,7 @@ def pins_alone(facts: DomainFacts) -> Iterator[Finding]:
         )
 
 
-def pins_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def pins_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What vCPUs and pins say of this host's PUs, cores and nodes, and of other VMs there."""
     yield from _enough(facts, host)
     yield from _existence(facts, host)
@@ -74,11 +74,11 @@ def pins_on_host(facts: DomainFacts, host: Host) -> Iterator[Finding]:
     yield from _others(facts, host)
 
 
-def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     """More vCPUs than PUs: KVM takes that, and the VM has no more than the host. Pins to PUs that
     are not there are named by themselves."""
     online = sum(pu.online for pu in host.pus)
-    started = facts.guest.vcpus - len(facts.guest.offline_vcpus)
+    started = facts.vcpus - len(facts.offline_vcpus)
     if 0 < online < started:
         yield Finding(
             id="vcpus-above-pus",
@@ -92,7 +92,7 @@ def _enough(facts: DomainFacts, host: Host) -> Iterator[Finding]:
         )
 
 
-def _threads(facts: DomainFacts) -> Iterator[tuple[str, CpuSet]]:
+def _threads(facts: Vm) -> Iterator[tuple[str, CpuSet]]:
     for vcpu, pin in enumerate(facts.vcpu_pins):
         if pin is not None:
             yield f"vCPU {vcpu}", pin
@@ -102,7 +102,7 @@ def _threads(facts: DomainFacts) -> Iterator[tuple[str, CpuSet]]:
         yield f"IOThread {number}", pus
 
 
-def _existence(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     online = CpuSet(pu.index for pu in host.pus if pu.online)
     allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
@@ -155,9 +155,9 @@ def _existence(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             )
 
 
-def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
     """Two vCPUs on siblings of one core, although the guest takes them for two cores."""
-    topology = facts.guest.cpu_topology
+    topology = facts.cpu_topology
     threads = 1 if topology is None else topology[3]
     if threads > 1:
         return
@@ -181,11 +181,11 @@ def _cores(facts: DomainFacts, host: Host) -> Iterator[Finding]:
             )
 
 
-def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
     present = CpuSet(pu.index for pu in host.pus)
     pus_of_node = {int(node.index): node.pus for node in host.nodes}
     for cell in facts.cells:
-        homes = [pus_of_node[node] for node in host_nodes(cell.host_nodes, host)]
+        homes = [pus_of_node[node] for node in host_nodes(cell.nodes, host)]
         near = CpuSet.from_bits(sum({pus.bits for pus in homes}))
         if not near:  # memory on nodes without PUs only
             continue
@@ -203,7 +203,7 @@ def _cells_at_home(facts: DomainFacts, host: Host) -> Iterator[Finding]:
                 id="pin-off-node",
                 severity=Severity.WARNING,
                 subject=f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
-                expected=f"PUs of node {cell.host_nodes} ({near}), where the cell's memory is",
+                expected=f"PUs of node {cell.nodes} ({near}), where the cell's memory is",
                 observed=f"PUs {pins}",
                 cost="every access of theirs to the cell's memory is remote",
                 fix=_REPLAN,
@@ -216,10 +216,10 @@ def host_nodes(nodes: CpuSet, host: Host) -> list[int]:
     return [node.index for node in host.nodes if node.index in nodes]
 
 
-def _others(facts: DomainFacts, host: Host) -> Iterator[Finding]:
+def _others(facts: Vm, host: Host) -> Iterator[Finding]:
     ours = CpuSet.union(facts.vcpu_pins)
     for domain in host.domains:
-        if not domain.running or domain.name == facts.guest.name:
+        if not domain.running or domain.name == facts.name:
             continue
         theirs = CpuSet.union(domain.vcpu_pins)
         both = [c for c in host.cores if not c.pus.isdisjoint(ours & _whole(host, theirs))]

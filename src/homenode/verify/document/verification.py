@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from homenode.domain.document import Document
+from homenode.domain.read import vm_of
 from homenode.domain.schema import SchemaError
 from homenode.findings import Finding, Findings, Severity, in_order, merged
 from homenode.hypervisor.parser import Parsed
@@ -16,7 +17,7 @@ from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.verify.document.plan_edits import plan_edits
 from homenode.verify.document.references import broken_references, schema_findings
 from homenode.verify.document.versions import versions_on_host
-from homenode.verify.domain_facts import DomainFacts, domain_facts
+from homenode.vm.model import Vm
 
 _NOT_CHECKED = "the host's KVM and VFIO, and the files of disks, networks, emulator and firmware"
 """What else a start needs, and no capture of a host has."""
@@ -36,7 +37,7 @@ def verify_document(
     parsed: what libvirt's parser made of it then.
     Raises ParseError or InputError where the document cannot be read at all.
     """
-    facts = domain_facts(document)
+    facts = vm_of(document)
     found = [
         *schema_findings(schema_errors, parsed, document.source),
         *broken_references(document),
@@ -50,7 +51,7 @@ def verify_document(
         found += pins_on_host(facts, host)
         found += memory_on_host(facts, host)
         found += devices_on_host(facts, host)
-        found += versions_on_host(document, facts.guest, host)
+        found += versions_on_host(document, facts, host)
         checked.append(
             f"host {host.name}: PUs, cores, nodes, memory and huge pages, devices, versions"
         )
@@ -66,7 +67,7 @@ def verify_document(
     return Findings(tuple(checked), in_order(merged(found)), left)
 
 
-def _record(facts: DomainFacts, host: Host) -> list[Finding]:
+def _record(facts: Vm, host: Host) -> list[Finding]:
     """Whether homenode has tuned the document for this host."""
     record = facts.record
     if record is None or record.host is None:
@@ -79,7 +80,7 @@ def _record(facts: DomainFacts, host: Host) -> list[Finding]:
         Finding(
             id="tuned-for-other-host",
             severity=Severity.INCONCLUSIVE if unread else Severity.WARNING,
-            subject=facts.guest.name,
+            subject=facts.name,
             expected=f"a document tuned for host {host.name} "
             f"(topology {host_fingerprint(host)[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]}){unread}",
@@ -90,7 +91,7 @@ def _record(facts: DomainFacts, host: Host) -> list[Finding]:
     ]
 
 
-def _left_on_root(facts: DomainFacts, plan: Plan) -> list[Finding]:
+def _left_on_root(facts: Vm, plan: Plan) -> list[Finding]:
     """The layout leaves devices on the root bus: that is as planned, and worth knowing."""
     placed = [str(device.bdf) for device in plan.devices if device.cell is None]
     if not placed:

@@ -22,14 +22,14 @@ from homenode.domain.requirements import (
     Requirement,
 )
 from homenode.findings import Finding, Severity
-from homenode.plan.guest import Guest
 from homenode.topology import Host
+from homenode.vm.model import Vm
 
 _ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
 """Guests that KVM runs besides those of the host's own architecture."""
 
 
-def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[Finding]:
+def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Finding]:
     """A finding for each element that is newer than the host's programs, and for a machine that
     KVM cannot run there; none where those are unknown."""
     run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
@@ -64,7 +64,7 @@ def versions_on_host(document: Document, guest: Guest, host: Host) -> Iterator[F
                 )
 
 
-def _needed(document: Document, guest: Guest) -> Iterator[Requirement]:
+def _needed(document: Document, guest: Vm) -> Iterator[Requirement]:
     root = document.root
     if root.at("cpu", "numa") is not None:
         yield CELLS

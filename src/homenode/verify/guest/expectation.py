@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.plan.guest import Guest, GuestPciController
-from homenode.plan.layout import GuestCells
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.plan.shape.caches import shared_llcs
 from homenode.topology import Host
 from homenode.verify.document.devices import cell_of_hostdev
-from homenode.verify.domain_facts import DomainFacts
 from homenode.verify.guest.path import GuestPath, path_of_address
+from homenode.vm.layout import GuestCells
+from homenode.vm.model import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _renumbered(groups: Iterable[CpuSet], absent: CpuSet) -> tuple[CpuSet, ...]:
 
 
 def expectation_of_plan(
-    plan: Plan, *, document: Guest | None = None, host: Host | None = None
+    plan: Plan, *, document: Vm | None = None, host: Host | None = None
 ) -> Expectation:
     """What a plan promises its guest.
 
@@ -100,7 +100,7 @@ def expectation_of_plan(
     given = () if document is None else document.hostdevs
     address_of = {device.bdf: device.address for device in plan.devices}
     address_of |= {hostdev.source: hostdev.address for hostdev in given}
-    controllers = _controllers(plan) if document is None else document.controllers
+    controllers = vm_of_plan(plan).controllers if document is None else document.controllers
     devices = []
     for device in plan.devices:
         address = address_of[device.bdf]
@@ -128,13 +128,13 @@ def expectation_of_plan(
     )
 
 
-def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Expectation:
+def expectation_of_document(facts: Vm, host: Host | None = None) -> Expectation:
     """What a document promises its guest, where there is no plan.
 
     A device is expected on the cell whose expander bus it hangs on; whether that is the right one
     for its host node is the document check's to say.
     """
-    guest = facts.guest
+    guest = facts
     online = tuple(cell for cell in facts.cells if cell.vcpus or cell.memory_bytes)
     cells = tuple(
         ExpectedCell(c.id, c.vcpus, c.memory_bytes, _device_bytes(guest, c.id)) for c in online
@@ -164,7 +164,7 @@ def expectation_of_document(facts: DomainFacts, host: Host | None = None) -> Exp
     )
 
 
-def _device_bytes(guest: Guest | None, cell: int) -> int:
+def _device_bytes(guest: Vm | None, cell: int) -> int:
     devices = () if guest is None else guest.memory_devices
     return sum(device.size_bytes for device in devices if device.cell == cell)
 
@@ -176,13 +176,6 @@ def groups_of(vcpus: int, size: int) -> tuple[CpuSet, ...]:
     (CpuSet('0-1'), CpuSet('2-3'))
     """
     return tuple(CpuSet(range(i, min(i + size, vcpus))) for i in range(0, vcpus, size))
-
-
-def _controllers(plan: Plan) -> tuple[GuestPciController, ...]:
-    return tuple(
-        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
-        for c in plan.controllers
-    )
 
 
 def _ids(host: Host | None, bdf: Bdf) -> Iterator[int | None]:

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.plan.guest import GuestAddress, GuestPciController
 from homenode.topology import Host
+from homenode.vm.model import GuestAddress, GuestPciController
 
 _ROOTS = ("pcie-root", "pci-root")
 _EXPANDER = "pcie-expander-bus"

@@ -10,12 +10,12 @@ from homenode.pci import PciDevice
 from homenode.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.verify.boot.stand_in import StandIn
-from homenode.verify.domain_facts import DomainFacts
 from homenode.verify.guest.checks import Check, Tolerance, check, compare
 from homenode.verify.guest.device_checks import compare_devices
 from homenode.verify.guest.expectation import Expectation, ExpectedCell, without_vcpus
 from homenode.verify.guest.observation import Observation, observation_of
 from homenode.verify.guest.path import path_of_address, paths_of_guest
+from homenode.vm.model import Vm
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
 """What the kernel and its files take of a test guest's first node, and of the last one."""
@@ -51,7 +51,7 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
 
 
 def view_of_guest(
-    expected: Expectation, guest: Host, host: Host | None, facts: DomainFacts | None = None
+    expected: Expectation, guest: Host, host: Host | None, facts: Vm | None = None
 ) -> GuestView:
     """The real guest: its links and huge pages too. host: for the devices' own links.
 
@@ -59,10 +59,10 @@ def view_of_guest(
     come to the guest since.
     """
     observation = observation_of(guest)
-    offline = CpuSet() if facts is None else facts.guest.offline_vcpus
+    offline = CpuSet() if facts is None else facts.offline_vcpus
     if offline and len(observation.vcpus) == expected.vcpus - len(offline):
         expected = without_vcpus(expected, offline)
-    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.guest.ballooned_bytes)
+    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.ballooned_bytes)
     lines = (
         *compare(expected, observation, tolerance),
         *_huge_pages(observation),

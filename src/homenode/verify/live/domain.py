@@ -1,13 +1,12 @@
 """A running libvirt domain against its plan, or against its own document. [I/O]"""
 
 from homenode.domain.cputune import iothread_ids
-from homenode.domain.read import open_domain
+from homenode.domain.read import open_domain, vm_of
 from homenode.errors import UsageError
 from homenode.findings import Findings
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.plan.model import Plan
-from homenode.verify.domain_facts import domain_facts
 from homenode.verify.live.capture import Watch, capture_running_vm
 from homenode.verify.live.expectation import (
     LiveExpectation,
@@ -50,7 +49,7 @@ def observe_running_domain(
             hint="leave --plan out to hold it against its own document",
         )
     document = open_domain(virsh.live_document(state.uuid), f"the document of {state.name}")
-    facts = domain_facts(document)
+    facts = vm_of(document)
     if plan is None:
         expected = live_expectation_of_document(facts)
     else:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.layout import MemoryBinding
 from homenode.plan.model import Plan
-from homenode.verify.domain_facts import DomainFacts
+from homenode.vm.layout import MemoryBinding
+from homenode.vm.model import Vm
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class LiveExpectation:
 
 
 def live_expectation_of_plan(
-    plan: Plan, iothread_ids: tuple[int, ...], facts: DomainFacts | None = None
+    plan: Plan, iothread_ids: tuple[int, ...], facts: Vm | None = None
 ) -> LiveExpectation:
     """What a plan promises. iothread_ids: of the domain, ascending: the plan counts from 1.
 
@@ -78,40 +78,40 @@ def live_expectation_of_plan(
         )
         + (() if facts is None else _memory_devices(facts)),
         devices=tuple((device.bdf, device.host_node) for device in plan.devices),
-        offline_vcpus=CpuSet() if facts is None else facts.guest.offline_vcpus,
+        offline_vcpus=CpuSet() if facts is None else facts.offline_vcpus,
     )
 
 
-def live_expectation_of_document(facts: DomainFacts) -> LiveExpectation:
+def live_expectation_of_document(facts: Vm) -> LiveExpectation:
     """What a domain's own document promises."""
     mode, nodes = facts.binding or (None, CpuSet())
     cells = tuple(
-        LiveCell(cell.id, cell.memory_bytes, cell.host_nodes, cell.mode, cell.page_bytes)
+        LiveCell(cell.id, cell.memory_bytes, cell.nodes, cell.mode, cell.page_bytes)
         for cell in facts.cells
     )
-    whole = LiveCell(0, facts.guest.memory_bytes, nodes, mode, facts.page_bytes)
+    whole = LiveCell(0, facts.memory_bytes, nodes, mode, facts.page_bytes)
     return LiveExpectation(
         source=facts.source,
         vcpu_pins=facts.vcpu_pins,
         emulator_pus=facts.emulator_pus,
         iothread_pins=facts.iothread_pins,
         cells=(cells or (whole,)) + _memory_devices(facts),
-        devices=tuple((hostdev.source, None) for hostdev in facts.guest.hostdevs),
-        offline_vcpus=facts.guest.offline_vcpus,
+        devices=tuple((hostdev.source, None) for hostdev in facts.hostdevs),
+        offline_vcpus=facts.offline_vcpus,
     )
 
 
-def _memory_devices(facts: DomainFacts) -> tuple[LiveCell, ...]:
+def _memory_devices(facts: Vm) -> tuple[LiveCell, ...]:
     """Only a running domain's document has the aliases that QEMU's backends are named by."""
     return tuple(
         LiveCell(
             device.cell,
             device.size_bytes,
-            device.host_nodes,
+            device.nodes,
             device.mode,
             device.page_bytes,
             device.alias,
         )
         for device in facts.memory_devices
-        if device.alias is not None
+        if device.is_host_memory and device.alias is not None
     )

@@ -1,0 +1,82 @@
+"""AsVm: the VM that a plan describes, in the record that documents and files are read into."""
+
+from msgspec.structs import replace
+
+from homenode.cpuset import CpuSet
+from homenode.plan.model import GuestCache, Plan
+from homenode.vm.layout import GuestCells, MemoryBinding
+from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
+
+_CACHE_MODES = {
+    GuestCache.AS_IT_WAS: None,
+    GuestCache.PASSTHROUGH: "passthrough",
+    GuestCache.EMULATED: "emulate",
+    GuestCache.DISABLED: "disable",
+}
+
+
+def vm_of_plan(plan: Plan) -> Vm:
+    """The VM of a plan. What the plan leaves as it was is there only where the plan keeps it."""
+    binding = None
+    if plan.memory_mode is not None:
+        binding = (str(plan.memory_mode), CpuSet(plan.memory_nodes))
+    kept, window = plan.kept, plan.aperture
+    flat = plan.layout.cells is GuestCells.FLAT
+    vm = Vm(
+        name=plan.domain_name,
+        source=f"plan of layout {plan.layout.name}",
+        vcpus=plan.vcpus,
+        cpu_topology=plan.topology,
+        cpu_cache=_CACHE_MODES[plan.cache],
+        topoext=False if plan.forbids_topoext else plan.topoext or None,
+        physical_address_bits=None if window is None else window.physical_address_bits,
+        vcpu_pins=plan.vcpu_pins or (None,) * plan.vcpus,
+        emulator_pus=plan.emulator_pus,
+        iothread_ids=tuple(plan.pus_of_iothreads),
+        iothread_pins=tuple((n, pus) for n, pus in plan.pus_of_iothreads.items() if pus),
+        memory_bytes=plan.memory_bytes,
+        page_bytes=plan.page_bytes,
+        binding=binding,
+        cells=() if flat else _cells(plan, binding),
+        hostdevs=tuple(
+            GuestHostdev(d.bdf, d.address, uuid=d.uuid, is_managed=d.managed) for d in plan.devices
+        ),
+        controllers=tuple(
+            GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
+            for c in plan.controllers
+        ),
+        pcihole64_bytes=None if window is None else window.pcihole64_bytes,
+        has_iommu=plan.iommu_needed,
+    )
+    if kept is None:
+        return vm
+    return replace(
+        vm,
+        domain_type=kept.domain_type,
+        machine=kept.machine,
+        firmware=kept.firmware,
+        cpu_mode=kept.cpu_mode,
+        cpu_model=kept.cpu_model,
+        offline_vcpus=kept.offline_vcpus,
+        ballooned_bytes=kept.ballooned_bytes,
+    )
+
+
+def _cells(plan: Plan, binding: tuple[str, CpuSet] | None) -> tuple[VmCell, ...]:
+    """A cell without memory of its own is bound where the rest is."""
+    per_cell = plan.layout.memory is MemoryBinding.BOUND_PER_CELL
+    mode, everywhere = binding or (None, CpuSet())
+    return tuple(
+        VmCell(
+            id=cell.id,
+            vcpus=cell.vcpus,
+            memory_bytes=cell.memory_bytes,
+            nodes=CpuSet(cell.host_nodes)
+            if per_cell and cell.host_nodes and cell.memory_bytes
+            else everywhere,
+            mode=mode,
+            page_bytes=plan.page_bytes,
+            distances=cell.distances,
+        )
+        for cell in plan.cells
+    )

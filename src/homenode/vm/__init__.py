@@ -1,0 +1,1 @@
+"""One VM as any source says it: document, plan, target file, process, guest."""

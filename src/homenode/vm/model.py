@@ -1,0 +1,243 @@
+"""Vm: one VM as a plan, a document, a target's file, a process or a guest says it."""
+
+from dataclasses import dataclass
+
+from msgspec import Struct
+
+from homenode.bdf import Bdf, PciAddress
+from homenode.cpuset import CpuSet
+from homenode.objective import Objective
+from homenode.vm.layout import Layout, MemoryBinding
+
+
+class GuestAddress(PciAddress):
+    """A PCI address in the guest. `bus` is the index of the PCI controller, as libvirt counts, and
+    `device` is libvirt's `slot`.
+
+    It is not the bus number that the guest's kernel prints: firmware gives those out at boot.
+    """
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuestPciController:
+    """A <controller type='pci'>.
+
+    model: libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...").
+    bus_nr, node: <target busNr> and its <node>, on expander buses only.
+    address: where it is plugged in; None on pcie-root and where libvirt is to choose.
+    """
+
+    index: int
+    model: str
+    address: GuestAddress | None = None
+    bus_nr: int | None = None
+    node: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestHostdev:
+    """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
+    <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
+    is_managed: libvirt binds it to VFIO at the start."""
+
+    source: Bdf
+    address: GuestAddress | None
+    alias: str | None = None
+    is_interface: bool = False
+    uuid: str | None = None
+    is_managed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GuestMediated:
+    """A mediated device: <hostdev mode='subsystem' type='mdev' model='vfio-pci'>."""
+
+    uuid: str
+    address: GuestAddress | None
+
+
+class MemoryDevice(Struct, frozen=True, kw_only=True, gc=False):
+    """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem.
+
+    cell: the guest cell that it is plugged into; 0 where the document names none. size_bytes: the
+    most that it holds; plugged_bytes: what the guest gets of it at the start. follows_cell: its
+    memory comes from where the cell's comes from; False with a file, host nodes or pages of its
+    own. has_nodemask: host nodes alone are its own. alias: libvirt's, None where it has given none.
+    mode, nodes, page_bytes: as VmCell has them; libvirt takes the cell's where the device has none.
+    """
+
+    model: str = "dimm"
+    alias: str | None = None
+    cell: int
+    size_bytes: int
+    plugged_bytes: int
+    follows_cell: bool = True
+    has_nodemask: bool = False
+    mode: str | None = None
+    nodes: CpuSet = CpuSet()
+    page_bytes: int | None = None
+
+    @property
+    def is_host_memory(self) -> bool:
+        """Whether it takes memory of the host, rather than being a file of its own."""
+        return self.model in ("dimm", "virtio-mem")
+
+    def lies_with_cell(self, layout: Layout) -> bool:
+        """Whether a plan says where its memory lies: one that binds memory sets a node mask too."""
+        bound = layout.memory is not MemoryBinding.AS_IT_WAS
+        return self.follows_cell or (self.has_nodemask and bound)
+
+
+class VmCell(Struct, frozen=True, kw_only=True, gc=False):
+    """A guest NUMA cell.
+
+    nodes: the host nodes that its memory is bound to; empty where nothing binds it. mode: of the
+    binding, in libvirt's word; None = not said. page_bytes: None = ordinary pages, 0 = the default
+    huge page size.
+    distances: to every cell, in cell order; SLIT; () = none given.
+    """
+
+    id: int
+    vcpus: CpuSet
+    memory_bytes: int = 0
+    nodes: CpuSet = CpuSet()
+    mode: str | None = None
+    page_bytes: int | None = None
+    distances: tuple[int, ...] = ()
+
+
+class LayoutRecord(Struct, frozen=True, kw_only=True):
+    """The layout that homenode has put on a document, by the record in it. host: start of the
+    fingerprint of the host that it was planned for. objective: what the evidence chose the layout
+    for; None: the user named it."""
+
+    layout: Layout
+    host: str | None
+    objective: Objective | None = None
+
+
+class Vm(Struct, frozen=True, kw_only=True, gc=False):
+    """A VM. None = this source does not say, or there is none where the field says so.
+
+    The defaults are those of a source that says nothing of it.
+    """
+
+    name: str
+    uuid: str | None = None
+    source: str = ""
+    """Who says all this: a file, or "plan of layout pin"."""
+    domain_type: str = "kvm"
+    """"kvm", "qemu", ..."""
+    architecture: str = "x86_64"
+    machine: str | None = None
+    """As written ("q35", "pc-q35-7.2", "pc", "virt-8.0"); None = the default one."""
+    firmware: str | None = None
+    launch_security: str | None = None
+    """Type of <launchSecurity> ("sev", "sev-snp", "tdx", ...)."""
+
+    vcpus: int
+    """The most that it may have."""
+    offline_vcpus: CpuSet = CpuSet()
+    """Those of them that are not there at the start."""
+    cpu_mode: str | None = None
+    """None where no CPU model is named."""
+    cpu_model: str | None = None
+    cpu_topology: tuple[int, int, int, int] | None = None
+    """Sockets, dies, cores, threads."""
+    cpu_cache: str | None = None
+    """Mode of <cache>; None = there is none."""
+    topoext: bool | None = None
+    """Whether the feature is asked for or switched off; None = it is not named."""
+    physical_address_bits: int | None = None
+
+    vcpu_pins: tuple[CpuSet | None, ...] = ()
+    """PUs of each vCPU, None where it floats."""
+    emulator_pus: CpuSet | None = None
+    """None = not pinned."""
+    iothread_ids: tuple[int, ...] = ()
+    iothread_pins: tuple[tuple[int, CpuSet], ...] = ()
+    """(IOThread, its PUs) of those that are pinned, ascending."""
+
+    memory_bytes: int
+    """Without the memory devices."""
+    page_bytes: int | None = None
+    """Of the huge pages; 0 = the default size; None = ordinary pages."""
+    ballooned_bytes: int = 0
+    """What the guest may have given back at the start."""
+    max_memory_bytes: int | None = None
+    hard_limit_bytes: int | None = None
+    memory_access_shared: bool = False
+    binding: tuple[str, CpuSet] | None = None
+    """Mode and host nodes that all memory is bound to; None = not bound."""
+    bound_nodes: CpuSet | None = None
+    """Host nodes of strict and restrictive bindings, those of single cells too; None = no such."""
+    has_dimms: bool = False
+    """There are memory devices, those that do not count as memory too."""
+    memory_devices: tuple[MemoryDevice, ...] = ()
+    cells: tuple[VmCell, ...] = ()
+    """() = a flat guest."""
+
+    hostdevs: tuple[GuestHostdev, ...] = ()
+    mediated: tuple[GuestMediated, ...] = ()
+    """plan/gpu_parts.py says which function of the host each is on."""
+    controllers: tuple[GuestPciController, ...] = ()
+    addresses: tuple[GuestAddress, ...] = ()
+    """Every guest PCI address that anything occupies, controllers and hostdevs too, ascending."""
+    pcihole64_bytes: int | None = None
+    """Of the pcie-root, None where not set."""
+    has_acpi: bool = True
+    has_iommu: bool = False
+    iommu_model: str | None = None
+    """"intel", "amd", "smmuv3", "virtio"."""
+    has_qemu_commandline: bool = False
+    record: LayoutRecord | None = None
+
+    @property
+    def vcpus_online(self) -> int:
+        """vCPUs at the start."""
+        return self.vcpus - len(self.offline_vcpus)
+
+    @property
+    def cell_vcpus(self) -> tuple[CpuSet, ...]:
+        """vCPUs of each guest cell in cell order, () for a flat guest."""
+        return tuple(cell.vcpus for cell in self.cells)
+
+    @property
+    def pinned_pus(self) -> CpuSet:
+        """Every PU that some vCPU is pinned to."""
+        return CpuSet.union(self.vcpu_pins)
+
+    @property
+    def is_pinned(self) -> bool:
+        return any(pin is not None for pin in self.vcpu_pins)
+
+    @property
+    def threads_per_core(self) -> int:
+        """Siblings of a core as the document shows them, 1 = none."""
+        return 1 if self.cpu_topology is None else self.cpu_topology[3]
+
+    @property
+    def memory_device_bytes(self) -> int:
+        return sum(device.size_bytes for device in self.memory_devices)
+
+    @property
+    def is_q35(self) -> bool:
+        return self.machine is not None and "q35" in self.machine
+
+    @property
+    def has_private_memory(self) -> bool:
+        """Whether its pages come from guest_memfd rather than from QEMU's own memory."""
+        return self.launch_security in ("sev-snp", "tdx")
+
+    @property
+    def is_virt(self) -> bool:
+        return self.machine is not None and (
+            self.machine == "virt" or self.machine.startswith("virt-")
+        )
+
+
+def vcpus_text(vcpus: CpuSet) -> str:
+    """ "vCPU 3" or "vCPUs 0-3"."""
+    return f"vCPU{'s' if len(vcpus) > 1 else ''} {vcpus}"

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
@@ -185,7 +186,7 @@ def test_a_gpu_of_unknown_node_may_be_nearer_than_those_of_the_empty_host() -> N
 
 def test_siblings_of_one_node_are_no_less_than_whole_cores_of_two() -> None:
     host = even_host(2, 1, 1, 6, 2)
-    guest = replace(small_request(8).guest, cpu_topology=(1, 1, 4, 2))
+    guest = structs.replace(small_request(8).guest, cpu_topology=(1, 1, 4, 2))
     options = PlanOptions(layout="pin-numa", document_siblings=DocumentSiblings.WHEN_SHORT)
     asked = Flavour("vm", 0, options=options, guest=guest)
     bound, key = _bound_and_key(_in_use(host, (), range(5)), asked)

@@ -219,7 +219,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
             request = replace(
                 filler.request(host),
                 explicit_cells=(CellRequest(count, GIB, node.index),),
-                guest=replace(filler.request(host).guest, name=f"filler-{node.index}"),
+                guest=structs.replace(filler.request(host).guest, name=f"filler-{node.index}"),
                 emulator_policy=EmulatorPolicy.NONE,
             )
             host = replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from homenode.errors import InputError
 from homenode.pci import PciDevice
@@ -71,7 +71,7 @@ class Flavour:
             self.name, vcpus or 1, memory_bytes or GIB, host.architecture or "x86_64"
         )
         if name is not None:
-            asked = replace(asked, name=name)
+            asked = structs.replace(asked, name=name)
         return request_for(asked, options, host)
 
     def takes(self, gpu: PciDevice, host: Host) -> bool:

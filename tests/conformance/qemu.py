@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from homenode.cpuset import CpuSet
-from homenode.plan.guest import Guest
 from homenode.plan.model import Plan
+from homenode.vm.model import Vm
 from tests.conformance.builds import absent, first_line, folder
 from tests.conformance.judge import Answer, Facts, Judge
 from tests.conformance.qemu_machine import QEMU, Machine, QemuError, for_this_machine, machine_of
@@ -79,7 +79,7 @@ def advised_words(script: str) -> list[str]:
     return shlex.split("-" + example.replace("\n#     ", " "))
 
 
-def _varied(draw: random.Random, guest: Guest) -> Guest:
+def _varied(draw: random.Random, guest: Vm) -> Vm:
     machine = draw.choice(("q35", "q35", "pc"))
     return replace(guest, machine=machine, iothread_ids=tuple(range(draw.choice((0, 0, 1, 2)))))
 

@@ -9,8 +9,6 @@ from homenode.bdf import Bdf
 from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind
-from homenode.plan.guest import Guest
-from homenode.plan.layout import PRESETS, GuestCells
 from homenode.plan.model import Plan, PlannedCell, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import CellRequest, MemoryMode, PciGranularity, Policy
@@ -19,6 +17,8 @@ from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.vm_file import VmFile, read_vm, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB, MIB
+from homenode.vm.layout import PRESETS, GuestCells
+from homenode.vm.model import Vm
 from tests.small_hosts import DeviceSpec, even_host
 
 MOST_VCPUS = 64
@@ -113,7 +113,7 @@ def planned_cases(
     names: Sequence[str],
     target: str,
     files: Sequence[bytes] = (),
-    varied: Callable[[random.Random, Guest], Guest] = lambda _, guest: guest,
+    varied: Callable[[random.Random, Vm], Vm] = lambda _, guest: guest,
 ) -> Iterator[Planned]:
     """The cases that homenode plans. files: VMs of the target, one of which is edited instead of a
     new one written in a third of the cases; their GPUs are the H100 host's. varied: a new VM as

@@ -4,7 +4,8 @@ import random
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import Plan
@@ -81,7 +82,9 @@ def advised_words(script: str) -> list[str]:
 
 def _varied(draw: random.Random, guest: Vm) -> Vm:
     machine = draw.choice(("q35", "q35", "pc"))
-    return replace(guest, machine=machine, iothread_ids=tuple(range(draw.choice((0, 0, 1, 2)))))
+    return structs.replace(
+        guest, machine=machine, iothread_ids=tuple(range(draw.choice((0, 0, 1, 2))))
+    )
 
 
 def cases(names: Sequence[str]) -> Iterator[Planned]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec import structs
 
 from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.vm_file import vm_of_options
@@ -36,7 +37,7 @@ PLANTED = [
 def made() -> TargetPlan:
     wanted = options("pin-numa-pci", gpu_count=2, page_bytes=2 * MIB)
     vm = vm_of_options(wanted, "x86_64")
-    vm = replace(vm, guest=replace(vm.guest, iothread_ids=(1,)))
+    vm = replace(vm, guest=structs.replace(vm.guest, iothread_ids=(1,)))
     return plan_for_target(vm, wanted, host_named("small-2n8c-2gpu"), "qemu")
 
 

@@ -2,11 +2,13 @@
 
 import ast
 from collections.abc import Collection, Iterator
+from itertools import product
 from pathlib import Path
 
 from tests.source_trees import FILES, SOURCE, nodes
 
-ANY = frozenset({"Finding"})
+ANY = frozenset({"Finding", "finding"})
+_OF_PLANS = frozenset({"PlanFinding", "plan_finding"})
 
 
 def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
@@ -14,21 +16,29 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
 
     Of a condition at the call both texts.
     """
+    for call in _calls(path, callables):
+        yield from _ids(call)
+
+
+def _calls(path: Path, callables: Collection[str]) -> Iterator[ast.Call]:
     for node in nodes(path):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
-        if node.func.id not in callables:
-            continue
-        named = [word.value for word in node.keywords if word.arg in ("id", "constraint")]
-        for value in named or node.args[:1]:
-            either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
-            for one in either:
-                if isinstance(one, ast.Constant) and isinstance(one.value, str):
-                    yield one.value
+        if node.func.id in callables:
+            yield node
+
+
+def _ids(call: ast.Call) -> Iterator[str]:
+    named = [word.value for word in call.keywords if word.arg in ("id", "constraint")]
+    for value in named or call.args[:1]:
+        either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+        for one in either:
+            if isinstance(one, ast.Constant) and isinstance(one.value, str):
+                yield one.value
 
 
 _MAKERS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("", {"Finding": "", "PlanFinding": "", "Broken": ""}),
+    ("", dict.fromkeys((*ANY, *_OF_PLANS, "Broken", "_of_others"), "")),
     ("verify/document", {"differs": "plan-"}),
     ("verify/guest", {"check": "guest-", "_groups": "guest-"}),
     ("kubevirt", {"_refused": ""}),
@@ -60,15 +70,29 @@ def words_of_source() -> frozenset[str]:
 
 
 def severities_given(path: Path) -> Iterator[tuple[str, str]]:
-    """(id, severity) of each Finding whose id is a text, for every severity that stands there."""
-    for node in nodes(path):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-            continue
-        if node.func.id != "Finding":
-            continue
-        words = {word.arg: word.value for word in node.keywords}
-        name, severity = words.get("id"), words.get("severity")
-        if isinstance(name, ast.Constant) and severity is not None:
-            for part in ast.walk(severity):
-                if isinstance(part, ast.Attribute) and part.attr.isupper():
-                    yield str(name.value), part.attr.lower()
+    """(id, severity) of each finding whose id is a text, for every severity that stands there."""
+    for call in _calls(path, ANY | _OF_PLANS):
+        for word in call.keywords:
+            if word.arg == "severity":
+                names, severities = tuple(_ids(call)), tuple(_severities(word.value))
+                if _condition(call) == _condition(word.value) is not None:
+                    yield from zip(names, severities, strict=True)
+                else:
+                    yield from product(names, severities)
+
+
+def _severities(value: ast.expr) -> Iterator[str]:
+    either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
+    for one in either:
+        if isinstance(one, ast.Attribute) and one.attr.isupper():
+            yield one.attr.lower()
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+            yield one.value
+
+
+def _condition(value: ast.expr) -> str | None:
+    """What a severity, or the id of a call, depends on."""
+    if isinstance(value, ast.Call):
+        named = [word.value for word in value.keywords if word.arg == "id"]
+        value = (named or value.args)[0]
+    return ast.dump(value.test) if isinstance(value, ast.IfExp) else None

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from homenode.catalogue import Entry, catalogue, entries
+from homenode.catalogue import Entry, catalogue, entries, finding
+from homenode.findings import Severity
 from tests.doc_pages import DOCS
 from tests.finding_ids import all_ids, severities_given, words_of_source
 from tests.source_trees import FILES
@@ -51,7 +52,9 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(page: Path) -> None:
     for entry in entries(page.read_text(encoding="utf-8"), page.name):
         assert entry.meaning.endswith("."), entry.ids
         assert entry.parts.get("Fix"), entry.ids
-        if set(entry.parts) - {"Fix"}:  # a long one is whole
+        assert entry.fix is not None or entry.parts["Fix"].startswith("Nothing to do"), entry.ids
+        assert all(len(text) < 200 for text in (entry.cost, entry.fix) if text), entry.ids
+        if "Cause" in entry.parts:  # a long one is whole
             assert tuple(entry.parts)[: len(LONG)] == LONG, entry.ids
             assert all(len(part) > 10 for part in entry.parts.values()), entry.ids
 
@@ -68,3 +71,34 @@ def test_a_section_of_another_form_is_refused() -> None:
     assert (
         isinstance(entry, Entry) and entry.ids == ("a", "b") and entry.parts == {"Fix": "Mend it."}
     )
+
+
+def test_a_finding_has_the_first_severity_and_the_first_paragraphs_of_its_page() -> None:
+    (entry,) = entries(
+        "## a\n\n**Info, critical.** It is.\n\n"
+        "**Cost.** Half of [the link](links.md).\n\nAt most.\n\n"
+        "**Fix.** Set `x=1`\nin the file.\n\nCheck: `cat x`.\n",
+        "x.md",
+    )
+    assert entry.severities == (Severity.INFO, Severity.CRITICAL)
+    assert (entry.cost, entry.fix) == ("half of the link", "set x=1 in the file")
+    for text, printed in (
+        ("Slurm drains it.", "Slurm drains it"),
+        ("NCCL fails.", "NCCL fails"),
+        ("`virsh start VM`.", "virsh start VM"),
+        ("Nothing to do.", None),
+    ):
+        (entry,) = entries(f"## a\n\n**Info.** It is.\n\n**Fix.** {text}\n", "x.md")
+        assert (entry.cost, entry.fix) == (None, printed)
+
+
+def test_what_depends_on_the_case_takes_the_place_of_the_page() -> None:
+    page = finding("core-taken", "PU 3", "1 vCPU", "2", "x.xml")
+    assert page.severity is Severity.WARNING and page.cost and page.fix
+    other = finding(
+        "core-taken", "PU 3", "1 vCPU", "2", "x.xml",
+        severity=Severity.INCONCLUSIVE, cost=None, fix="wait",
+    )  # fmt: skip
+    assert (other.severity, other.cost, other.fix) == (Severity.INCONCLUSIVE, None, "wait")
+    with pytest.raises(KeyError):
+        finding("no-such-finding", "PU 3", "1 vCPU", "2", "x.xml")

@@ -6,6 +6,7 @@ A link at a fraction of its speed makes every layout slow, and their comparison 
 import statistics
 from collections.abc import Iterator, Sequence
 
+from homenode.catalogue import finding
 from homenode.doctor.links.slow import link_findings
 from homenode.doctor.links.unknown import silent_device_findings
 from homenode.findings import Finding, Severity
@@ -44,14 +45,11 @@ def _flat_curves(runs: Sequence[Run]) -> Iterator[Finding]:
         peak = max(rate for _, rate in points)
         start = flat_from(points, peak)
         if start is not None:
-            yield Finding(
-                id="collective-flat-curve",
-                severity=Severity.CRITICAL,
-                subject=f"{run.head.system}/{run.head.name}",
+            yield finding(
+                "collective-flat-curve",
+                f"{run.head.system}/{run.head.name}",
                 expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
                 observed=f"{peak / 1e9:.2f} GB/s from {format_bytes(start)} on",
-                cost="large messages are no faster than small ones",
-                fix="homenode doctor: link speeds under load; fix the link, then measure again",
                 source="sweep over message sizes",
             )
 
@@ -67,14 +65,11 @@ def _low_copies(runs: Sequence[Run]) -> Iterator[Finding]:
             medians = [statistics.median(values) for values in by_gpu.values()]
             low = [value for value in medians if value < LOW_COPY_BYTES_PER_S]
             if low:
-                yield Finding(
-                    id="h2d-low",
-                    severity=Severity.CRITICAL,
-                    subject=f"{run.head.system}/{run.head.name}, {what}",
+                yield finding(
+                    "h2d-low",
+                    f"{run.head.system}/{run.head.name}, {what}",
                     expected=f"{LOW_COPY_BYTES_PER_S / 1e9:g} GB/s at least, as any x16 link "
                     "since Gen 3",
                     observed=f"{min(low) / 1e9:.1f} GB/s ({len(low)} of {len(medians)} GPUs)",
-                    cost="every copy to and from the GPU is slow, in any layout",
-                    fix="homenode doctor: link speeds under load; fix the link, then measure again",
                     source="copies from and to pinned host memory",
                 )

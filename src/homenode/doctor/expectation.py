@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes
 from homenode.findings import Finding, Severity
@@ -128,12 +129,13 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
     if unread:
         yield (
             UNREAD,
-            Finding(
-                id="drift-topology",
-                severity=Severity.INCONCLUSIVE,
-                subject=", ".join(unread).replace("_", " "),
+            finding(
+                "drift-topology",
+                ", ".join(unread).replace("_", " "),
                 expected=", ".join(unread.values()),
                 observed=f"{host.name} does not give them",
+                severity=Severity.INCONCLUSIVE,
+                cost=None,
                 fix="read the host itself, or a capture of it",
                 source=source,
             ),
@@ -169,13 +171,11 @@ def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
     for (node, size), pages in expected.huge_pages.items():
         found = now.get((node, size), 0)
         if host.nodes and found < pages:
-            yield Finding(
-                id="drift-huge-pages",
-                severity=Severity.CRITICAL,
-                subject=f"node {node}",
+            yield finding(
+                "drift-huge-pages",
+                f"node {node}",
                 expected=f"{pages} pages of {format_bytes(size)}",
                 observed=str(found),
-                cost="VMs that need these pages do not start",
                 fix=f"reserve {pages} at boot; until then write that number to /sys/devices/system/"
                 f"node/node{node}/hugepages/hugepages-{size // 1024}kB/nr_hugepages",
                 source=f"expectation of {expected.host}",
@@ -188,24 +188,23 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
     if floor is None:
         return
     if measured_h2d is None:
-        yield Finding(
-            id="drift-bandwidth",
-            severity=Severity.INCONCLUSIVE,
-            subject="host to device",
+        yield finding(
+            "drift-bandwidth",
+            "host to device",
             expected=gigabytes(floor),
             observed="not measured",
+            severity=Severity.INCONCLUSIVE,
+            cost=None,
             fix="measure, and give it: --h2d GB/S",
             source=source,
         )
     elif measured_h2d < floor:
-        yield Finding(
-            id="drift-bandwidth",
-            severity=Severity.CRITICAL,
-            subject="host to device",
+        yield finding(
+            "drift-bandwidth",
+            "host to device",
             expected=f"at least {gigabytes(floor)}",
             observed=gigabytes(measured_h2d),
             cost=f"{(1 - measured_h2d / floor) * 100:.0f} % below the floor",
-            fix="homenode doctor --under-load looks at the links",
             source=source,
         )
 
@@ -276,26 +275,26 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
     if old.link is None:
         return
     if found is None:
-        yield Finding(
-            id="drift-link",
-            severity=Severity.INCONCLUSIVE,
-            subject=str(old.bdf),
+        yield finding(
+            "drift-link",
+            str(old.bdf),
             expected=str(old.link),
             observed="not known",
+            severity=Severity.INCONCLUSIVE,
+            cost=None,
             fix="read it as root, or from a capture",
             source=source,
         )
     elif found.rate.bytes_per_s < old.link.bytes_per_s:
         idle = "" if found.idle is None else f" at most: it idles at {found.idle}"
         lost = (1 - found.rate.bytes_per_s / old.link.bytes_per_s) * 100
-        yield Finding(
-            id="drift-link",
-            severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
-            subject=f"{old.kind} {old.bdf}",
+        yield finding(
+            "drift-link",
+            f"{old.kind} {old.bdf}",
             expected=old.link.with_rate(),
             observed=f"{found.rate.with_rate()}{idle}",
+            severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
             cost=f"{lost:.0f} % of what was certified",
-            fix="homenode doctor names the limiting link",
             source=source,
         )
 
@@ -347,29 +346,12 @@ def _ids(device: PciDevice) -> str | None:
 
 
 def _topology(subject: str, expected: str, observed: str, source: str) -> Finding:
-    return Finding(
-        id="drift-topology",
-        severity=Severity.CRITICAL,
-        subject=subject,
-        expected=expected,
-        observed=observed,
-        cost="plans and pins for the certified host no longer fit",
-        fix="look for firmware settings that were reset and for parts that failed; if it is meant, "
-        "certify again: homenode expect",
-        source=source,
-    )
+    return finding("drift-topology", subject, expected=expected, observed=observed, source=source)
 
 
 def _device(kind: DeviceKind, bdf: Bdf, expected: str, observed: str, source: str) -> Finding:
-    return Finding(
-        id="drift-device",
-        severity=Severity.CRITICAL,
-        subject=f"{kind} {bdf}",
-        expected=expected,
-        observed=observed,
-        cost="VMs that name this address get another device, or none",
-        fix="lspci, dmesg; if it is meant, certify again: homenode expect",
-        source=source,
+    return finding(
+        "drift-device", f"{kind} {bdf}", expected=expected, observed=observed, source=source
     )
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.topology import Core, Host, NumaNode, Package
 from homenode.wording import number_list
@@ -20,28 +21,20 @@ def layout_findings(host: Host, *, with_advice: bool = True) -> Iterator[Finding
         packages = [package for package in host.packages if not package.pus.isdisjoint(node.pus)]
         llcs = [llc for llc in host.llcs if not llc.pus.isdisjoint(node.pus)]
         if len(packages) > 1 and not _are_cores(packages, host.cores):
-            yield Finding(
-                id="node-spans-packages",
-                severity=Severity.WARNING,
-                subject=f"node {node.index}",
+            yield finding(
+                "node-spans-packages",
+                f"node {node.index}",
                 expected="at least one node for each package",
                 observed=f"packages {number_list(package.index for package in packages)}, "
                 f"{len(llcs)} last-level caches",
-                cost="half of all memory is behind the other package, and nothing can be placed",
-                fix="firmware: NPS1 or more, node interleaving off; kernel: no numa=off",
                 source=_FIRMWARE,
             )
         elif with_advice and len(llcs) >= _MANY_LLCS and _is_whole_package(node, packages):
-            yield Finding(
-                id="node-spans-llcs",
-                severity=Severity.INFO,
-                subject=f"node {node.index}",
+            yield finding(
+                "node-spans-llcs",
+                f"node {node.index}",
                 expected="nodes that show which memory is near which cores",
                 observed=f"one node for {len(llcs)} last-level caches",
-                cost="the difference inside the package (NPS1 hides it) cannot be used",
-                fix="firmware: NPS2 or NPS4, or ACPI SRAT L3 Cache as NUMA domain; more for "
-                "CPU work "
-                "than for GPUs",
                 source=_FIRMWARE,
             )
     yield from _without(host)
@@ -64,14 +57,11 @@ def _without(host: Host) -> Iterator[Finding]:
     bare = [node for node in with_pus if node.memory_bytes == 0]
     # Where no node has both, memory of another kind stands in for all: that is how it was built.
     if bare and len(bare) < len(with_pus):
-        yield Finding(
-            id="node-without-memory",
-            severity=Severity.WARNING,
-            subject=f"node {number_list(node.index for node in bare)}",
+        yield finding(
+            "node-without-memory",
+            f"node {number_list(node.index for node in bare)}",
             expected="memory next to the cores",
             observed="cores and no memory",
-            cost="every access from these cores is remote",
-            fix="populate the memory channels of that package, or keep VMs off it",
             source=_FIRMWARE,
         )
     if len([node for node in host.nodes if node.pus]) < 2:
@@ -81,15 +71,12 @@ def _without(host: Host) -> Iterator[Finding]:
         {gpu.firmware_node for gpu in gpus}, key=lambda node: -1 if node is None else node
     ):
         lost = [gpu.bdf for gpu in gpus if gpu.firmware_node == named]
-        yield Finding(
-            id="gpu-node-unknown",
-            severity=Severity.WARNING,
-            subject=f"GPU {', '.join(map(str, lost[:16]))}",
+        yield finding(
+            "gpu-node-unknown",
+            f"GPU {', '.join(map(str, lost[:16]))}",
             expected="a NUMA node",
             observed="numa_node is -1"
             if named is None
             else f"numa_node is {named}, which has no CPUs and is as near to several nodes",
-            cost="VMs cannot be placed next to them",
-            fix="update the firmware (ACPI _PXM), or look for a setting such as PCIe NUMA",
             source="/sys/bus/pci/devices/BDF/numa_node",
         )

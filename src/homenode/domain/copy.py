@@ -20,7 +20,7 @@ from homenode.domain.edits import (
 )
 from homenode.domain.read import open_domain, read_name
 from homenode.errors import InputError, UsageError
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 
 _NAME = re.compile(r"[^/\x00-\x1f]{1,255}\Z")
 _LIBVIRT_SOCKET = "/libvirt/qemu/"
@@ -84,14 +84,12 @@ def _shared(element: Element) -> PlanFinding | None:
     name = (None if target is None else target.get("dev")) or f"on line {element.line}"
     source = element.child("source")
     path = None if source is None else source.get("path")
-    fix = None
     if element.name == "disk":
         writable = element.get("device") in (None, "disk", "lun") and source is not None
         if not writable or element.child("readonly") is not None:
             return None
         kind = "copy-shares-disk"
         detail = "both domains write it: running both at once destroys its file system"
-        fix = "give the copy a disk of its own: qemu-img create -f qcow2 -b ORIGINAL -F qcow2 COPY"
     elif _is_host_device(element):
         kind = "copy-shares-device"
         detail = "both domains are given this host device: only one of them can run"
@@ -107,9 +105,7 @@ def _shared(element: Element) -> PlanFinding | None:
         detail = "both domains open this file"
     else:
         return None
-    return PlanFinding(
-        id=kind, severity="warning", subject=f"{element.name} {name}", detail=detail, fix=fix
-    )
+    return plan_finding(kind, f"{element.name} {name}", detail)
 
 
 def _is_host_device(element: Element) -> bool:

@@ -6,7 +6,7 @@ from homenode.domain.document import Document, Element
 from homenode.domain.features import has_acpi, needs_acpi
 from homenode.domain.launch_security import launch_findings
 from homenode.domain.read import open_domain, vm_of
-from homenode.plan.model import Plan, PlanFinding, PortModel
+from homenode.plan.model import Plan, PlanFinding, PortModel, plan_finding
 
 _PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
 _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})
@@ -48,13 +48,10 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
     names = ", ".join(f"<{element.tag}>" for element in floating[:4])
     more = f" and {len(floating) - 4} more" if len(floating) > 4 else ""
     return (
-        PlanFinding(
-            id="libvirt-fills-ports",
-            severity="warning",
-            subject=f"{empty} empty ports on expander buses",
-            detail=f"libvirt will plug devices without an address into them: {names}{more}",
-            fix="virsh define the original once and plan what virsh dumpxml prints: there every "
-            "device has its address",
+        plan_finding(
+            "libvirt-fills-ports",
+            f"{empty} empty ports on expander buses",
+            f"libvirt will plug devices without an address into them: {names}{more}",
         ),
     )
 
@@ -84,14 +81,11 @@ def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
     if commandlines(after) == commandlines(before):
         return ()
     return (
-        PlanFinding(
-            id="qemu-commandline",
-            severity="info",
-            subject="<qemu:commandline>",
-            detail="OVMF's window for large BARs can be set in no other way; libvirt marks the "
+        plan_finding(
+            "qemu-commandline",
+            "<qemu:commandline>",
+            "OVMF's window for large BARs can be set in no other way; libvirt marks the "
             "domain as tainted (custom-argv)",
-            fix="OVMF of 2023 and later sizes its window itself with "
-            "<maxphysaddr mode='passthrough'/>",
         ),
     )
 
@@ -99,25 +93,21 @@ def _taint(before: Document, after: Document) -> tuple[PlanFinding, ...]:
 def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, ...]:
     if not has_acpi(before) and has_acpi(after):
         return (
-            PlanFinding(
-                id="acpi-added",
-                severity="warning",
-                subject="<acpi/>",
-                detail="expected in <features>, by which the guest learns its NUMA nodes and those "
+            plan_finding(
+                "acpi-added",
+                "<acpi/>",
+                "expected in <features>, by which the guest learns its NUMA nodes and those "
                 "of its devices, found none: it was added",
-                fix="the guest sees an ACPI machine; choose a flat layout such as pin if it "
-                "must not",
             ),
         )
     expanders = any(c.model is PortModel.EXPANDER_BUS for c in plan.controllers)
     if has_acpi(after) or not needs_acpi(plan) or not expanders:
         return ()
     return (
-        PlanFinding(
-            id="acpi-missing",
-            severity="critical",
-            subject="<acpi/>",
-            detail="expected in <features>, by which the guest finds its expander buses, found "
+        plan_finding(
+            "acpi-missing",
+            "<acpi/>",
+            "expected in <features>, by which the guest finds its expander buses, found "
             "none: the guest does not see the devices on them",
             fix="add <acpi/> and UEFI firmware (<os firmware='efi'>), then plan again",
         ),

@@ -20,7 +20,7 @@ from homenode.domain.edits import (
 )
 from homenode.domain.features import with_feature
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlanFinding, PortModel
+from homenode.plan.model import Plan, PlanFinding, PortModel, plan_finding
 from homenode.tools.versions import Version
 from homenode.topology import Host
 from homenode.vm.model import Vm
@@ -129,11 +129,10 @@ def smmu_left_out(
         fix = "choose --pci-granularity root-complex"
     else:
         return None
-    return PlanFinding(
-        id="smmuv3-left-out",
-        severity="info",
-        subject="<iommu model='smmuv3'>",
-        detail=f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; without "
+    return plan_finding(
+        "smmuv3-left-out",
+        "<iommu model='smmuv3'>",
+        f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; without "
         "it the GPU's driver in the guest has no address translation of its own",
         fix=fix,
     )

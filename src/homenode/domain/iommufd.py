@@ -11,7 +11,7 @@ Source: libvirt 12.1 and 12.2, DomainIOMMUFD of libvirtxml 1.12002; QEMU 8.2 (-o
 from homenode.domain.document import DOMAIN_ORDER, Document
 from homenode.domain.edits import Edit, New, append, apply, insert_in_order, set_attribute
 from homenode.domain.hostdevs import hostdev_elements
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.tools.versions import Version
 from homenode.vm.model import Vm
 
@@ -70,12 +70,10 @@ def iommufd_missing(guest: Vm, libvirt: Version | None, qemu: Version | None) ->
         f"{name} {'unknown' if version is None else '.'.join(map(str, version))}"
         for name, version in (("libvirt", libvirt), ("QEMU", qemu))
     )
-    return PlanFinding(
-        id="iommufd-missing",
-        severity="warning",
-        subject=f"launch security {guest.launch_security}",
-        detail="devices of such a guest need iommufd, which was left out: expected libvirt "
+    return plan_finding(
+        "iommufd-missing",
+        f"launch security {guest.launch_security}",
+        "devices of such a guest need iommufd, which was left out: expected libvirt "
         "12.1 and QEMU "
         f"8.2 or newer, found {found}",
-        fix="update them, or name the host's versions with --libvirt and --qemu",
     )

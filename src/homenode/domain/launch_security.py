@@ -5,7 +5,7 @@ amd-memory-encryption.rst and tdx.rst; AMD 56860 (SEV-SNP firmware ABI), launch 
 """
 
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import Vm
 
@@ -61,11 +61,10 @@ def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
         return ()
     measured = kind in _MEASURED or kind == "sev"
     return (
-        PlanFinding(
-            id="launch-measurement",
+        plan_finding(
+            "launch-measurement",
+            f"launch security {kind}",
+            "the plan changes what the guest is launched with: " + ", ".join(changes),
             severity="warning" if measured else "info",
-            subject=f"launch security {kind}",
-            detail="the plan changes what the guest is launched with: " + ", ".join(changes),
-            fix="compute the expected launch measurement again before the guest is attested",
         ),
     )

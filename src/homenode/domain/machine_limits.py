@@ -7,7 +7,7 @@ machine type's name. A vendor's own machine types ("pc-q35-rhel9.4.0") have limi
 import re
 
 from homenode.errors import InputError
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.vm.model import Vm
 
 _SINCE: dict[str, tuple[tuple[tuple[int, int], int], ...]] = {
@@ -57,12 +57,10 @@ def check_vcpus(
     machine = guest.machine or "none, which is libvirt's choice"
     if most is None:
         return (
-            PlanFinding(
-                id="vcpu-limit-unknown",
-                severity="warning",
-                subject="<vcpu>",
-                detail=f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
-                fix="virsh domcapabilities --machine NAME gives it as <vcpu max=>",
+            plan_finding(
+                "vcpu-limit-unknown",
+                "<vcpu>",
+                f"{vcpus} vCPUs, and how many machine type {machine} takes is not known",
             ),
         )
     if vcpus <= most:

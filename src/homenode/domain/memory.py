@@ -8,7 +8,7 @@ from homenode.domain.fields import decimal, format_size, size_bytes
 from homenode.domain.memory_backing import page_bytes_of_cell, read_page_bytes
 from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.request import MemoryMode
 from homenode.tools.versions import Version
 from homenode.units import bytes_of
@@ -160,13 +160,11 @@ def nodemask_not_strict(guest: Vm, plan: Plan, libvirt: Version | None) -> PlanF
     if libvirt is not None and libvirt >= LIBVIRT_WITH_STRICT_MASK:
         return None
     found = "unknown" if libvirt is None else ".".join(map(str, libvirt))
-    return PlanFinding(
-        id="nodemask-not-strict",
-        severity="warning",
-        subject="<memory><source><nodemask>",
-        detail=f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
+    return plan_finding(
+        "nodemask-not-strict",
+        "<memory><source><nodemask>",
+        f"{len(masked)} memory devices have mode {plan.memory_mode} of their cell: a node "
         f"mask is strict from libvirt 12.0, found {found}",
-        fix="choose --memory-mode strict, or update libvirt",
     )
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.host_setup.files import Isolation, SetupFile
 from homenode.host_setup.needs import HostNeeds
@@ -47,14 +48,12 @@ def unmet(
     for one in needs.pages:
         found = pools.get((one.node, one.page_bytes), 0)
         if found < one.pages:
-            yield Finding(
-                id="setup-pages-short",
-                severity=Severity.CRITICAL,
-                subject=f"node {one.node}",
+            yield finding(
+                "setup-pages-short",
+                f"node {one.node}",
                 expected=f"{one.pages} pages of {format_bytes(one.page_bytes)}",
                 observed=str(found),
                 cost=f"of {printable(', '.join(needs.domains))} not all can start",
-                fix="homenode host-setup install, then reboot or start the units",
                 source=_SOURCE,
             )
     if isolation is Isolation.BOOT:
@@ -115,10 +114,9 @@ def _lack(hook: SetupFile, running: RunningSetup) -> str | None:
 
 
 def _not_isolated(subject: str, expected: str, observed: str, cost: str, fix: str) -> Finding:
-    return Finding(
-        id="setup-not-isolated",
-        severity=Severity.WARNING,
-        subject=subject,
+    return finding(
+        "setup-not-isolated",
+        subject,
         expected=expected,
         observed=observed,
         cost=cost,

@@ -18,8 +18,9 @@ from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
+from homenode.catalogue import finding
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.kubevirt.cluster import Cluster
 from homenode.kubevirt.demand import HOOK_ANNOTATION
 from homenode.kubevirt.vmi import Vmi
@@ -33,7 +34,6 @@ _MEMORY = "spec.domain.memory"
 _REQUESTS = "spec.domain.resources.requests"
 _POLICIES = ("shared", "auto", "supplementalPool")
 _FEATURES = ("", "force", "require", "optional", "disable", "forbid")
-_DEDICATED = ("dedicatedCpuPlacement with it", "set dedicatedCpuPlacement: true")
 _LEAST_MEMORY = 10**6
 _CLAIM_GATES = {"gpus": "GPUsWithDRA", "hostDevices": "HostDevicesWithDRA"}
 _ENCRYPTION_GATES = {
@@ -41,157 +41,75 @@ _ENCRYPTION_GATES = {
     "snp": "WorkloadEncryptionSEV",
     "tdx": "WorkloadEncryptionTDX",
 }
-_ADD_GATE = "add it to spec.configuration.developerConfiguration.featureGates"
 
 _RULES = {
-    "memory-missing": (f"{_MEMORY}.guest", "a size", f"set {_MEMORY}.guest"),
-    "memory-too-small": (f"{_REQUESTS}.memory", "at least 1M", "raise it"),
-    "memory-above-limit": (
-        f"{_REQUESTS}.memory",
-        "at most the limit",
-        "make requests and limits equal",
+    "memory-missing": (f"{_MEMORY}.guest", "a size"),
+    "memory-too-small": (f"{_REQUESTS}.memory", "at least 1M"),
+    "memory-above-limit": (f"{_REQUESTS}.memory", "at most the limit"),
+    "huge-page-size-wrong": (f"{_MEMORY}.hugepages.pageSize", "a size such as 1Gi"),
+    "huge-pages-not-whole": (f"{_MEMORY}.guest", "a multiple of the page size"),
+    "dedicated-without-memory": (f"{_CPU}.dedicatedCpuPlacement", "memory as well"),
+    "memory-limit-differs": (f"{_REQUESTS}.memory", "equal to the limit with dedicated CPUs"),
+    "cpus-fractional": ("spec.domain.resources", "a whole number of CPUs"),
+    "cpu-limit-differs": (f"{_REQUESTS}.cpu", "equal to the limit with dedicated CPUs"),
+    "cpus-given-twice": (f"{_REQUESTS}.cpu", "as many as cores, sockets and threads make"),
+    "cpus-above-limit": (f"{_REQUESTS}.cpu", "at most the limit"),
+    "emulator-without-dedicated-cpus": (
+        f"{_CPU}.isolateEmulatorThread",
+        "dedicatedCpuPlacement with it",
     ),
-    "huge-page-size-wrong": (
-        f"{_MEMORY}.hugepages.pageSize",
-        "a size such as 1Gi",
-        "set 2Mi or 1Gi",
-    ),
-    "huge-pages-not-whole": (
-        f"{_MEMORY}.guest",
-        "a multiple of the page size",
-        "take a multiple of the page size",
-    ),
-    "dedicated-without-memory": (
-        f"{_CPU}.dedicatedCpuPlacement",
-        "memory as well",
-        f"set {_MEMORY}.guest",
-    ),
-    "memory-limit-differs": (
-        f"{_REQUESTS}.memory",
-        "equal to the limit with dedicated CPUs",
-        "make them equal",
-    ),
-    "cpus-fractional": ("spec.domain.resources", "a whole number of CPUs", "round it up"),
-    "cpu-limit-differs": (
-        f"{_REQUESTS}.cpu",
-        "equal to the limit with dedicated CPUs",
-        "make them equal",
-    ),
-    "cpus-given-twice": (
-        f"{_REQUESTS}.cpu",
-        "as many as cores, sockets and threads make",
-        "leave resources.cpu out",
-    ),
-    "cpus-above-limit": (f"{_REQUESTS}.cpu", "at most the limit", "lower the request"),
-    "emulator-without-dedicated-cpus": (f"{_CPU}.isolateEmulatorThread", *_DEDICATED),
-    "sockets-above-most": (f"{_CPU}.sockets", "at most maxSockets", "raise maxSockets"),
-    "cpu-feature-policy": (
-        f"{_CPU}.features",
-        "a policy: " + ", ".join(_FEATURES[1:]),
-        "choose one of them",
-    ),
-    "cpu-model": (f"{_CPU}.model", "host-passthrough on arm64", "set host-passthrough"),
-    "realtime-without-dedicated-cpus": (f"{_CPU}.realtime", *_DEDICATED),
-    "realtime-without-mapping": (
-        f"{_CPU}.realtime",
-        "guestMappingPassthrough with it",
-        "set numa: {guestMappingPassthrough: {}}",
-    ),
-    "mapping-without-dedicated-cpus": (_MAPPING, *_DEDICATED),
-    "mapping-without-huge-pages": (
-        _MAPPING,
-        "memory.hugepages with it",
-        f"set {_MEMORY}.hugepages.pageSize",
-    ),
-    "threads-many": (
-        f"{_CPU}.threads",
-        "at most 2 with dedicated CPUs, 1 on arm64",
-        "set threads: 1 and as many more cores",
-    ),
-    "iothreads-policy": ("spec.domain.ioThreadsPolicy", ", ".join(_POLICIES), "choose one of them"),
+    "sockets-above-most": (f"{_CPU}.sockets", "at most maxSockets"),
+    "cpu-feature-policy": (f"{_CPU}.features", "a policy: " + ", ".join(_FEATURES[1:])),
+    "cpu-model": (f"{_CPU}.model", "host-passthrough on arm64"),
+    "realtime-without-dedicated-cpus": (f"{_CPU}.realtime", "dedicatedCpuPlacement with it"),
+    "realtime-without-mapping": (f"{_CPU}.realtime", "guestMappingPassthrough with it"),
+    "mapping-without-dedicated-cpus": (_MAPPING, "dedicatedCpuPlacement with it"),
+    "mapping-without-huge-pages": (_MAPPING, "memory.hugepages with it"),
+    "threads-many": (f"{_CPU}.threads", "at most 2 with dedicated CPUs, 1 on arm64"),
+    "iothreads-policy": ("spec.domain.ioThreadsPolicy", ", ".join(_POLICIES)),
     "iothreads-count": (
         "spec.domain.ioThreads.supplementalPoolThreadCount",
         "a positive number with supplementalPool",
-        "set it",
     ),
-    "gate-sidecar-off": (
-        "feature gate Sidecar",
-        "on, for the hook",
-        "homenode kubevirt manifest writes the patch",
-    ),
-    "gate-host-devices-off": (
-        "feature gate HostDevices",
-        "on, for hostDevices",
-        _ADD_GATE,
-    ),
+    "gate-sidecar-off": ("feature gate Sidecar", "on, for the hook"),
+    "gate-host-devices-off": ("feature gate HostDevices", "on, for hostDevices"),
     "gate-claims-off": (
         "feature gates GPUsWithDRA and HostDevicesWithDRA",
         "on, for gpus and hostDevices with claims",
-        _ADD_GATE,
     ),
-    "claims-mixed": (
-        "spec.domain.devices.gpus",
-        "all by claim or all by deviceName",
-        "take one way for all GPUs of the VM",
-    ),
+    "claims-mixed": ("spec.domain.devices.gpus", "all by claim or all by deviceName"),
     "device-named-wrongly": (
         "spec.domain.devices",
         "of each GPU and host device a deviceName, or a claimName and a requestName",
-        "give one of both",
     ),
-    "claim-request-twice": (
-        "spec.domain.devices",
-        "each claimName and requestName once",
-        "give each device a request of its own in the claim",
-    ),
-    "claim-not-listed": (
-        "spec.resourceClaims",
-        "every claim that devices name, each once",
-        "list each claim once, with its resourceClaimName or resourceClaimTemplateName",
-    ),
+    "claim-request-twice": ("spec.domain.devices", "each claimName and requestName once"),
+    "claim-not-listed": ("spec.resourceClaims", "every claim that devices name, each once"),
     "claim-source": (
         "spec.resourceClaims",
         "a resourceClaimName or a resourceClaimTemplateName of each, from KubeVirt 1.9 on",
-        "set one of both",
     ),
-    "machine-type": (
-        "spec.domain.machine.type",
-        "a machine that the KubeVirt CR allows",
-        "leave it out, or add it to emulatedMachines of the KubeVirt CR",
-    ),
-    "bootloader-wrong": (
-        "spec.domain.firmware.bootloader",
-        "efi or bios; efi on arm64",
-        "set efi alone",
-    ),
+    "machine-type": ("spec.domain.machine.type", "a machine that the KubeVirt CR allows"),
+    "bootloader-wrong": ("spec.domain.firmware.bootloader", "efi or bios; efi on arm64"),
     "secure-boot-without-smm": (
         "spec.domain.firmware.bootloader.efi",
         "features.smm with Secure Boot, which is on where secureBoot is not false",
-        "set secureBoot: false, or features: {smm: {enabled: true}}",
     ),
     "gate-encryption-off": (
         "feature gates WorkloadEncryptionSEV, WorkloadEncryptionTDX, SecureExecution",
         "on, for launchSecurity: SEV and SNP, TDX, and s390x",
-        _ADD_GATE,
     ),
     "launch-security-kind": (
         "spec.domain.launchSecurity",
         "one of sev, snp and tdx, on amd64; s390x takes any",
-        "set one of them",
     ),
-    "launch-security-without-efi": (
-        "spec.domain.launchSecurity",
-        "OVMF with it",
-        "set firmware: {bootloader: {efi: {secureBoot: false}}}",
-    ),
+    "launch-security-without-efi": ("spec.domain.launchSecurity", "OVMF with it"),
     "launch-security-conflict": (
         "spec.domain.launchSecurity",
         "with SEV and SNP no Secure Boot; with SNP and TDX no persistent EFI variables; with TDX "
         "no SMM; no NIC that boots; attestation of SEV with startStrategy: Paused",
-        "leave out what is found",
     ),
 }
-"""By the id of a finding: its subject, what is expected, the fix."""
+"""By the id of a finding: its subject, what is expected."""
 
 
 def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
@@ -215,15 +133,9 @@ def admission_findings(vmi: Vmi, cluster: Cluster | None) -> Iterator[Finding]:
 
 
 def _refused(id: str, observed: Any) -> Finding:
-    subject, expected, fix = _RULES[id]
-    return Finding(
-        id=id,
-        severity=Severity.CRITICAL,
-        subject=subject,
-        expected=expected,
-        observed=f"{observed}: the VMI is refused",
-        fix=fix,
-        source=SOURCE,
+    subject, expected = _RULES[id]
+    return finding(
+        id, subject, expected=expected, observed=f"{observed}: the VMI is refused", source=SOURCE
     )
 
 
@@ -470,13 +382,11 @@ def _permitted(vmi: Vmi, cluster: Cluster) -> Iterator[Finding]:
         names = [down(one, "deviceName") for one in _listed(vmi, "domain", "devices", group)]
         for name in sorted({name for name in names if isinstance(name, str)}):
             if name not in cluster.permitted:
-                yield Finding(
-                    id="device-not-permitted",
-                    severity=Severity.CRITICAL,
-                    subject=f"{group}: {name}",
+                yield finding(
+                    "device-not-permitted",
+                    f"{group}: {name}",
                     expected="an entry of spec.configuration.permittedHostDevices in the "
                     "KubeVirt CR",
                     observed="none: virt-controller makes no pod for the VMI (FailedCreate)",
-                    fix="homenode kubevirt manifest writes permitted-devices.yaml",
                     source="KubeVirt, renderresources.go: validatePermittedHostDevices",
                 )

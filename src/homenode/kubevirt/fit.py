@@ -10,6 +10,7 @@ documentation on CPU, Memory and Topology Manager, kubernetes#136431.
 from collections.abc import Iterator
 from itertools import pairwise
 
+from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.json_text import NotJsonError, decode_json
 from homenode.kubevirt.admission_rules import admission_findings
@@ -79,65 +80,53 @@ def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
 
 def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
     if vmi.instancetype is not None:
-        yield Finding(
-            id="instancetype",
-            severity=Severity.INCONCLUSIVE,
-            subject=f"instance type {vmi.instancetype}",
+        yield finding(
+            "instancetype",
+            f"instance type {vmi.instancetype}",
             expected="CPUs, memory and devices in the object",
             observed="a VirtualMachine that takes them from an instance type or preference",
-            fix="check the VMI: kubectl get vmi NAME -o yaml, once it is started",
             source="the object",
         )
     if demand.passed and vmi.annotations.get(ROOT_COMPLEX_ANNOTATION) == "true":
-        yield Finding(
-            id="devices-on-root-complex",
-            severity=Severity.WARNING,
-            subject=f"annotation {ROOT_COMPLEX_ANNOTATION}",
+        yield finding(
+            "devices-on-root-complex",
+            f"annotation {ROOT_COMPLEX_ANNOTATION}",
             expected="not set",
             observed="true: KubeVirt puts every device on pcie.0, where none has a node; the "
             "hook leaves what was put there explicitly",
-            fix="remove the annotation",
             source="KubeVirt, converter.go: PlacePCIDevicesOnRootComplex",
         )
     if not demand.dedicated:
-        yield Finding(
-            id="cpus-not-dedicated",
-            severity=Severity.WARNING,
-            subject="spec.domain.cpu.dedicatedCpuPlacement",
+        yield finding(
+            "cpus-not-dedicated",
+            "spec.domain.cpu.dedicatedCpuPlacement",
             expected="true",
             observed="not set: the vCPUs are not pinned, so the guest can be shown no node",
-            fix="set dedicatedCpuPlacement: true",
             source=_ADMISSION,
         )
     if demand.mapped and demand.most_memory_bytes is not None:
-        yield Finding(
-            id="mapping-with-plugged-memory",
-            severity=Severity.CRITICAL,
-            subject="spec.domain.memory.maxGuest",
+        yield finding(
+            "mapping-with-plugged-memory",
+            "spec.domain.memory.maxGuest",
             expected="none next to guestMappingPassthrough",
             observed=f"{format_bytes(demand.most_memory_bytes)}: KubeVirt does not plug "
             "memory into a guest "
             "with cells, and refuses the VMI",
-            fix="leave maxGuest out, and give the VM all its memory in spec.domain.memory.guest",
             source="KubeVirt, liveupdate/memory: ValidateLiveUpdateMemory",
         )
     if demand.dedicated and not demand.mapped:
-        yield Finding(
-            id="guest-flat",
-            severity=Severity.WARNING,
-            subject="spec.domain.cpu.numa",
+        yield finding(
+            "guest-flat",
+            "spec.domain.cpu.numa",
             expected="guestMappingPassthrough",
             observed="not set: the guest has one node whatever it is given, and "
             "its devices have none",
-            cost="12.6 for 15.6 GB/s from host to device (HGX A100)",
-            fix="set numa: {guestMappingPassthrough: {}} and huge pages",
             source="IBM Developer, Optimizing GPU accelerated VMs with KubeVirt",
         )
     if demand.dedicated and not demand.emulator_apart:
-        yield Finding(
-            id="emulator-on-vcpu",
-            severity=Severity.INFO,
-            subject="spec.domain.cpu.isolateEmulatorThread",
+        yield finding(
+            "emulator-on-vcpu",
+            "spec.domain.cpu.isolateEmulatorThread",
             expected="true",
             observed="not set: QEMU's own threads run on the vCPUs' PUs",
             fix="set isolateEmulatorThread: true; it costs one more dedicated PU",
@@ -149,14 +138,12 @@ def _hooks(vmi: Vmi) -> Iterator[Finding]:
     text = vmi.annotations.get(HOOK_ANNOTATION)
     wrong = None if text is None else _wrong_hook(text)
     if wrong is not None:
-        yield Finding(
-            id="hook-annotation-wrong",
-            severity=Severity.CRITICAL,
-            subject=f"annotation {HOOK_ANNOTATION}",
+        yield finding(
+            "hook-annotation-wrong",
+            f"annotation {HOOK_ANNOTATION}",
             expected="a JSON list of sidecars, each with a --version that its shim knows: "
             + ", ".join(HookVersion),
             observed=f"{wrong}: the VM does not start",
-            fix="homenode kubevirt manifest writes the annotation",
             source="KubeVirt, pkg/hooks and cmd/sidecars",
         )
 
@@ -181,10 +168,9 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
     source = "KubeVirt, feature gates"
     native = cluster is not None and cluster.has_gate(NATIVE)
     if demand.passed and demand.mapped and not demand.hooked and not native:
-        yield Finding(
-            id="devices-without-node",
-            severity=Severity.WARNING,
-            subject=f"{demand.passed} devices",
+        yield finding(
+            "devices-without-node",
+            f"{demand.passed} devices",
             expected=f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
             observed="no hook in the annotations"
             + ("" if cluster is None else ", and the gate is off"),
@@ -197,30 +183,25 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
     for gate in sorted(cluster.gates):
         if cluster.is_unknown(gate):
             first = "{}.{}".format(*FIRST_VERSION[gate])
-            yield Finding(
-                id="gate-unknown",
-                severity=Severity.WARNING,
-                subject=f"feature gate {gate}",
+            yield finding(
+                "gate-unknown",
+                f"feature gate {gate}",
                 expected=f"KubeVirt {first} or newer",
                 observed="{}.{}: it ignores the gate".format(*(cluster.version or ())),
-                fix="upgrade, or remove the gate",
                 source=source,
             )
     if demand.dedicated and not cluster.has_gate("CPUManager"):
-        yield Finding(
-            id="gate-cpu-manager-off",
-            severity=Severity.WARNING,
-            subject="feature gate CPUManager",
+        yield finding(
+            "gate-cpu-manager-off",
+            "feature gate CPUManager",
             expected="on, so that nodes are labelled cpumanager=true",
             observed="off",
-            fix="homenode kubevirt manifest writes the patch, or label the nodes by hand",
             source=source,
         )
     if demand.hooked and native:
-        yield Finding(
-            id="hook-beside-native",
-            severity=Severity.INFO,
-            subject=f"feature gate {NATIVE}",
+        yield finding(
+            "hook-beside-native",
+            f"feature gate {NATIVE}",
             expected="one of the hook and the gate",
             observed="both: the hook leaves alone what the gate has placed",
             source=source,
@@ -229,51 +210,40 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
 
 def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
     if demand.dedicated and kubelet.cpu_policy != "static":
-        yield Finding(
-            id="cpu-manager-off",
-            severity=Severity.CRITICAL,
-            subject="kubelet cpuManagerPolicy",
+        yield finding(
+            "cpu-manager-off",
+            "kubelet cpuManagerPolicy",
             expected="static",
             observed=f"{kubelet.cpu_policy}: the node is not labelled cpumanager=true, and "
             "the VMI is "
             "scheduled nowhere",
-            fix="set it, drain the node, remove /var/lib/kubelet/cpu_manager_state, restart "
-            "kubelet",
             source=_CPU,
         )
     if demand.passed and kubelet.topology_policy == "none":
-        yield Finding(
-            id="topology-manager-off",
-            severity=Severity.WARNING,
-            subject="kubelet topologyManagerPolicy",
+        yield finding(
+            "topology-manager-off",
+            "kubelet topologyManagerPolicy",
             expected="best-effort, restricted or single-numa-node",
             observed="none: CPUs, pages and devices come from any nodes",
-            fix="set restricted for VMs of several nodes, single-numa-node for those of one",
             source=_TOPOLOGY,
         )
     if demand.mapped and kubelet.seccomp_default:
-        yield Finding(
-            id="binding-forbidden",
-            severity=Severity.WARNING,
-            subject="kubelet seccompDefault",
+        yield finding(
+            "binding-forbidden",
+            "kubelet seccompDefault",
             expected="false, or a seccomp profile of KubeVirt's own that lets QEMU call mbind",
             observed="true: container runtimes' profiles forbid mbind without CAP_SYS_NICE, "
             "and QEMU ends "
             "with 'cannot bind memory to host NUMA nodes: Operation not permitted'",
-            fix="name a profile with mbind in the KubeVirt CR: "
-            "spec.configuration.seccompConfiguration."
-            "virtualMachineInstanceProfile",
             source="kubevirt#17248",
         )
     if demand.page_bytes is not None and kubelet.memory_policy != "Static":
-        yield Finding(
-            id="memory-manager-off",
-            severity=Severity.WARNING,
-            subject="kubelet memoryManagerPolicy",
+        yield finding(
+            "memory-manager-off",
+            "kubelet memoryManagerPolicy",
             expected="Static",
             observed=f"{kubelet.memory_policy}: huge pages are counted on the whole machine, "
             "and the VM "
             "does not start where its nodes have too few",
-            fix="set Static, with reservedMemory for each node",
             source="Kubernetes, Memory Manager",
         )

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.kubevirt.demand import Demand
 from homenode.topology import Host
 from homenode.units import format_bytes
@@ -17,13 +18,11 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
         return
     subject = f"huge pages of {format_bytes(page)}"
     if size is None:
-        yield Finding(
-            id="memory-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject="spec.domain.memory.guest",
+        yield finding(
+            "memory-unknown",
+            "spec.domain.memory.guest",
             expected="a size",
             observed="none: huge pages could not be counted",
-            fix="set spec.domain.memory.guest",
             source="the VMI",
         )
         return
@@ -31,22 +30,19 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
         return  # admission refuses it
     pools = [pool for node in host.nodes for pool in node.page_pools]
     if not pools:
-        yield Finding(
-            id="huge-pages-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=subject,
+        yield finding(
+            "huge-pages-unknown",
+            subject,
             expected="page pools of the node",
             observed="none in the source",
-            fix="capture the node: homenode capture",
             source=host.name,
         )
         return
     free = sorted((pool.free_pages for pool in pools if pool.page_bytes == page), reverse=True)
     if not any(pool.total_pages for pool in pools if pool.page_bytes == page):
-        yield Finding(
-            id="huge-page-size",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "huge-page-size",
+            subject,
             expected="a pool of that size on the node",
             observed="none reserved: the VMI is scheduled nowhere",
             fix=f"reserve {size // page} pages at boot: hugepagesz= and hugepages= on the kernel's "
@@ -57,34 +53,29 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
     pages = size // page
     least, rest = divmod(pages, nodes)  # KubeVirt gives the first cells one more
     if sum(free) < pages:
-        yield Finding(
-            id="huge-pages-short",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "huge-pages-short",
+            subject,
             expected=f"{pages} free pages",
             observed=f"{sum(free)} free",
             fix="reserve more, or make the VM smaller",
             source=host.name,
         )
     elif sum(count >= least for count in free) < nodes or sum(c > least for c in free) < rest:
-        yield Finding(
-            id="huge-pages-uneven",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "huge-pages-uneven",
+            subject,
             expected=f"{least} free pages on each of {nodes} nodes"
             + (f", and one more on {rest} of them" if rest else ""),
             observed=f"{', '.join(map(str, free))} free",
-            fix="reserve pages evenly: KubeVirt gives every cell the same memory",
             source=_SPLIT,
         )
     most = -(-(demand.most_memory_bytes or 0) // page)
     if sum(free) < most and sum(free) >= pages:
-        yield Finding(
-            id="huge-pages-for-growth",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            "huge-pages-for-growth",
+            subject,
             expected=f"{most} free pages, for the memory that may be plugged in (maxGuest)",
             observed=f"{sum(free)} free: the VM starts, and cannot grow so far",
-            fix="reserve more, or lower maxGuest",
             source=host.name,
         )

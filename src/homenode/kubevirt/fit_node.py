@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.kubevirt.demand import EVEN_ANNOTATION, Demand
 from homenode.pci import DeviceKind
@@ -40,10 +41,9 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
     """What does not come together, or comes together by luck."""
     pus = free_pus(kubelet, host)
     if demand.dedicated and demand.pus > sum(pus.values()):
-        yield Finding(
-            id="pus-short",
-            severity=Severity.CRITICAL,
-            subject=f"{demand.pus} dedicated PUs",
+        yield finding(
+            "pus-short",
+            f"{demand.pus} dedicated PUs",
             expected=f"at most {sum(pus.values())}, which kubelet can give",
             observed=f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own "
             "threads",
@@ -53,10 +53,9 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
     siblings = max((len(core.pus) for core in host.cores), default=1)
     full = kubelet is not None and kubelet.has_cpu_option("full-pcpus-only")
     if demand.dedicated and full and demand.pus % siblings:
-        yield Finding(
-            id="smt-alignment",
-            severity=Severity.CRITICAL,
-            subject=f"{demand.pus} dedicated PUs",
+        yield finding(
+            "smt-alignment",
+            f"{demand.pus} dedicated PUs",
             expected=f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
             observed=f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)",
             fix="take another number of vCPUs; where the emulator's PU makes it odd, annotate "
@@ -65,24 +64,19 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
             source=_CPU,
         )
     if demand.dedicated and kubelet is not None and siblings > 1 and not full:
-        yield Finding(
-            id="cores-shared",
-            severity=Severity.WARNING,
-            subject="kubelet cpuManagerPolicyOptions",
+        yield finding(
+            "cores-shared",
+            "kubelet cpuManagerPolicyOptions",
             expected="full-pcpus-only",
             observed="not set: a core's siblings may go to two VMs",
-            cost="40 to 75 % where two busy vCPUs share a core (xapi-project/xen-api#6763)",
-            fix='set full-pcpus-only: "true"',
             source=_CPU,
         )
     if demand.threads > siblings:
-        yield Finding(
-            id="threads-without-siblings",
-            severity=Severity.WARNING,
-            subject="spec.domain.cpu.threads",
+        yield finding(
+            "threads-without-siblings",
+            "spec.domain.cpu.threads",
             expected=f"at most {siblings}, as the node's cores have",
             observed=str(demand.threads),
-            fix="set threads: 1 and as many more cores",
             source="kubevirt#11749",
         )
     yield from _gpus(demand, kubelet, host)
@@ -94,59 +88,49 @@ def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Findi
     count = gpus_of_node(host)
     if not host.pci_devices:
         if demand.gpus:
-            yield Finding(
-                id="gpus-unknown",
-                severity=Severity.INCONCLUSIVE,
-                subject=f"{demand.gpus} GPUs",
+            yield finding(
+                "gpus-unknown",
+                f"{demand.gpus} GPUs",
                 expected="the node's PCI devices",
                 observed="none in the source",
-                fix="capture the node: homenode capture",
                 source=host.name,
             )
         return
     if demand.gpus > sum(count.values()):
-        yield Finding(
-            id="gpus-short",
-            severity=Severity.CRITICAL,
-            subject=f"{demand.gpus} GPUs",
+        yield finding(
+            "gpus-short",
+            f"{demand.gpus} GPUs",
             expected=f"at most {sum(count.values())} on the node",
             observed=str(demand.gpus),
-            fix="choose a node with more GPUs",
             source=host.name,
         )
     elif demand.gpus and count.get(None):
-        yield Finding(
-            id="device-node-unknown",
-            severity=Severity.WARNING,
-            subject=f"{count[None]} GPUs of the node",
+        yield finding(
+            "device-node-unknown",
+            f"{count[None]} GPUs of the node",
             expected="a NUMA node",
             observed="none (numa_node is -1): neither kubelet nor the hook can place them",
-            fix="enable NUMA in the host's firmware",
             source=host.name,
         )
     board = board_of_host(host)
     sizes = () if board is None else partition_sizes(board)
     if board is not None and demand.gpus and demand.gpus not in sizes:
-        yield Finding(
-            id="gpus-no-partition",
-            severity=Severity.WARNING,
-            subject=f"{demand.gpus} GPUs of an {board} board",
+        yield finding(
+            "gpus-no-partition",
+            f"{demand.gpus} GPUs of an {board} board",
             expected=f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
             observed=f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them",
-            fix="take a number of GPUs that is a partition, and have Fabric Manager activate it",
             source="NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
         )
     may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
     if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:
         spread = ", ".join(f"{n} on node {node}" for node, n in sorted(count.items(), key=str))
-        yield Finding(
-            id="gpus-may-spread",
-            severity=Severity.INFO,
-            subject=f"{demand.gpus} GPUs",
+        yield finding(
+            "gpus-may-spread",
+            f"{demand.gpus} GPUs",
             expected="all of as few nodes as hold them",
             observed=f"{spread}: Topology Manager's hints do not "
             "count devices, so that they may come from more",
-            fix="take whole nodes, or single-numa-node where one node is enough",
             source="kubernetes#136431",
         )
 
@@ -156,13 +140,11 @@ def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]
     needed = aligned_nodes(demand, kubelet, host)
     distant = 1 < needed < nodes and nodes > 2
     if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
-        yield Finding(
-            id="nodes-any-distance",
-            severity=Severity.INFO,
-            subject="kubelet topologyManagerPolicyOptions",
+        yield finding(
+            "nodes-any-distance",
+            "kubelet topologyManagerPolicyOptions",
             expected="prefer-closest-numa-nodes",
             observed=f"not set: {needed} of {nodes} nodes are chosen at any distance",
-            fix='set prefer-closest-numa-nodes: "true"',
             source=_TOPOLOGY,
         )
 

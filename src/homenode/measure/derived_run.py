@@ -12,9 +12,10 @@ from itertools import pairwise
 import msgspec
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, in_order
+from homenode.findings import Finding, in_order
 from homenode.gap import Gap
 from homenode.measure.environment import Environment, changes, conditions_of
 from homenode.measure.figures.probe import StepReading
@@ -140,17 +141,16 @@ def _of_intended_channels(read: Sequence[_Read]) -> tuple[list[_Read], list[Find
             continue
         excluded.add(one.step.number)
         most = "one number in every round" if intended is None else f"{intended}, as in most rounds"
-        finding = Finding(
-            id="bench-other-channels",
-            severity=Severity.WARNING,
-            subject=f"{one.step.test}, round {one.step.round + 1}",
-            expected=f"channels: {most}",
-            observed=f"{found}; the round is excluded",
-            cost="NCCL made another graph than in the other rounds: it is no run of this setting",
-            fix=f"look at raw/{one.step.output} for NCCL's log; then measure again",
-            source="NCCL's log",
+        findings.append(
+            finding(
+                "bench-other-channels",
+                f"{one.step.test}, round {one.step.round + 1}",
+                expected=f"channels: {most}",
+                observed=f"{found}; the round is excluded",
+                fix=f"look at raw/{one.step.output} for NCCL's log; then measure again",
+                source="NCCL's log",
+            )
         )
-        findings.append(finding)
     return [one for one in read if one.step.number not in excluded], findings
 
 
@@ -242,8 +242,8 @@ def _on_host(device: Bdf | None, on_host: dict[Bdf, Bdf]) -> Bdf | None:
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
     """The first of each kind and subject: every round says it again, with other decimals."""
     first: dict[tuple[str, str], Finding] = {}
-    for finding in findings:
-        first.setdefault((finding.id, finding.subject), finding)
+    for one in findings:
+        first.setdefault((one.id, one.subject), one)
     yield from first.values()
 
 
@@ -256,13 +256,11 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
         if any(step.result is StepStatus.DONE for step in all_rounds):
             continue
         last = all_rounds[-1]
-        yield Finding(
-            id="bench-test-failed",
-            severity=Severity.WARNING,
-            subject=test,
+        yield finding(
+            "bench-test-failed",
+            test,
             expected="figures",
             observed=f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
-            cost="what it measures is not known of this run",
             fix=f"look at raw/{last.output}; run the command by hand",
             source="its exit and output",
         )
@@ -286,14 +284,11 @@ def _moved(record: RunRecord, read: Sequence[_Read]) -> Iterator[Finding]:
         for number, test, ratio in moved_rounds(plan, medians):
             if _overlap(rounds[number - 1, test], rounds[number, test]):
                 continue
-            yield Finding(
-                id="bench-control-moved",
-                severity=Severity.WARNING,
-                subject=subject,
+            yield finding(
+                "bench-control-moved",
+                subject,
                 expected="the same before and after a round, within 3 % or its own spread",
                 observed=f"{ratio - 1:+.1%} over round {number + 1}",
-                cost="something else than the layout changed, and may have moved every figure",
-                fix="look for other load, heat and clocks; then measure again",
                 source="controls of the suite",
             )
 
@@ -313,14 +308,11 @@ def _changed(looks: Sequence[LookRecord], pus: CpuSet) -> Iterator[Finding]:
         if not first.is_before or second.is_before:  # nothing was measured in between
             before, after = _without_times(before), _without_times(after)
         for change in changes(before, after, pus):
-            yield Finding(
-                id="bench-changed",
-                severity=Severity.WARNING,
-                subject="the machine",
+            yield finding(
+                "bench-changed",
+                "the machine",
                 expected="the same before and after",
                 observed=change,
-                cost="figures from before and after it are not of one machine",
-                fix="put it back and measure again",
                 source="settings, links and counters, twice",
             )
 
@@ -338,14 +330,11 @@ def _busy(record: RunRecord, read: Sequence[_Read], marks: list[str]) -> Iterato
     never = sorted({one.step.test for one in busy} - calm)
     observed = f"others ran during {len(busy)} of {len(read)} steps"
     marks += [f"{observed}; no calm round of {', '.join(never)}"] if never else []
-    yield Finding(
-        id="bench-disturbed",
-        severity=Severity.WARNING,
-        subject=f"PUs {record.head.pus or 'of this machine'}",
+    yield finding(
+        "bench-disturbed",
+        f"PUs {record.head.pus or 'of this machine'}",
         expected="no one else on them",
         observed=f"{observed}; {busy[0].reading.busy}",
-        cost="samples of those steps are marked and left out where others are there",
-        fix="stop what runs there, or pin guests to PUs of their own; then measure again",
         source="the probe, which counts the time of others while it measures",
     )
 
@@ -355,15 +344,12 @@ def _placement(states: States) -> Iterator[Finding]:
         return
     names = list(dict.fromkeys(label for label in states.labels if label != UNSETTLED))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    yield Finding(
-        id="bench-placement-moves",
-        severity=Severity.WARNING,
-        subject="vCPUs",
+    yield finding(
+        "bench-placement-moves",
+        "vCPUs",
         expected="to stay where they are",
         observed=f"{_times(len(states.transitions))} moved; from core to core it was "
         f"{', '.join(names[:_SHOWN]) or 'unknown'}{more}",
-        cost="the same two vCPUs write up to twice as fast in one place as in the other",
-        fix="pin the vCPUs: homenode plan. States are kept apart in comparisons",
         source="core-to-core latency before and after each sample",
     )
 

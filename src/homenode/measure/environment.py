@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.discover.settings import read_cpu_fields
 from homenode.errors import ParseError
@@ -350,10 +351,9 @@ def preflight(host: Host, looks: Looks, plan: Plan | None = None) -> tuple[Findi
 def _load(looks: Looks) -> Iterator[Finding]:
     share = share_between(looks.first, looks.second, looks.pus)
     if share is None:
-        yield Finding(
-            id="bench-load-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=f"PUs {looks.pus}",
+        yield finding(
+            "bench-load-unknown",
+            f"PUs {looks.pus}",
             expected="to be idle",
             observed="no one counts their time",
             source="/proc/stat",
@@ -370,80 +370,50 @@ def _crowded(looks: Looks) -> Iterator[Finding]:
     stolen = CpuSet(pu for pu, share in shares if share is not None and share.stolen > ONE_PU_SHARE)
     most = f"no PU more than {ONE_PU_SHARE:.0%}"
     if busy:
-        yield _of_others(_BUSY, looks.pus, f"{most} busy", f"PUs {busy} busy")
+        yield _of_others("bench-busy", looks.pus, f"{most} busy", f"PUs {busy} busy")
     if stolen:
         observed = f"PUs {stolen} given to other guests"
-        yield _of_others(_STOLEN, looks.pus, f"{most} stolen", observed)
+        yield _of_others("bench-stolen", looks.pus, f"{most} stolen", observed)
 
 
 def _busy(pus: CpuSet, share: Share) -> Iterator[Finding]:
     if share.busy > BUSY_SHARE:
         expected = f"at most {BUSY_SHARE:.0%} busy"
-        yield _of_others(_BUSY, pus, expected, f"{share.busy:.0%} busy")
+        yield _of_others("bench-busy", pus, expected, f"{share.busy:.0%} busy")
     if share.stolen > STOLEN_SHARE:
         expected = f"at most {STOLEN_SHARE:.0%} stolen"
-        yield _of_others(_STOLEN, pus, expected, f"{share.stolen:.1%} given to other guests")
+        yield _of_others("bench-stolen", pus, expected, f"{share.stolen:.1%} given to other guests")
 
 
-_BUSY = (
-    "bench-busy",
-    "figures of a busy machine are marked and not compared",
-    "stop what runs there, or measure on other PUs",
-)
-_STOLEN = (
-    "bench-stolen",
-    "the vCPUs share PUs with others",
-    "pin the guest's vCPUs to PUs of their own: homenode plan",
-)
-
-
-def _of_others(kind: tuple[str, str, str], pus: CpuSet, expected: str, observed: str) -> Finding:
-    name, cost, fix = kind
-    return Finding(
-        id=name,
-        severity=Severity.WARNING,
-        subject=f"PUs {pus}",
-        expected=expected,
-        observed=observed,
-        cost=cost,
-        fix=fix,
-        source="/proc/stat",
-    )
+def _of_others(id: str, pus: CpuSet, expected: str, observed: str) -> Finding:
+    return finding(id, f"PUs {pus}", expected=expected, observed=observed, source="/proc/stat")
 
 
 def _unfavourable(now: Environment) -> Iterator[Finding]:
     slow = [name for name in now.governors or () if name not in ("performance", "schedutil")]
     if slow:
-        yield Finding(
-            id="bench-governor",
-            severity=Severity.WARNING,
-            subject="frequency governor",
+        yield finding(
+            "bench-governor",
+            "frequency governor",
             expected="performance",
             observed=", ".join(slow),
-            cost="clocks follow the load with a delay that short tests see",
-            fix="cpupower frequency-set -g performance",
             source="cpufreq/scaling_governor",
         )
     throttled = [f"{name} {count}" for name, count in now.throttles if count]
     if throttled:
-        yield Finding(
-            id="bench-throttled",
-            severity=Severity.INFO,
-            subject="PUs",
+        yield finding(
+            "bench-throttled",
+            "PUs",
             expected="no throttling since boot",
             observed=", ".join(throttled),
-            fix="look at cooling and power limits",
             source="thermal_throttle",
         )
     if now.transparent_hugepages == "never":
-        yield Finding(
-            id="bench-no-huge-pages",
-            severity=Severity.INFO,
-            subject="transparent huge pages",
+        yield finding(
+            "bench-no-huge-pages",
+            "transparent huge pages",
             expected="madvise or always",
             observed="never",
-            cost="bandwidth on ordinary pages was 1.4 to 1.9 times lower on one EPYC guest",
-            fix="echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             source="/sys/kernel/mm/transparent_hugepage/enabled",
         )
 
@@ -461,14 +431,13 @@ def _links(host: Host) -> Iterator[Finding]:
             continue
         # A GPU that rests slows its link down, and a card may sit in a narrower slot by design.
         is_busy = device.performance_state in _BUSY_STATES
-        yield Finding(
-            id="bench-link",
-            severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
-            subject=f"GPU {device.bdf}",
+        yield finding(
+            "bench-link",
+            f"GPU {device.bdf}",
             expected=f"{link.max_gt_per_s:g} GT/s x{link.max_width}",
             observed=f"{link.current_gt_per_s:g} GT/s x{link.current_width}"
             + ("" if is_busy else ", perhaps at rest"),
-            fix="homenode doctor, which looks at it under load",
+            severity=Severity.WARNING if is_busy else Severity.INCONCLUSIVE,
             source="link state of the function",
         )
 
@@ -480,39 +449,30 @@ def _neighbours(host: Host, pus: CpuSet) -> Iterator[Finding]:
         shared = CpuSet.union(domain.vcpu_pins) & pus
         floats = any(pins is None for pins in domain.vcpu_pins)
         if shared or floats:
-            yield Finding(
-                id="bench-neighbour",
-                severity=Severity.WARNING,
-                subject=f"domain {domain.name}",
+            yield finding(
+                "bench-neighbour",
+                f"domain {domain.name}",
                 expected=f"no vCPU on PUs {pus}",
                 observed=f"vCPUs pinned to {shared}" if shared else "vCPUs that run anywhere",
-                cost="its load comes and goes in our figures",
-                fix="shut it down, or pin it elsewhere",
                 source="running domains",
             )
 
 
 def _guest(plan: Plan, now: Environment) -> Iterator[Finding]:
     if len(now.online) != plan.vcpus:
-        yield Finding(
-            id="bench-vcpus",
-            severity=Severity.CRITICAL,
-            subject="guest",
+        yield finding(
+            "bench-vcpus",
+            "guest",
             expected=f"{plan.vcpus} vCPUs, as planned",
             observed=f"{len(now.online)} online",
-            cost="this is not the guest of the plan",
-            fix="homenode verify --guest says what differs",
             source="/sys/devices/system/cpu/online",
         )
     planned = plan.memory_bytes
     if now.memory_bytes is not None and now.memory_bytes < planned * MEMORY_KEPT:
-        yield Finding(
-            id="bench-balloon",
-            severity=Severity.WARNING,
-            subject="guest",
+        yield finding(
+            "bench-balloon",
+            "guest",
             expected=f"{format_bytes(planned)}, as planned",
             observed=format_bytes(now.memory_bytes),
-            cost="a balloon holds the rest; first touches are faults in the hypervisor",
-            fix="virsh setmem NAME to the maximum, and wait",
             source="meminfo of all nodes",
         )

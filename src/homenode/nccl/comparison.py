@@ -3,14 +3,12 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity, in_order
+from homenode.findings import Finding, in_order
 from homenode.nccl.strict_reader import ReadTopology, XmlNode, read_link_speed, read_number
 from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology
-
-_REWRITE = "homenode nccl-topo --host H --domain VM.xml -o topo.xml"
-
 
 _Link = tuple[float | None, int | None]
 
@@ -47,14 +45,11 @@ def _of_cpus(read: ReadTopology, expected: NcclTopology) -> Iterator[Finding]:
             number = name in ("familyid", "modelid")
             same = read_number(there) == int(value) if number else (there or "").startswith(value)
             if there is not None and not same:
-                yield Finding(
-                    id="nccl-cpu-differs",
-                    severity=Severity.WARNING,
-                    subject=f"cpu {wanted.numa_id}",
+                yield finding(
+                    "nccl-cpu-differs",
+                    f"cpu {wanted.numa_id}",
                     expected=f'{name}="{value}"',
                     observed=f'{name}="{there}"',
-                    cost="NCCL computes another bandwidth between nodes",
-                    fix=_REWRITE,
                     source=read.source,
                 )
 
@@ -76,70 +71,52 @@ def _differences(
     for bus_id, place in wanted.items():
         there = found.get(bus_id)
         if there is None:
-            yield Finding(
-                id="nccl-device-missing",
-                severity=Severity.CRITICAL,
-                subject=bus_id,
+            yield finding(
+                "nccl-device-missing",
+                bus_id,
                 expected=f"on cpu {place.numa_id}",
                 observed="not in the file",
-                cost="NCCL puts it where the guest's own kernel says",
-                fix=_REWRITE,
                 source=source,
             )
             continue
         if there.numa_id != place.numa_id:
-            yield Finding(
-                id="nccl-device-on-other-cpu",
-                severity=Severity.CRITICAL,
-                subject=bus_id,
+            yield finding(
+                "nccl-device-on-other-cpu",
+                bus_id,
                 expected=f"on cpu {place.numa_id}",
                 observed=f"on cpu {there.numa_id}",
-                cost="NCCL takes a far device for a near one",
-                fix=_REWRITE,
                 source=source,
             )
         elif there.affinity is not None and there.affinity != place.affinity:
-            yield Finding(
-                id="nccl-other-vcpus",
-                severity=Severity.WARNING,
-                subject=f"cpu {place.numa_id}, of {bus_id}",
+            yield finding(
+                "nccl-other-vcpus",
+                f"cpu {place.numa_id}, of {bus_id}",
                 expected=f"vCPUs {place.affinity}",
                 observed=f"vCPUs {there.affinity}",
-                cost="NCCL's threads run far from their GPU",
-                fix=_REWRITE,
                 source=source,
             )
         if _link_differs(there.links, place.links):
-            yield Finding(
-                id="nccl-link-differs",
-                severity=Severity.WARNING,
-                subject=bus_id,
+            yield finding(
+                "nccl-link-differs",
+                bus_id,
                 expected=_links_text(place.links),
                 observed=_links_text(there.links),
-                cost="NCCL computes another bandwidth to the device",
-                fix=_REWRITE,
                 source=source,
             )
         if there.neighbours & wanted.keys() != place.neighbours:
-            yield Finding(
-                id="nccl-switch-group",
-                severity=Severity.WARNING,
-                subject=bus_id,
+            yield finding(
+                "nccl-switch-group",
+                bus_id,
                 expected=_group_text(place.neighbours),
                 observed=_group_text(there.neighbours),
-                cost="NCCL pairs GPUs with NICs by it",
-                fix=_REWRITE,
                 source=source,
             )
     for bus_id in found.keys() - wanted.keys():
-        yield Finding(
-            id="nccl-busid-of-no-device",
-            severity=Severity.WARNING,
-            subject=bus_id,
+        yield finding(
+            "nccl-busid-of-no-device",
+            bus_id,
             expected="bus ids of the guest's GPUs and NICs",
             observed="none of them",
-            cost="NCCL leaves the branch out",
-            fix=_REWRITE,
             source=source,
         )
 

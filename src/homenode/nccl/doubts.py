@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.nccl.guest_side import GuestSide
 from homenode.nccl.topology import NcclTopology
@@ -14,7 +15,6 @@ from homenode.topology import Host
 from homenode.vm.model import LayoutRecord
 
 _VENDOR = re.compile(r"[A-Za-z0-9 ]{1,12}\Z", re.ASCII)
-_CAPTURE = "homenode capture, as root, holds what the links can do"
 _ADDED_FOR_GPU = 2  # <gpu>, and at least one <nvlink>
 _ADDED_FOR_NIC = 2  # <nic> and <net>
 
@@ -24,10 +24,9 @@ def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Ite
     other devices there."""
     here = host_fingerprint(host)
     if record is not None and record.host is not None and not here.startswith(record.host):
-        yield Finding(
-            id="tuned-for-other-host",
-            severity=Severity.WARNING,
-            subject=source,
+        yield finding(
+            "tuned-for-other-host",
+            source,
             expected=f"a document tuned for host {host.name!r} (topology {here[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]})",
             cost="the file may say where other devices are",
@@ -37,40 +36,31 @@ def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Ite
 
 
 def device_without_node(device: PciDevice, host: Host) -> Finding:
-    return Finding(
-        id="nccl-device-without-node",
-        severity=Severity.WARNING,
-        subject=str(device.bdf),
+    return finding(
+        "nccl-device-without-node",
+        str(device.bdf),
         expected="a NUMA node of the host",
         observed=f"none known on host {host.name!r}: it is left out of the file",
-        cost="NCCL puts the device where the guest's own kernel says",
-        fix="name a source of the host that gives numa_node: homenode capture",
         source="host",
     )
 
 
 def link_unknown(device: PciDevice) -> Finding:
-    return Finding(
-        id="nccl-link-unknown",
-        severity=Severity.INFO,
-        subject=str(device.bdf),
+    return finding(
+        "nccl-link-unknown",
+        str(device.bdf),
         expected="its link's speed and width",
         observed="unknown to the host's source",
-        cost="NCCL takes what the guest reads of its virtual root port",
-        fix=_CAPTURE,
         source="host",
     )
 
 
 def switch_link_unknown(switch: PciDevice, gt_per_s: float, width: int) -> Finding:
-    return Finding(
-        id="nccl-switch-link-unknown",
-        severity=Severity.WARNING,
-        subject=f"switch {switch.bdf}",
+    return finding(
+        "nccl-switch-link-unknown",
+        f"switch {switch.bdf}",
         expected="the speed and width of its link to the root",
         observed=f"unknown: {gt_per_s:g} GT/s x{width} assumed",
-        cost="NCCL computes bandwidths between nodes from it",
-        fix=_CAPTURE,
         source="host",
     )
 
@@ -80,14 +70,11 @@ def floating_vcpus(guest: GuestSide, used: Sequence[NodeIndex], source: str) -> 
     is_pinned = any(pin is not None for pin in guest.vcpu_pins)
     if is_pinned or any(cell.nodes for cell in guest.cells) or len(used) < 2:
         return
-    yield Finding(
-        id="nccl-vcpus-float",
-        severity=Severity.WARNING,
-        subject="vCPUs",
+    yield finding(
+        "nccl-vcpus-float",
+        "vCPUs",
         expected="pins, or cells bound to host nodes",
         observed=f"neither: any vCPU may run on any of nodes {CpuSet(used)}",
-        cost="NCCL cannot keep its threads near a GPU",
-        fix="homenode plan --layout pin, or more",
         source=source,
     )
 
@@ -102,14 +89,11 @@ def cpu_unknown(host: Host) -> Iterator[Finding]:
     """A finding where the host does not give its CPU; other architectures need not."""
     stated = (known_vendor(host), host.cpu.family, host.cpu.model)
     if host.architecture == "x86_64" and None in stated:
-        yield Finding(
-            id="nccl-cpu-unknown",
-            severity=Severity.INFO,
-            subject="CPU",
+        yield finding(
+            "nccl-cpu-unknown",
+            "CPU",
             expected="vendor, family and model of the host's CPU",
             observed="the host's source does not give all three",
-            cost="NCCL takes the guest's CPUID, and from it the bandwidth between nodes; with "
-            "host-passthrough it is the real one",
             source="host",
         )
 
@@ -121,13 +105,10 @@ def too_many_nodes(
     after = topology.nodes + _ADDED_FOR_GPU + _ADDED_FOR_NIC * kinds.count(DeviceKind.NIC)
     most = topology.flavour.most_nodes
     if after > most:
-        yield Finding(
-            id="nccl-too-many-nodes",
-            severity=Severity.WARNING,
-            subject="file",
+        yield finding(
+            "nccl-too-many-nodes",
+            "file",
             expected=f"at most {most} elements with those that NCCL adds",
             observed=f"{topology.nodes}, and {after} with a <nic> and a <net> for each NIC",
-            cost="NCCL fails with 'too many XML nodes'",
-            fix="pass fewer NICs, or hide some from NCCL: NCCL_IB_HCA",
             source=source,
         )

@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.nccl.graph import CpuNode, Graph, PathType, graph_of
 from homenode.nccl.guest_tree import GuestTree
 from homenode.nccl.library import NCCL_LIBRARIES, RCCL, BufferSource, Library, LinkSource
 from homenode.nccl.strict_reader import ReadTopology
-
-RING_FIX = (
-    "give NCCL the real links with a topology file; where they are the real ones, set a ring with "
-    "NCCL_GRAPH_FILE"
-)
-_FIX = "homenode nccl-topo --domain VM.xml -o topo.xml, or layout pin-numa-pci"
 
 
 class Processes(StrEnum):
@@ -422,37 +417,28 @@ def _findings(
     newest = graphs[-1]
     without = [gpu.address for gpu in newest.gpus if not gpu.cpu.affinity]
     if without and len(tree.vcpus_of_node) > 1:
-        yield Finding(
-            id="nccl-gpus-without-node",
-            severity=Severity.WARNING,
-            subject=f"{len(without)} of {len(tree.gpus)} GPUs",
+        yield finding(
+            "nccl-gpus-without-node",
+            f"{len(without)} of {len(tree.gpus)} GPUs",
             expected="a node for each GPU, in sysfs or in a topology file",
             observed=f"numa_node -1 in a machine of {len(tree.vcpus_of_node)} nodes",
-            cost="NCCL binds no thread; with several processes all buffers may be on node 0",
-            fix=_FIX,
             source=tree.source,
         )
     if file is not None and not any(gpu.from_file for gpu in newest.gpus):
-        yield Finding(
-            id="nccl-file-not-used",
-            severity=Severity.CRITICAL,
-            subject=file.source,
+        yield finding(
+            "nccl-file-not-used",
+            file.source,
             expected="bus ids of this machine's GPUs",
             observed="none of them",
-            cost="NCCL drops what the file says and goes by the machine's own tree",
-            fix="make the file again for the document that the VM runs with",
             source=tree.source,
         )
     for graph in graphs:
         if _near_is_no_faster(graph):
-            yield Finding(
-                id="nccl-ring-crosses-nodes",
-                severity=Severity.WARNING,
-                subject=f"ring of {named(graph.library.name)}",
+            yield finding(
+                "nccl-ring-crosses-nodes",
+                f"ring of {named(graph.library.name)}",
                 expected="paths within a node that are faster than those between nodes",
                 observed=f"{graph.pairs[0].through_host.gb_per_s:g} GB/s for both",
-                cost="NCCL may order the ring so that every hop crosses a node",
-                fix=RING_FIX,
                 source=tree.source,
             )
 

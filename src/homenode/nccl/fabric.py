@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping
 
 from homenode.bdf import Bdf
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.plan.devices.fabric import board_of_host, modules_of_host
 from homenode.plan.devices.partitions import (
     Board,
@@ -31,13 +32,11 @@ def check_fabric(gpus: Iterable[Bdf], query: NvidiaQuery, source: str) -> Iterat
     known = {bdf: module for bdf, module in modules.items() if module is not None}
     missing = [bdf for bdf in wanted if bdf not in known]
     if missing:
-        yield Finding(
-            id="nccl-partition-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=_named(missing),
+        yield finding(
+            "nccl-partition-unknown",
+            _named(missing),
             expected="a module id in nvidia-smi -q -x",
             observed="none",
-            fix="take it on the host before its GPUs are bound to vfio-pci",
             source=source,
         )
         return
@@ -60,15 +59,12 @@ def _odd(
     allowed = partitions_of_size(board, len(wanted), known)
     shown = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
     stated = ",".join(str(known[bdf]) for bdf in wanted)
-    yield Finding(
-        id="nccl-no-partition",
-        severity=Severity.WARNING,
-        subject=_named(wanted),
+    yield finding(
+        "nccl-no-partition",
+        _named(wanted),
         expected=f"a set of {len(wanted)} GPUs that is a partition of {board}"
         + (f": {shown}" if shown else ", which has none of that size"),
         observed=f"modules {stated}, which are none",
-        cost="where VMs share NVSwitches there is no NVLink between them",
-        fix="choose one of these sets, or give the VM all GPUs and NVSwitches",
         source=source,
     )
 

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from homenode.findings import Finding, Severity, in_order
+from homenode.catalogue import finding
+from homenode.findings import Finding, in_order
 
 DEBUG = "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
 """What to run a job with, so that its log says all that is looked for here."""
@@ -56,46 +57,37 @@ def read_log(text: str, source: str) -> LogVerdict:
 
 def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding]:
     for path in _distinct(said, _NOT_OPENED):
-        yield Finding(
-            id="nccl-log-not-opened",
-            severity=Severity.CRITICAL,
-            subject=path.partition(" : ")[0],
+        yield finding(
+            "nccl-log-not-opened",
+            path.partition(" : ")[0],
             expected="a file that NCCL can open",
             observed=path,
-            cost="NCCL goes by the guest's own tree",
-            fix="put it there, in the container too",
             source=source,
         )
     for path in _distinct(said, _WANTED):
         if loaded and path not in loaded:
-            yield Finding(
-                id="nccl-log-other-file",
-                severity=Severity.WARNING,
-                subject="NCCL_TOPO_FILE",
+            yield finding(
+                "nccl-log-other-file",
+                "NCCL_TOPO_FILE",
                 expected=path,
                 observed=f"loaded {', '.join(loaded)}",
-                fix="look which ranks have the variable",
                 source=source,
             )
     if loaded or any(_NOT_OPENED.match(line) for line in said):
         return
     if any(_OF_GRAPH.match(line) for line in said):
-        yield Finding(
-            id="nccl-log-not-used",
-            severity=Severity.CRITICAL,
-            subject="topology file",
+        yield finding(
+            "nccl-log-not-used",
+            "topology file",
             expected="one that NCCL loads",
             observed="NCCL looked at its topology and loaded none",
-            cost="NCCL goes by the guest's own tree",
-            fix="put it at /var/run/nvidia-topologyd/virtualTopology.xml, or set NCCL_TOPO_FILE",
             source=source,
         )
         return
     found = "no line about the topology" if said else "no line of NCCL's at all"
-    yield Finding(
-        id="nccl-log-silent",
-        severity=Severity.INCONCLUSIVE,
-        subject="topology file",
+    yield finding(
+        "nccl-log-silent",
+        "topology file",
         expected="lines on NCCL's topology",
         observed=found,
         fix=f"run again with {DEBUG}",
@@ -106,47 +98,36 @@ def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding
 def _troubles(said: list[str], warned: list[str], source: str) -> Iterator[Finding]:
     # As INFO, NCCL says some of these of attributes that it can do without.
     for line in _distinct(warned, _BROKEN):
-        yield Finding(
-            id="nccl-log-broken",
-            severity=Severity.CRITICAL,
-            subject="topology file",
+        yield finding(
+            "nccl-log-broken",
+            "topology file",
             expected="a file that NCCL reads",
             observed=line,
-            cost="ncclCommInitRank fails",
-            fix="homenode nccl-topo --check FILE names the place",
             source=source,
         )
     for bus_id in _distinct(said, _NO_PATH):
         if not bus_id.lower().startswith(_VIRTUAL):  # no guest has a virtual switch
-            yield Finding(
-                id="nccl-log-no-device",
-                severity=Severity.CRITICAL,
-                subject=bus_id,
+            yield finding(
+                "nccl-log-no-device",
+                bus_id,
                 expected="a device of the guest",
                 observed="none at that bus id",
-                cost="NCCL leaves the branch out",
-                fix="make the file again for the document that the VM runs with",
                 source=source,
             )
     for word in _distinct(said, _NO_WORD):
-        yield Finding(
-            id="nccl-log-no-word",
-            severity=Severity.WARNING,
-            subject=repr(word),
+        yield finding(
+            "nccl-log-no-word",
+            repr(word),
             expected="a speed or class that NCCL knows",
             observed="one that it does not",
-            cost="NCCL counts the link as Gen3",
-            fix="homenode nccl-topo --check FILE names the place",
             source=source,
         )
     for line in _distinct(said, _IGNORED):
-        yield Finding(
-            id="nccl-log-ignored",
-            severity=Severity.WARNING,
-            subject="topology file",
+        yield finding(
+            "nccl-log-ignored",
+            "topology file",
             expected="elements that NCCL reads",
             observed=line,
-            fix="homenode nccl-topo --check FILE names the place",
             source=source,
         )
 

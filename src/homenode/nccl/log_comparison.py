@@ -6,13 +6,12 @@ What differs is an error of ours, another topology file, or another machine: eac
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity, in_order
-from homenode.nccl.explanation import RING_FIX, Explanation, LibraryView, PairSeen, Processes
+from homenode.findings import Finding, in_order
+from homenode.nccl.explanation import Explanation, LibraryView, PairSeen, Processes
 from homenode.nccl.library import library_of
 from homenode.nccl.log_facts import LogFacts
-
-_FIX = "look whether the log is of this machine, with this file and these variables"
 
 
 def compare_log(
@@ -60,14 +59,11 @@ def _nodes(view: LibraryView, facts: LogFacts, source: str) -> Iterator[Finding]
     expected = {node.numa_id for node in view.nodes}
     # A node with a NIC alone is one as well; what has no GPU is not computed.
     if facts.cpu_nodes and not expected <= set(facts.cpu_nodes):
-        yield Finding(
-            id="nccl-log-other-nodes",
-            severity=Severity.WARNING,
-            subject="NUMA nodes",
+        yield finding(
+            "nccl-log-other-nodes",
+            "NUMA nodes",
             expected=", ".join(map(str, sorted(expected))),
             observed=", ".join(map(str, sorted(facts.cpu_nodes))),
-            cost="NCCL places threads and orders rings by them",
-            fix=_FIX,
             source=source,
         )
 
@@ -86,13 +82,11 @@ def _paths(view: LibraryView, facts: LogFacts, source: str) -> Iterator[Finding]
         allowed = {pair.path} if peers_off or not pair.peers else {pair.direct}
         allowed |= {pair.path}
         if path.type not in allowed:
-            yield Finding(
-                id="nccl-log-other-path",
-                severity=Severity.WARNING,
-                subject=f"{path.a} to {path.b}",
+            yield finding(
+                "nccl-log-other-path",
+                f"{path.a} to {path.b}",
                 expected=" or ".join(sorted(allowed)),
                 observed=path.type,
-                fix=_FIX,
                 source=source,
             )
 
@@ -109,14 +103,11 @@ def _affinities(
             continue
         # A process that may use fewer CPUs leaves fewer.
         if bool(there) != bool(cpus) or not there <= cpus:
-            yield Finding(
-                id="nccl-log-other-affinity",
-                severity=Severity.WARNING,
-                subject=str(gpu),
+            yield finding(
+                "nccl-log-other-affinity",
+                str(gpu),
                 expected=f"threads on CPUs {cpus}" if cpus else "threads that are not bound",
                 observed=f"threads on CPUs {there}" if there else "threads that are not bound",
-                cost="threads and buffers are on other nodes than computed",
-                fix=_FIX,
                 source=source,
             )
 
@@ -129,13 +120,11 @@ def _transports(
         pair = None if a is None or b is None else _pair(view, a, b)
         if pair is None or pair.peers or way.transport != "P2P":
             continue
-        yield Finding(
-            id="nccl-log-other-transport",
-            severity=Severity.WARNING,
-            subject=f"{a} to {b}",
+        yield finding(
+            "nccl-log-other-transport",
+            f"{a} to {b}",
             expected=f"SHM: {pair.direct} is beyond the limit {pair.limit}",
             observed=f"{way.transport}/{way.how}",
-            fix="look whether NCCL_P2P_LEVEL is set, and for another topology file",
             source=source,
         )
 
@@ -149,14 +138,11 @@ def _buffers(
         nodes = None if gpu is None else expected.get(gpu)
         if buffers.kind != "cumem" or nodes is None or buffers.node in nodes:
             continue
-        yield Finding(
-            id="nccl-log-other-buffers",
-            severity=Severity.WARNING,
-            subject=str(gpu),
+        yield finding(
+            "nccl-log-other-buffers",
+            str(gpu),
             expected=f"host buffers on node {', '.join(map(str, nodes))}",
             observed=f"{buffers.count} on node {buffers.node}",
-            cost="memory of another node carries the ring",
-            fix=_FIX,
             source=source,
         )
 
@@ -176,13 +162,10 @@ def ring_crossings(view: LibraryView, facts: LogFacts, source: str) -> Iterator[
             seen.add(ring)
     if seen:
         order = " ".join(map(str, min(seen)))
-        yield Finding(
-            id="nccl-ring-crosses-nodes",
-            severity=Severity.WARNING,
-            subject=f"{len(seen)} of {len(facts.rings)} rings",
+        yield finding(
+            "nccl-ring-crosses-nodes",
+            f"{len(seen)} of {len(facts.rings)} rings",
             expected=f"{len(view.nodes)} hops between nodes, one for each node",
             observed=f"every hop: {order}",
-            cost="the link between nodes carries all of the ring's traffic",
-            fix=RING_FIX,
             source=source,
         )

@@ -9,7 +9,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
@@ -115,11 +115,10 @@ def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[PlanFinding]:
     if not shared:
         return []
     return [
-        PlanFinding(
-            id="emulator-shares-vcpus",
-            severity="warning",
-            subject=f"PUs {shared}",
-            detail="QEMU's own threads run on PUs of vCPUs",
+        plan_finding(
+            "emulator-shares-vcpus",
+            f"PUs {shared}",
+            "QEMU's own threads run on PUs of vCPUs",
             fix="give the emulator other PUs",
         )
     ]

@@ -4,7 +4,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
 
+from msgspec import UNSET, UnsetType
+
 from homenode.bdf import Bdf
+from homenode.catalogue import entry_of
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.gap import Gap
@@ -183,6 +186,25 @@ class PlanFinding:
     subject: str
     detail: str
     fix: str | None = None
+
+
+def plan_finding(
+    id: str,
+    subject: str,
+    detail: str,
+    *,
+    severity: str | None = None,
+    fix: str | UnsetType | None = UNSET,
+) -> PlanFinding:
+    """A finding with the severity and fix of its page, but for those that are given."""
+    entry = entry_of(id)
+    return PlanFinding(
+        id=id,
+        severity=severity or entry.severities[0].value,
+        subject=subject,
+        detail=detail,
+        fix=entry.fix if fix is UNSET else fix,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.catalogue import finding
+from homenode.findings import Finding, Findings, in_order
 from homenode.gap import Gap
 from homenode.pods.admission import (
     SMT_ALIGNMENT,
@@ -234,32 +235,27 @@ def kubelet_findings(policies: KubeletPolicies, nodes: int) -> Iterator[Finding]
     if policies.cpu_policy == "static" and not (
         policies.reserved_cpus or policies.reserved_cpu_count
     ):
-        yield Finding(
-            id="no-cpu-reserved",
-            severity=Severity.CRITICAL,
-            subject="kubelet reservedSystemCPUs",
+        yield finding(
+            "no-cpu-reserved",
+            "kubelet reservedSystemCPUs",
             expected="some CPU reserved next to the static policy",
             observed=f"none: {NOT_STARTED}",
-            fix="set reservedSystemCPUs, or cpu in systemReserved or kubeReserved",
             source=_CPU,
         )
     if policies.topology_policy == "none":
         return
     if policies.most_nodes < LEAST_OPTION:
-        yield Finding(
-            id="numa-nodes-many",
-            severity=Severity.CRITICAL,
-            subject="kubelet max-allowable-numa-nodes",
+        yield finding(
+            "numa-nodes-many",
+            "kubelet max-allowable-numa-nodes",
             expected=f"{LEAST_OPTION} or more",
             observed=f"{policies.most_nodes}: {NOT_STARTED}",
-            fix="leave the option out",
             source=_TOPOLOGY,
         )
     elif nodes > policies.most_nodes:
-        yield Finding(
-            id="numa-nodes-many",
-            severity=Severity.CRITICAL,
-            subject=f"{nodes} NUMA nodes",
+        yield finding(
+            "numa-nodes-many",
+            f"{nodes} NUMA nodes",
             expected=f"at most {policies.most_nodes} next to topologyManagerPolicy "
             f"{policies.topology_policy}",
             observed=f"{nodes}: {NOT_STARTED}",
@@ -275,24 +271,21 @@ def _findings(found: Fit) -> Iterator[Finding]:
     fix = _fix(found)
     yield from kubelet_findings(found.node.policies, len(found.node.numa_nodes))
     if found.lacking:
-        yield Finding(
-            id="pod-pending",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "pod-pending",
+            subject,
             expected="no more than the node has free",
             observed="; ".join(found.lacking),
             fix=fix,
             source="Kubernetes scheduler, NodeResourcesFit",
         )
     elif own.refusal is not None and own.refusal.reason == UNANSWERED:
-        yield Finding(
-            id="numa-nodes-unsearchable",
-            severity=Severity.INCONCLUSIVE,
-            subject=subject,
+        yield finding(
+            "numa-nodes-unsearchable",
+            subject,
             expected=f"at most {MOST_NODES} NUMA nodes of which every set is looked at",
             observed=f"{own.refusal.detail}: the kubelet goes through all of them for each pod, "
             "seconds at 2^20, hours at 2^36",
-            fix="memoryManagerPolicy: None where nodes have no memory for pods",
             source="Kubernetes, Memory and Topology Manager",
         )
     elif own.refusal is not None and own.refusal.reason != NOT_STARTED:
@@ -304,10 +297,9 @@ def _findings(found: Fit) -> Iterator[Finding]:
             SMT_ALIGNMENT: "whole cores, as full-pcpus-only wants",
         }.get(refusal.reason, "CPUs, memory and devices that can be allocated")
         why = refusal.detail or why_not(refusal.hints, found.policy)
-        yield Finding(
-            id="pod-refused",
-            severity=Severity.CRITICAL,
-            subject=where,
+        yield finding(
+            "pod-refused",
+            where,
             expected=expected,
             observed=f"{refusal.reason}: {why}",
             fix=fix,
@@ -315,45 +307,37 @@ def _findings(found: Fit) -> Iterator[Finding]:
         )
     yield from _unaligned(found)
     if not pod.is_guaranteed:
-        yield Finding(
-            id="pod-not-guaranteed",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            "pod-not-guaranteed",
+            subject,
             expected="limits of CPU and memory that equal the requests, in every container",
             observed="quality of service below Guaranteed: CPUs are shared and memory is not "
             "aligned",
-            fix="set limits equal to requests",
             source=_CPU,
         )
     elif any(c.cpu_milli and not pod.cpus_of(c) for c in pod.containers if c.devices):
-        yield Finding(
-            id="cpus-not-whole",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            "cpus-not-whole",
+            subject,
             expected="a whole number of CPUs",
             observed="a fraction: the container shares CPUs of any node",
-            fix="round the CPUs up",
             source=_CPU,
         )
     if pod.pod_level:
-        yield Finding(
-            id="pod-level-resources",
-            severity=Severity.INCONCLUSIVE,
-            subject=f"{subject}, spec.resources",
+        yield finding(
+            "pod-level-resources",
+            f"{subject}, spec.resources",
             expected="resources of containers",
             observed="resources of the pod as a whole: the managers of "
             "Kubernetes up to 1.35 align none of it, later ones do",
-            fix="set the resources of each container",
             source="KEP-5526",
         )
     for gap in found.gaps:
-        yield Finding(
-            id="pod-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=gap.subject,
+        yield finding(
+            "pod-unknown",
+            gap.subject,
             expected="known",
             observed=gap.reason,
-            fix="--device RESOURCE=BDF,BDF names a resource's devices, a capture has the rest",
             source="the host's source",
         )
 
@@ -382,13 +366,11 @@ def _unaligned(found: Fit) -> Iterator[Finding]:
             for n in node.devices[resource][name]
         }
         if of_devices and of_cpus and not of_devices <= of_cpus:
-            yield Finding(
-                id="pod-not-aligned",
-                severity=Severity.WARNING,
-                subject=f"pod {found.pod.name}, container {given.name}",
+            yield finding(
+                "pod-not-aligned",
+                f"pod {found.pod.name}, container {given.name}",
                 expected="CPUs on the NUMA nodes of its devices",
                 observed=f"CPUs on node {_listed(of_cpus)}, devices on node {_listed(of_devices)}",
-                fix="topologyManagerPolicy restricted or single-numa-node refuses it instead",
                 source=_TOPOLOGY,
             )
 

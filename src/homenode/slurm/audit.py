@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.catalogue import finding
+from homenode.findings import Finding, Findings, in_order
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import listed
 from homenode.slurm.job_allocation import AllocatedGpu, JobAllocation, NodeTree
@@ -59,14 +60,11 @@ def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:
     for job in jobs:
         ids.setdefault(str(job.unreadable), {})[job.id] = None
     for reason, own in ids.items():
-        yield Finding(
-            id="job-unreadable",
-            severity=Severity.WARNING,
-            subject=f"{'job' if len(own) == 1 else 'jobs'} {', '.join(own)}",
+        yield finding(
+            "job-unreadable",
+            f"{'job' if len(own) == 1 else 'jobs'} {', '.join(own)}",
             expected="a record whose fields its user cannot have written",
             observed=reason,
-            cost="wherever it runs, this answer does not say",
-            fix="read it with `squeue --json` (--jobs FILE): there no text can stand for a field",
             source=_SLURM,
         )
 
@@ -75,10 +73,9 @@ def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -
     """One finding for all that cannot be judged for the same reason."""
     jobs = listed(list(dict.fromkeys(one.job for one in owned)))
     nodes = compress_hostlist(sorted({one.node for one in owned}))
-    return Finding(
-        id="job-unjudged",
-        severity=Severity.INCONCLUSIVE,
-        subject=f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
+    return finding(
+        "job-unjudged",
+        f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
         expected="CPUs and GPUs that can be found on the node's machine",
         observed=reason,
         fix=remedy
@@ -107,10 +104,9 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     where = f"PUs {owned.pus} on {_nodes(own)}"
     if far:
         wanted = _gpu_nodes(far)
-        yield Finding(
-            id="job-gpu-far",
-            severity=Severity.WARNING,
-            subject=owned.subject,
+        yield finding(
+            "job-gpu-far",
+            owned.subject,
             expected=f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
             observed=where,
             cost=_cost(tree, own, wanted),
@@ -119,23 +115,20 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
         )
     idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
     if idle and not far and not blind:
-        yield Finding(
-            id="job-cpus-far",
-            severity=Severity.INFO,
-            subject=owned.subject,
+        yield finding(
+            "job-cpus-far",
+            owned.subject,
             expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
             observed=where,
             cost=f"tasks on {_nodes(idle)} reach every GPU from another node",
-            fix="bind tasks to GPUs: `homenode slurm bind`",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
 
 def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
-    return Finding(
-        id="job-unjudged",
-        severity=Severity.INCONCLUSIVE,
-        subject=owned.subject,
+    return finding(
+        "job-unjudged",
+        owned.subject,
         expected="GPUs whose node the host gives",
         observed=f"{_gpus(gpus)} without a node",
         fix="`homenode doctor` on the node: gpu-node-unknown",
@@ -151,13 +144,11 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
     largest = sorted(tree.gpus_of_node.values(), reverse=True)
     needed = next(n for n in range(1, len(largest) + 1) if sum(largest[:n]) >= len(owned.gpus))
     if len(nodes) > needed:
-        yield Finding(
-            id="job-gpus-spread",
-            severity=Severity.INFO,
-            subject=owned.subject,
+        yield finding(
+            "job-gpus-spread",
+            owned.subject,
             expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
             observed=f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
-            cost="copies between its GPUs cross nodes, where no NVLink joins them",
             fix=f"{_ENFORCE} makes it wait for GPUs of one socket",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
@@ -173,39 +164,32 @@ def _memory(
     how = "mems_allowed" if owned.bound_nodes is None else "a policy that binds"
     found = f"{how} to {_nodes(tuple(sorted(usable)))}"
     if lacking:
-        yield Finding(
-            id="job-memory-far",
-            severity=Severity.WARNING,
-            subject=owned.subject,
+        yield finding(
+            "job-memory-far",
+            owned.subject,
             expected=f"memory allowed on {_nodes(wanted)}, where its GPUs are",
             observed=found,
             cost=_cost(tree, tuple(sorted(usable)), lacking),
-            fix="let it have CPUs there, or bind its memory there: `homenode slurm bind`",
             source=_RECORD,
         )
     on_gpu = tuple(sorted(usable & tree.gpu_memory))
     if on_gpu:
         plain = tuple(n for n, pus in tree.pus_of_node.items() if pus and n in usable)
-        yield Finding(
-            id="job-memory-on-gpu",
-            severity=Severity.WARNING,
-            subject=owned.subject,
+        yield finding(
+            "job-memory-on-gpu",
+            owned.subject,
             expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
             observed=f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
-            cost="pages that spill there take memory from the GPU and are slow for the CPU",
             fix=f"--mem-bind=local, or numactl --membind={number_list(wanted or plain)}",
             source=_RECORD,
         )
     elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))
     if owned.bound_nodes is None and elsewhere and not lacking and wanted:
-        yield Finding(
-            id="job-memory-open",
-            severity=Severity.INFO,
-            subject=owned.subject,
+        yield finding(
+            "job-memory-open",
+            owned.subject,
             expected=f"memory bound to {_nodes(wanted)}",
             observed=f"no policy: it may also lie on {_nodes(elsewhere)}",
-            cost="first touch keeps pages near the CPUs that run, until a node is full",
-            fix="bind it with `homenode slurm bind`, or --mem-bind=local",
             source=_RECORD,
         )
 

@@ -6,6 +6,7 @@ Source: gres.conf(5) of 22.05.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
@@ -160,10 +161,9 @@ def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
         kind = (line.type or "").lower()
         listed[kind] = listed.get(kind, 0) + line.devices
     if not promised and (listed or of.autodetect):
-        yield Finding(
-            id="gres-count",
-            severity=Severity.CRITICAL,
-            subject=of.subject,
+        yield finding(
+            "gres-count",
+            of.subject,
             expected="Gres=gpu:N on the NodeName= line in slurm.conf",
             observed=NOT_SET,
             cost="Slurm ignores every GPU of gres.conf, and no job gets one",
@@ -175,10 +175,9 @@ def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
     # Where the totals differ, gres-count says so.
     by_hand = of.autodetect is None and sum(listed.values()) == sum(promised.values())
     if is_mixed or (by_hand and listed and set(promised) != {""} and listed != promised):
-        yield Finding(
-            id="gres-type-differs",
-            severity=Severity.CRITICAL,
-            subject=of.subject,
+        yield finding(
+            "gres-type-differs",
+            of.subject,
             expected="a type for all GPUs of Gres= and of gres.conf, or for none"
             if is_mixed
             else f"Gres={_typed(listed)} in slurm.conf, as gres.conf lists",
@@ -187,7 +186,6 @@ def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
             cost="slurmd does not start"
             if is_mixed
             else "Slurm ignores GPUs of another type than it promises, and drains the node",
-            fix="make types and counts the same in both files",
             source=f"{slurm.source}, {_PAGE}",
         )
 
@@ -209,12 +207,12 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     def count(
         severity: Severity, expected: str, observed: str, cost: str, fix: str | None
     ) -> Finding:
-        return Finding(
-            id="gres-count",
-            severity=severity,
-            subject=of.subject,
+        return finding(
+            "gres-count",
+            of.subject,
             expected=expected,
             observed=observed,
+            severity=severity,
             cost=cost,
             fix=fix,
             source=f"{source}, {_PAGE}",
@@ -230,10 +228,9 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
         if of.lines and of.autodetect is None and promised not in (None, listed):
             yield differs(f"{listed} in Gres= of slurm.conf, as gres.conf lists")
             return
-        yield Finding(
-            id="gres-unjudged",
-            severity=Severity.INCONCLUSIVE,
-            subject=of.subject,
+        yield finding(
+            "gres-unjudged",
+            of.subject,
             expected="GPUs that are not cut into slices",
             observed=f"MIG slices, {promised or listed} devices with them",
             fix="`nvidia-smi -L` on the node: count its slices",
@@ -269,22 +266,20 @@ def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
         return
     if of.autodetect is None:
         if of.lines:
-            yield Finding(
-                id="gres-autodetect",
-                severity=Severity.INFO,
-                subject=of.subject,
+            yield finding(
+                "gres-autodetect",
+                of.subject,
                 expected=f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
                 observed="lines by hand alone",
-                cost="nothing shows when the lines and the machine part",
+                severity=Severity.INFO,
                 fix=f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
                 "are then checked against it",
                 source=f"{source}, {_PAGE}",
             )
     elif of.autodetect not in (*fitting, "full"):
-        yield Finding(
-            id="gres-autodetect",
-            severity=Severity.CRITICAL,
-            subject=of.subject,
+        yield finding(
+            "gres-autodetect",
+            of.subject,
             expected=f"AutoDetect={' or '.join(fitting)}, for its GPUs",
             observed=f"AutoDetect={of.autodetect}",
             cost="none of its GPUs are found",
@@ -299,27 +294,22 @@ def _cores(
     """Cores= of one line against those of the nodes of its GPUs."""
     blind = [gpu for gpu in gpus if gpu.cores is None]
     if blind:
-        yield Finding(
-            id="gres-unjudged",
-            severity=Severity.INCONCLUSIVE,
-            subject=_named(of, blind),
+        yield finding(
+            "gres-unjudged",
+            _named(of, blind),
             expected="a GPU whose node is known",
             observed="the host gives no node",
-            fix="`homenode doctor` on the node: gpu-node-unknown",
             source=source,
         )
     known = [gpu for gpu in gpus if gpu.cores is not None]
     nodes = sorted({gpu.node for gpu in known if gpu.node is not None})
     if line.cores is None:
         if known and of.autodetect is None and len(order.pus) > len(known[0].cores or ()):
-            yield Finding(
-                id="gres-cores-missing",
-                severity=Severity.WARNING,
-                subject=_named(of, known),
+            yield finding(
+                "gres-cores-missing",
+                _named(of, known),
                 expected="; ".join(_right(gpu) for gpu in _one_a_node(known)),
                 observed="no Cores=",
-                cost="Slurm takes any core for these GPUs to be as good as any other",
-                fix="give a line with Cores= to the GPUs of each node",
                 source=f"{source}, {_PAGE}",
             )
         return
@@ -331,41 +321,38 @@ def _cores(
     expected = "; ".join(_right(gpu) for gpu in _one_a_node(wrong))
     drained = of.autodetect is not None
     if looks_like_pus(line.cores, first.cores, order):
-        yield Finding(
-            id="gres-cores-are-pus",
-            severity=Severity.CRITICAL,
-            subject=_named(of, wrong),
+        yield finding(
+            "gres-cores-are-pus",
+            _named(of, wrong),
             expected=expected,
             observed=f"Cores={line.cores}, which are the kernel's numbers of these PUs",
             cost=_DRAINED if drained else "Slurm counts cores, without siblings, socket by socket",
-            fix="take Slurm's core numbers",
             source=f"{source}, {_PAGE}",
         )
         return
     if line.cores and all(gpu.cores and line.cores <= gpu.cores for gpu in wrong) and not drained:
-        yield Finding(
-            id="gres-cores-wrong",
-            severity=Severity.INFO,
-            subject=_named(of, wrong),
+        yield finding(
+            "gres-cores-wrong",
+            _named(of, wrong),
             expected=expected,
             observed=f"Cores={line.cores}, some of them",
+            severity=Severity.INFO,
             cost="enforce-binding keeps jobs off the others",
             fix="take all cores of the GPU's node",
             source=f"{source}, {_PAGE}",
         )
         return
     far = not (line.cores & first.cores) or max(line.cores, default=0) >= len(order.pus)
-    yield Finding(
-        id="gres-cores-wrong",
-        severity=Severity.CRITICAL if far or drained else Severity.WARNING,
-        subject=_named(of, wrong),
+    yield finding(
+        "gres-cores-wrong",
+        _named(of, wrong),
         expected=expected,
         observed=f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
+        severity=Severity.CRITICAL if far or drained else Severity.WARNING,
         cost=_DRAINED
         if drained
         else "enforce-binding ties these GPUs to the wrong cores, and without it they are "
         "preferred",
-        fix="take the cores of the GPU's own node",
         source=f"{source}, {_PAGE}",
     )
 
@@ -380,15 +367,11 @@ def _links(
     given = line.links if line.links is None else line.links[:count]
     if line.links is None:
         if links is not None and of.autodetect is None and len(set(links)) > 2:
-            yield Finding(
-                id="gres-links-missing",
-                severity=Severity.INFO,
-                subject=_named(of, gpus),
+            yield finding(
+                "gres-links-missing",
+                _named(of, gpus),
                 expected=f"Links={_listed(links)} for GPU {own.index}, and so on",
                 observed="no Links=",
-                cost="jobs of several GPUs may get some that no link joins, while others are "
-                "joined",
-                fix="a line for each GPU with its Links=, or AutoDetect",
                 source=f"{source}, {_PAGE}",
             )
         return
@@ -406,16 +389,15 @@ def _links(
     else:
         return
     refused = line.devices > 1
-    yield Finding(
-        id="gres-links-wrong",
-        severity=Severity.CRITICAL if refused else Severity.WARNING,
-        subject=_named(of, gpus),
+    yield finding(
+        "gres-links-wrong",
+        _named(of, gpus),
         expected=problem,
         observed=observed,
+        severity=Severity.CRITICAL if refused else Severity.WARNING,
         cost="slurmd refuses the line"
         if refused
         else "Slurm puts GPUs together that are not joined",
-        fix="correct it, or leave it out: AutoDetect finds links",
         source=f"{source}, {_PAGE}",
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
 from homenode.slurm.config import Config
 from homenode.slurm.cpu_ids import core_order
@@ -88,40 +89,31 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
     subject = "the cluster"
     wanted = {setting.key: setting.value for setting in right_settings(slurm, version)}
     if "SelectType" in wanted:
-        yield Finding(
-            id="slurm-select-type",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "slurm-select-type",
+            subject,
             expected="SelectType=select/cons_tres",
             observed=_shown(slurm, "selecttype"),
-            cost="--gpus, --gpus-per-task and --gres-flags=enforce-binding do nothing or are "
-            "refused",
-            fix="SelectType=select/cons_tres; from another type than cons_res a restart loses "
-            "all jobs",
             source=source,
         )
     parameters = {word.upper() for word in _words(slurm, "selecttypeparameters")}
     if any(word.startswith("CR_CPU") for word in parameters):
-        yield Finding(
-            id="slurm-cores-shared",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            "slurm-cores-shared",
+            subject,
             expected="CR_Core or CR_Core_Memory",
             observed=_shown(slurm, "selecttypeparameters"),
-            cost="siblings of one core may go to two jobs, unless nodes give sockets and cores",
-            fix="SelectTypeParameters=CR_Core_Memory",
             source=source,
         )
     if "ENFORCE_BINDING_GRES" not in parameters:
         knows = version is None or version >= KNOWS_ENFORCE_BINDING
         # A fault only where the version has the setting: else no edit of the file could cure it.
-        yield Finding(
-            id="slurm-binding-optional",
-            severity=Severity.WARNING if version and knows else Severity.INFO,
-            subject=subject,
+        yield finding(
+            "slurm-binding-optional",
+            subject,
             expected="GPUs given with cores of their own socket, by default",
             observed=_shown(slurm, "selecttypeparameters"),
-            cost="a job may get GPUs of one socket and CPUs of the other, when cores are short",
+            severity=Severity.WARNING if version and knows else Severity.INFO,
             fix=f"SelectTypeParameters=...,ENFORCE_BINDING_GRES (from {KNOWS_ENFORCE_BINDING} on)"
             if knows
             else "#SBATCH --gres-flags=enforce-binding in jobs; SelectTypeParameters takes "
@@ -129,38 +121,28 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
             source=source,
         )
     if "TaskPlugin" in wanted:
-        yield Finding(
-            id="slurm-task-plugin",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            "slurm-task-plugin",
+            subject,
             expected="TaskPlugin=task/affinity,task/cgroup",
             observed=_shown(slurm, "taskplugin"),
-            cost="--cpu-bind and --mem-bind do nothing without task/affinity, and without "
-            "task/cgroup "
-            "nothing keeps a job on its cores and GPUs",
             fix=f"TaskPlugin={wanted['TaskPlugin']}",
             source=source,
         )
     if "ProctrackType" in wanted:
-        yield Finding(
-            id="slurm-proctrack",
-            severity=Severity.INFO,
-            subject=subject,
+        yield finding(
+            "slurm-proctrack",
+            subject,
             expected="ProctrackType=proctrack/cgroup",
             observed=_shown(slurm, "proctracktype"),
-            cost="processes that leave their parent are not a job's",
-            fix="ProctrackType=proctrack/cgroup",
             source=source,
         )
     if "GresTypes" in wanted:
-        yield Finding(
-            id="slurm-gres-types",
-            severity=Severity.CRITICAL,
-            subject=subject,
+        yield finding(
+            "slurm-gres-types",
+            subject,
             expected="GresTypes=gpu",
             observed=_shown(slurm, "grestypes"),
-            cost="no job can ask for a GPU",
-            fix="GresTypes=gpu",
             source=source,
         )
 
@@ -175,16 +157,14 @@ def check_shape(
     overridden = "config_overrides" in _words(slurm, "slurmdparameters")
     promised, there = of.definition.memory_mib, _memory_mib(host)
     if promised is not None and there is not None and promised > there:
-        yield Finding(
-            id="slurm-memory-differs",
-            severity=Severity.CRITICAL,
-            subject=of.subject,
+        yield finding(
+            "slurm-memory-differs",
+            of.subject,
             expected=f"RealMemory={there} at most, as the machine has",
             observed=f"RealMemory={promised}",
             cost="config_overrides hides it: Slurm gives out memory that is not there"
             if overridden
             else "the node is drained (Low RealMemory)",
-            fix="take what `slurmd -C` prints on the node",
             source=source,
         )
     if of.definition.shape is None:
@@ -192,10 +172,9 @@ def check_shape(
     shape = of.definition.shape
     order = core_order(host)
     if not order.fits(shape):
-        yield Finding(
-            id="slurm-shape-differs",
-            severity=Severity.CRITICAL,
-            subject=of.subject,
+        yield finding(
+            "slurm-shape-differs",
+            of.subject,
             expected=f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the "
             "machine has",
             observed=f"{shape} (sockets x cores x threads)",
@@ -205,7 +184,6 @@ def check_shape(
             else "config_overrides hides it: Slurm gives out cores that are not there"
             if overridden
             else "the node is drained, or cores are not used",
-            fix="take what `slurmd -C` prints on the node",
             source=source,
         )
         return
@@ -215,30 +193,27 @@ def check_shape(
     is_known = bool(host.packages and nodes) and not host.nodes_assumed
     if is_known and shape.sockets not in counts:
         said = " or ".join(map(str, sorted(counts)))
-        yield Finding(
-            id="slurm-shape-differs",
-            severity=Severity.WARNING,
-            subject=of.subject,
+        yield finding(
+            "slurm-shape-differs",
+            of.subject,
             expected=f"Sockets={said}, as the machine has packages or NUMA nodes with CPUs",
             observed=f"{shape} (sockets x cores x threads)",
+            severity=Severity.WARNING,
             cost="Slurm matches GPUs and cores by sockets that the machine does not have",
-            fix="take what `slurmd -C` prints on the node",
             source=source,
         )
         return
     if shape.sockets < len(nodes) and len(host.packages) < len(nodes):
         right = right_shape(of, host)
         assert right is not None
-        yield Finding(
-            id="slurm-sockets-span-nodes",
+        yield finding(
+            "slurm-sockets-span-nodes",
+            of.subject,
+            expected=f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
+            observed=f"{plural(shape.sockets, 'socket')} ({shape})",
             severity=Severity.INFO
             if version is not None and version < KNOWS_NUMA_NODE_AS_SOCKET
             else Severity.WARNING,
-            subject=of.subject,
-            expected=f"a socket for each of the {len(nodes)} NUMA nodes with CPUs ({right})",
-            observed=f"{plural(shape.sockets, 'socket')} ({shape})",
-            cost="Slurm matches GPUs and cores socket by socket: nodes of one socket are "
-            "alike to it",
             fix="SlurmdParameters=numa_node_as_socket (from 22.05 on, with hwloc 2), and "
             f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}",
             source=source,
@@ -266,29 +241,25 @@ def right_shape(of: NodeClass, host: Host) -> NodeShape | None:
 def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
     """What task/cgroup needs to keep a job on its cores and GPUs."""
     if cgroup is None:
-        yield Finding(
-            id="cgroup-unjudged",
-            severity=Severity.INCONCLUSIVE,
-            subject="the cluster",
+        yield finding(
+            "cgroup-unjudged",
+            "the cluster",
             expected="cgroup.conf, to see whether jobs are kept on their cores and GPUs",
             observed="it was not given",
-            fix="--cgroup /etc/slurm/cgroup.conf",
             source="cgroup.conf(5)",
         )
         return
     disabled = _value(cgroup, "cgroupplugin").lower() == "disabled"
-    for key, named, cost in (
-        ("ConstrainCores", "cgroup-cores-open", "a job's tasks may run on cores of other jobs"),
-        ("ConstrainDevices", "cgroup-devices-open", "a job may use GPUs of other jobs"),
+    for key, named in (
+        ("ConstrainCores", "cgroup-cores-open"),
+        ("ConstrainDevices", "cgroup-devices-open"),
     ):
         if disabled or _value(cgroup, key.lower()).lower() not in ("yes", "true", "1", "y"):
-            yield Finding(
-                id=named,
-                severity=Severity.WARNING,
-                subject="the cluster",
+            yield finding(
+                named,
+                "the cluster",
                 expected=f"{key}=yes",
                 observed=_shown(cgroup, "cgroupplugin" if disabled else key.lower()),
-                cost=cost,
                 fix="CgroupPlugin=autodetect" if disabled else f"{key}=yes",
                 source=f"{cgroup.source}, cgroup.conf(5)",
             )
@@ -297,26 +268,25 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
 def without_absence(findings: Iterable[Finding], *files: Config) -> Iterator[Finding]:
     """The same, but that what is not set is unknown where it may stand in a file not read."""
     hidden = any(file.not_read for file in files)
-    for finding in findings:
-        if hidden and finding.observed in (NOT_SET, NO_LINES):
+    for one in findings:
+        if hidden and one.observed in (NOT_SET, NO_LINES):
             yield replace(
-                finding,
+                one,
                 severity=Severity.INCONCLUSIVE,
-                observed=f"{finding.observed} in what was read",
+                observed=f"{one.observed} in what was read",
                 fix="put what is included into one file, and check that",
             )
         else:
-            yield finding
+            yield one
 
 
 def check_includes(*files: Config | None) -> Iterator[Finding]:
     """Files that belong to these and were not read."""
     for file in files:
         for path, reason, where in () if file is None else file.not_read:
-            yield Finding(
-                id="config-include",
-                severity=Severity.INCONCLUSIVE,
-                subject=file.source if file else "",
+            yield finding(
+                "config-include",
+                file.source if file else "",
                 expected="files next to it alone, which are read with it",
                 observed=f"Include {path}, which is not read: {reason}",
                 fix=f"put both into one file and check that: {command_line('cat', path)} >> a copy",

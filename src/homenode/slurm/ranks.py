@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
@@ -276,29 +277,23 @@ def _findings(
 ) -> Iterator[Finding]:
     blind = [gpu for gpu in gpus if gpu.node is None]
     if blind:
-        yield Finding(
-            id="bind-node-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
+        yield finding(
+            "bind-node-unknown",
+            f"GPU {number_list(gpu.index for gpu in blind)} of {host.name}",
             expected="a GPU whose node is known",
             observed="the host gives no node",
-            cost="its task gets cores of any node",
-            fix="`homenode doctor`: gpu-node-unknown",
             source=host.name,
         )
     off = [g for g in gpus if g.node is not None and naive.get(g.index, g.node) != g.node]
     if off:
         each = len(gpus_in_order(host)) // len(nodes_with_cpus(host))
         divided = f"/{each}" if each > 1 else ""
-        yield Finding(
-            id="gpu-order-naive",
-            severity=Severity.INFO,
-            subject=f"GPUs of {host.name}",
+        yield finding(
+            "gpu-order-naive",
+            f"GPUs of {host.name}",
             expected=", ".join(f"GPU {gpu.index} on node {gpu.node}" for gpu in off),
             observed=f'"GPU i belongs to node i{divided}" gives '
             + ", ".join(f"GPU {gpu.index} on node {naive[gpu.index]}" for gpu in off),
-            cost="scripts that count GPUs off bind these ranks to another node",
-            fix="use the lists printed here, which follow the machine",
             source=host.name,
         )
 

@@ -17,7 +17,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlanFinding, PlannedCell
+from homenode.plan.model import Plan, PlanFinding, PlannedCell, plan_finding
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
     CellFact,
@@ -412,22 +412,18 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
     pus = pus_of(plan.vcpu_pins)
     planned = tuple(pu for pin in plan.vcpu_pins for pu in pin)
     if incus_order(pus, host) != planned:
-        yield PlanFinding(
-            id="target-vcpu-order",
-            severity="warning",
-            subject="Incus: order of vCPUs",
-            detail="Incus numbers vCPUs by package, core and thread of their PUs, the plan "
-            "otherwise",
-            fix="take the guest's cells from the guest: numactl -H",
+        yield plan_finding(
+            "target-vcpu-order",
+            "Incus: order of vCPUs",
+            "Incus numbers vCPUs by package, core and thread of their PUs, the plan otherwise",
         )
     node_of = {pu.index: pu.node for pu in host.pus}
     nodes = {node_of.get(pu) for pu in pus}
     if plan.layout.cells is GuestCells.FLAT and len(nodes) > 1:
-        yield PlanFinding(
-            id="target-cells-added",
-            severity="warning",
-            subject="Incus: guest cells",
-            detail=f"the layout is flat, and Incus gives the guest {len(nodes)} cells with "
+        yield plan_finding(
+            "target-cells-added",
+            "Incus: guest cells",
+            f"the layout is flat, and Incus gives the guest {len(nodes)} cells with "
             "bound memory, "
             "one for each host node of its PUs",
             fix="choose --layout pin-numa, which plans for them, or --max-nodes 1",
@@ -436,11 +432,10 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
 
 def _hotplug_left(plan: Plan, name: str) -> Iterator[PlanFinding]:
     if plan.devices and plan.vcpu_pins:
-        yield PlanFinding(
-            id="target-not-carried",
-            severity="info",
-            subject=name,
-            detail=f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
+        yield plan_finding(
+            "target-not-carried",
+            name,
+            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
             "refuse it; without it newer ones keep address space for more memory in "
             "front of the devices' BARs",
             fix=f"of Incus 6.0.5, 6.15 and newer: incus config set NAME {_HOTPLUG}=false",

@@ -17,7 +17,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.gpu_parts import parts_at
-from homenode.plan.model import Plan, PlanFinding, PlannedDevice
+from homenode.plan.model import Plan, PlanFinding, PlannedDevice, plan_finding
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
 from homenode.targets.target import (
@@ -337,11 +337,10 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
     lines = [f"cpu_dedicated_set = {dedicated}"]
     lines += [f"cpu_shared_set = {shared}"] if shared else []
     return [
-        PlanFinding(
-            id="target-nova-conf",
-            severity="info",
-            subject="OpenStack: nova.conf of the host",
-            detail="which PUs servers get is said there"
+        plan_finding(
+            "target-nova-conf",
+            "OpenStack: nova.conf of the host",
+            "which PUs servers get is said there"
             + (": one of each core, so that no two vCPUs share one" if whole else ""),
             fix=f"[compute] {'; '.join(lines)}",
         )
@@ -384,11 +383,10 @@ def _aliases(
         if not all(one.managed for one in devices):
             text += "; the host's driver must stay, or the vGPU is lost"
         findings.append(
-            PlanFinding(
-                id="target-alias",
-                severity="info",
-                subject=f"OpenStack: alias {name or f'of {vendor}:{product}'}",
-                detail=text,
+            plan_finding(
+                "target-alias",
+                f"OpenStack: alias {name or f'of {vendor}:{product}'}",
+                text,
                 fix=f"nova.conf, [pci]: alias = {json.dumps(alias)}; "
                 f"device_spec = {json.dumps(offered)}",
             )
@@ -433,11 +431,10 @@ def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[P
         profile = next((p.profile for p in parts if p.uuid == device.uuid), None)
         specs["resources:VGPU"] = "1"
         findings.append(
-            PlanFinding(
-                id="target-nova-conf",
-                severity="info",
-                subject=f"OpenStack: vGPU {device.uuid}",
-                detail=f"Nova takes a free one of the enabled types, and {printable(profile or '')}"
+            plan_finding(
+                "target-nova-conf",
+                f"OpenStack: vGPU {device.uuid}",
+                f"Nova takes a free one of the enabled types, and {printable(profile or '')}"
                 f" of {device.bdf} only where no other is enabled",
                 fix=f"nova.conf, [devices]: enabled_mdev_types, and device_addresses = {device.bdf}"
                 " in the section of the type",

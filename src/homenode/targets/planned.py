@@ -8,7 +8,7 @@ from homenode.domain.launch_security import refuse_unsafe
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.requirements import refuse_older
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
@@ -75,11 +75,11 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
 
 def _not_encrypted(guest: Vm, target: str) -> PlanFinding:
     """A file of another hypervisor says nothing of keys and measurements."""
-    return PlanFinding(
-        id="target-not-carried",
+    return plan_finding(
+        "target-not-carried",
+        f"launch security {guest.launch_security}",
+        f"it is not in the file for {target}: the guest would not be encrypted",
         severity="warning",
-        subject=f"launch security {guest.launch_security}",
-        detail=f"it is not in the file for {target}: the guest would not be encrypted",
         fix="add what the hypervisor needs for it by hand, and measure the guest again",
     )
 

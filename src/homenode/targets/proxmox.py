@@ -15,7 +15,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.plan.as_vm import vm_of_plan
-from homenode.plan.model import GuestCache, Plan, PlanFinding
+from homenode.plan.model import GuestCache, Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
     Tree,
     distance_words,
@@ -186,11 +186,10 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
     undone = sorted(set(conf.pending) & {key for key, value in wanted.items() if value is not None})
     if undone:
         findings.append(
-            PlanFinding(
-                id="target-left",
-                severity="warning",
-                subject="Proxmox: [PENDING]",
-                detail=f"the next start changes {', '.join(undone)} again, which the plan sets",
+            plan_finding(
+                "target-left",
+                "Proxmox: [PENDING]",
+                f"the next start changes {', '.join(undone)} again, which the plan sets",
                 fix="qm pending VMID; revert them, or start the VM once, and plan again",
             )
         )
@@ -343,9 +342,7 @@ def _card(bdf: Bdf) -> tuple[int, int, int]:
 
 
 def _left(key: str, detail: str) -> PlanFinding:
-    return PlanFinding(
-        id="target-left", severity="warning", subject=f"Proxmox: {key}", detail=detail
-    )
+    return plan_finding("target-left", f"Proxmox: {key}", detail)
 
 
 def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
@@ -445,11 +442,10 @@ def _timeout(values: Mapping[str, str | None], plan: Plan, vmid: str) -> Iterato
     needed = start_timeout_s(keys | {"hostpci0"}, plan.memory_bytes)
     given = start_timeout_s(keys, plan.memory_bytes)
     if plan.devices and given < needed:
-        yield PlanFinding(
-            id="target-start-timeout",
-            severity="warning",
-            subject="Proxmox: time-out of the start",
-            detail=f"Proxmox does not see devices in args: it ends a start after {given} s, "
+        yield plan_finding(
+            "target-start-timeout",
+            "Proxmox: time-out of the start",
+            f"Proxmox does not see devices in args: it ends a start after {given} s, "
             f"and with hostpciN after {needed} s, since VFIO pins all memory",
             fix=f"qm start {vmid} --timeout {needed}",
         )
@@ -460,24 +456,19 @@ def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | N
     ours = f"{_OUR_HOOK}{vmid_of(source) or 'vm'}.sh"
     if there is None or there == ours:
         findings.append(
-            PlanFinding(
-                id="target-hook",
-                severity="warning",
-                subject="Proxmox: hookscript",
-                detail=f"{ours} does not start the VM until the hook script is there: Proxmox "
-                "refuses",
+            plan_finding(
+                "target-hook",
+                "Proxmox: hookscript",
+                f"{ours} does not start the VM until the hook script is there: Proxmox refuses",
                 fix=f"install -m 755 the file *.hook.sh as /var/lib/vz/snippets/{ours[15:]}",
             )
         )
         return ours
     findings.append(
-        PlanFinding(
-            id="target-hook",
-            severity="warning",
-            subject="Proxmox: hookscript",
-            detail=f"{there} is there already and stays: vCPUs are not pinned and devices not "
-            "bound",
-            fix="call homenode's hook script from it, with the same two arguments",
+        plan_finding(
+            "target-hook",
+            "Proxmox: hookscript",
+            f"{there} is there already and stays: vCPUs are not pinned and devices not bound",
         )
     )
     return there

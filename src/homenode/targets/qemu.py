@@ -7,7 +7,7 @@ from msgspec import structs
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.as_vm import vm_of_plan
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
     Tree,
     cpu_text,
@@ -181,11 +181,10 @@ def _root(guest: Vm) -> str:
 
 def _not_carried(guest: Vm, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
     return (
-        PlanFinding(
-            id="target-not-carried",
-            severity="info",
-            subject=guest.name,
-            detail="disks, network, firmware and consoles of the VM are not in the script: it "
+        plan_finding(
+            "target-not-carried",
+            guest.name,
+            "disks, network, firmware and consoles of the VM are not in the script: it "
             "says where "
             "vCPUs, memory and devices go",
             fix=f"add them as words after `start`, such as {' '.join(words[:2])}; each PCI device "

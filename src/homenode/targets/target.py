@@ -11,7 +11,14 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import GuestCache, Plan, PlanFinding, PlannedDevice, PortModel
+from homenode.plan.model import (
+    GuestCache,
+    Plan,
+    PlanFinding,
+    PlannedDevice,
+    PortModel,
+    plan_finding,
+)
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells
@@ -235,12 +242,10 @@ def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
             continue
         is_lost = support.level is Level.LOST
         found.append(
-            PlanFinding(
-                id=f"target-{'lost' if is_lost else 'indirect'}",
-                severity="warning" if is_lost else "info",
-                subject=f"{target.TITLE}: {FEATURE_WORDS[feature]}",
-                detail=f"{support.how}; {support.loses}",
-                fix=None,
+            plan_finding(
+                "target-lost" if is_lost else "target-indirect",
+                f"{target.TITLE}: {FEATURE_WORDS[feature]}",
+                f"{support.how}; {support.loses}",
             )
         )
     return tuple(found)

@@ -13,7 +13,7 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.target import (
     CellFact,
     Feature,
@@ -318,13 +318,10 @@ def _is_soft(plan: Plan, values: Mapping[str, Value]) -> bool:
 def _soft_affinity(plan: Plan, values: Mapping[str, Value]) -> Iterator[PlanFinding]:
     """The choice that only Xen gives to vCPUs that float over nodes: XAPI places its VMs so."""
     if plan.vcpu_pins and plan.layout.pinning is Pinning.NODE and not _is_soft(plan, values):
-        yield PlanFinding(
-            id="target-soft-affinity",
-            severity="info",
-            subject="Xen: cpus",
-            detail="the vCPUs stay on the PUs of their nodes while all of these are busy, too",
-            fix="rename `cpus` to `cpus_soft`: they prefer these PUs, and run elsewhere while all "
-            "are busy; homenode plan keeps the name",
+        yield plan_finding(
+            "target-soft-affinity",
+            "Xen: cpus",
+            "the vCPUs stay on the PUs of their nodes while all of these are busy, too",
         )
 
 
@@ -342,11 +339,10 @@ def _findings(plan: Plan, given: bytes | None) -> tuple[PlanFinding, ...]:
     if given is not None or plan.emulator_pus is None:
         return ()
     return (
-        PlanFinding(
-            id="target-dom0",
-            severity="info",
-            subject="Xen: dom0",
-            detail=f"the plan keeps {plan.emulator_pus} for the device model",
+        plan_finding(
+            "target-dom0",
+            "Xen: dom0",
+            f"the plan keeps {plan.emulator_pus} for the device model",
             fix=f"xl vcpu-pin Domain-0 all {plan.emulator_pus}",
         ),
     )

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from homenode.catalogue import finding
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import UsageError
-from homenode.findings import Finding, Findings, Severity, in_order, merged
+from homenode.findings import Finding, Findings, in_order, merged
 from homenode.hypervisor.parser import parsed_by_libvirt
 from homenode.input_files import read_input
 from homenode.plan.fingerprint import host_fingerprint
@@ -191,13 +192,11 @@ def _host(
         return host, ()
     what = "the plan" if plan is not None else "the document"
     return None, (
-        Finding(
-            id="host-not-checked",
-            severity=Severity.INFO,
-            subject="the host",
+        finding(
+            "host-not-checked",
+            "the host",
             expected=f"{name}, which {what} is for",
             observed="another host: this machine",
-            fix="name it with --host SOURCE",
             source=what,
         ),
     )

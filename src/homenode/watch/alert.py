@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.expectation import (
     CPU_COUNTS,
@@ -141,13 +142,11 @@ def _add_domain(found: list[Alert], domain: DomainState) -> None:
 
 
 def _foreign(domain: DomainState) -> Finding:
-    return Finding(
-        id="plan-of-other-host",
-        severity=Severity.CRITICAL,
-        subject=domain.name,
+    return finding(
+        "plan-of-other-host",
+        domain.name,
         expected="a layout planned for this host",
         observed="one planned for another host, or before this host's topology changed",
-        cost="pins, memory and guest cells may be on the wrong nodes",
         fix=command_line("homenode", "replan", *operands(domain.name)),
         source="the layout's record in the domain's <metadata>",
     )

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.hypervisor.domain_state import LivePin, domain_argument
 from homenode.units import format_bytes
 from homenode.verify.live.expectation import LiveCell, LiveExpectation, live_expectation_of_document
@@ -28,13 +29,11 @@ def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Ite
         )
     name, uuid = running.name, running.uuid
     for what, expected, observed in differences:
-        yield Finding(
-            id="drift-domain",
-            severity=Severity.CRITICAL,
-            subject=f"{name}: {what}",
+        yield finding(
+            "drift-domain",
+            f"{name}: {what}",
             expected=expected,
             observed=observed,
-            cost="vCPUs and memory are not where the plan put them",
             fix="undo the change, or restart the VM where its definition is right; if it is meant: "
             + command_line("homenode", "replan", domain_argument(name, uuid or name)),
             source=planned.source,

@@ -8,11 +8,11 @@ Documentation/timers/no_hz.rst: nohz_full= moves the RCU callbacks of its PUs aw
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.topology import Host
-from homenode.verify.document.pins import SHARED_CORE_COST
 from homenode.vm.model import Vm
 
 _SOURCE = "/sys/devices/system/cpu/isolated and nohz_full; /proc/cmdline"
@@ -56,13 +56,11 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
     stated = f"PUs {ticking} are not in nohz_full="
     if callbacks:
         stated += f", and PUs {callbacks} not in rcu_nocbs="
-    yield Finding(
-        id="isolated-with-tick",
-        severity=Severity.INFO,
-        subject=f"vCPUs on isolated PUs {ours}",
+    yield finding(
+        "isolated-with-tick",
+        f"vCPUs on isolated PUs {ours}",
         expected="isolated PUs without the scheduler's tick and RCU callbacks",
         observed=stated,
-        cost="250 to 1000 interruptions a second on each PU, an exit of the guest each",
         fix=f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it "
         "brings "
         "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full",
@@ -78,14 +76,10 @@ def _siblings(ours: CpuSet, isolated: CpuSet, pinned: CpuSet, host: Host) -> Ite
         for pu in core.pus - isolated - pinned
     )
     if open_siblings:
-        yield Finding(
-            id="sibling-not-isolated",
-            severity=Severity.INFO,
-            subject=f"vCPUs on isolated PUs {ours}",
+        yield finding(
+            "sibling-not-isolated",
+            f"vCPUs on isolated PUs {ours}",
             expected="cores of which all siblings are isolated",
             observed=f"siblings {open_siblings}, on which the host runs whatever it likes",
-            cost=SHARED_CORE_COST,
-            fix="add them to isolcpus=, or take them offline: echo 0 > "
-            "/sys/devices/system/cpu/cpuN/online; check: cat /sys/devices/system/cpu/isolated",
             source=_SOURCE,
         )

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.topology import Host
 from homenode.vm.model import Vm
 
@@ -30,14 +31,11 @@ def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
     by = next((w for w in words if w.partition("=")[0] in ("nosmt", "mitigations")), None)
     why = f" (command line: {by})" if by is not None and "nosmt" in by else ""
     asked = f"threads='{threads}' in <topology>" if threads > 1 else f"pins on PUs {asleep}"
-    yield Finding(
-        id="smt-off",
-        severity=Severity.WARNING,
-        subject="<topology>" if threads > 1 else "<vcpupin>",
+    yield finding(
+        "smt-off",
+        "<topology>" if threads > 1 else "<vcpupin>",
         expected="SMT that is on, or a guest without siblings",
         observed=f"{asked}, and SMT control says {host.settings.smt_control}{why}",
-        cost="the guest takes whole cores for siblings and leaves half of them idle, or does "
-        "not start",
         fix=f"echo on > {_CONTROL} (not where nosmt guards against side channels), or a "
         "layout without "
         f"-smt: homenode plan --layout pin-numa-pci; check: cat {_CONTROL}",
@@ -61,13 +59,10 @@ def _emulator_on_siblings(facts: Vm, host: Host) -> Iterator[Finding]:
         # QEMU allocates the huge pages of a node on PUs of that node.
         free &= CpuSet.union(n.pus for n in host.nodes if not n.pus.isdisjoint(emulator))
     if free:
-        yield Finding(
-            id="emulator-on-sibling",
-            severity=Severity.INFO,
-            subject="<emulatorpin>",
+        yield finding(
+            "emulator-on-sibling",
+            "<emulatorpin>",
             expected="a core without vCPUs",
             observed=f"PUs {emulator}, siblings of vCPUs, while PUs {free} have none",
-            cost="QEMU's own work slows the vCPU on the same core",
-            fix="homenode plan --emulator auto",
             source=facts.source,
         )

@@ -9,9 +9,10 @@ nohz_full= alone by itself.
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.doctor.guest.pins import nodes_of
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import DeviceKind, PciDevice, PciInterrupt
 from homenode.topology import Host
 from homenode.vm.model import Vm
@@ -56,13 +57,11 @@ def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     others = CpuSet(pu.index for pu in host.pus if pu.online) - ours - quiet
     if loud:
         pus = CpuSet(pu for _, each in loud for pu in each.pus)
-        yield Finding(
-            id="irq-on-isolated",
-            severity=Severity.WARNING,
-            subject=f"PUs {pus}",
+        yield finding(
+            "irq-on-isolated",
+            f"PUs {pus}",
             expected="isolated PUs that handle no interrupts of the host's devices",
             observed=_words(loud),
-            cost="each takes a vCPU from its guest: an exit, and cold caches after it",
             fix=f"echo {others} > /proc/irq/N/smp_affinity_list for each, or "
             f"irqaffinity={others} on "
             "the kernel's command line; those that refuse are the kernel's own: "
@@ -71,13 +70,11 @@ def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         )
     elif here and host.settings.irqbalance and others:
         pus = CpuSet(pu for _, each in here for pu in each.pus)
-        yield Finding(
-            id="irqbalance-on-vcpus",
-            severity=Severity.INFO,
-            subject=f"PUs {pus}",
+        yield finding(
+            "irqbalance-on-vcpus",
+            f"PUs {pus}",
             expected="interrupts of the host's devices next to the vCPUs",
             observed=f"irqbalance runs, and {_words(here)}",
-            cost="each takes a vCPU from its guest for a moment",
             fix=f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
             "/etc/sysconfig/irqbalance, then systemctl restart irqbalance",
             source=_SOURCE,
@@ -108,14 +105,11 @@ def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
         if all(each.pus.isdisjoint(near) for each in interrupts):
             numbers = CpuSet(each.number for each in interrupts)
             pus = CpuSet(pu for each in interrupts for pu in each.pus)
-            yield Finding(
-                id="irq-far",
-                severity=Severity.INFO,
-                subject=f"device {device.bdf}",
+            yield finding(
+                "irq-far",
+                f"device {device.bdf}",
                 expected=f"interrupts handled in the vCPUs' package (PUs {near})",
                 observed=f"IRQs {numbers} on PUs {pus}",
-                cost="a wake-up across the packages for each, unless "
-                "the IOMMU posts interrupts to the guest itself",
                 fix=f"for n in $(ls /sys/bus/pci/devices/{device.bdf}/msi_irqs); do echo "
                 f"{near - ours or near} > /proc/irq/$n/smp_affinity_list; done",
                 source=_SOURCE,

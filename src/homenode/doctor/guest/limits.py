@@ -7,9 +7,10 @@ vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical addre
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.domain.document import Document
 from homenode.domain.iommufd import has_iommufd
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import PciDevice
 from homenode.plan.shape.aperture import (
     DEFAULT_ADDRESS_BITS,
@@ -101,13 +102,11 @@ def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Findin
     needs = limits(facts, devices)
     limit = host.settings.dma_entry_limit or DMA_ENTRY_LIMIT
     if needs.dma_entries > limit and not has_iommufd(document):
-        yield Finding(
-            id="dma-map-limit",
-            severity=Severity.CRITICAL,
-            subject=f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",
+        yield finding(
+            "dma-map-limit",
+            f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",
             expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
-            cost="the start fails, or a device's driver in the guest does",
             fix=f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
             "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <iommufd enabled='yes'/>",
             source=facts.source,
@@ -123,14 +122,12 @@ def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
     if bits is None and not shows_host:
         bits = DEFAULT_ADDRESS_BITS
     if bits is not None and bits < needs.address_bits:
-        yield Finding(
-            id="address-bits-small",
-            severity=Severity.CRITICAL,
-            subject="<cpu>",
+        yield finding(
+            "address-bits-small",
+            "<cpu>",
             expected=f"{needs.address_bits} physical address bits for "
             f"{format_bytes(needs.window_bytes)} of BARs above the memory",
             observed=str(bits),
-            cost="firmware leaves BARs without an address: the guest's driver finds no device",
             fix="<cpu mode='host-passthrough'>, or <maxphysaddr mode='emulate' "
             f"bits='{needs.address_bits}'/>",
             source=facts.source,
@@ -141,13 +138,11 @@ def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
         and not guest.has_qemu_commandline
         and max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0) < needs.window_bytes
     ):
-        yield Finding(
-            id="pci-window-small",
-            severity=Severity.WARNING,
-            subject="pcie-root",
+        yield finding(
+            "pci-window-small",
+            "pcie-root",
             expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
             observed=format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
-            cost="OVMF that cannot see the host's address bits gives out no more than that",
             fix=f"<pcihole64 unit='KiB'>{needs.window_bytes // KIB}</pcihole64> in the pcie-root, "
             "or <cpu mode='host-passthrough'>",
             source=facts.source,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.doctor.guest.pins import nodes_of
 from homenode.domain.document import Document
@@ -12,7 +13,6 @@ from homenode.vm.layout import MemoryBinding
 from homenode.vm.model import Vm
 
 _PULLING = (DeviceKind.GPU, DeviceKind.NIC)
-_FAR_COST = "every transfer crosses the link between the nodes: 411.6 against 88.6 GB/s on GH200"
 
 
 def is_bound_by_numad(document: Document) -> bool:
@@ -38,43 +38,35 @@ def _unbound(facts: Vm, host: Host) -> Iterator[Finding]:
     vcpu_nodes = nodes_of(facts.pinned_pus, host)
     unbound = [cell.id for cell in facts.cells if not cell.nodes]
     if len(facts.cells) > 1 and unbound:
-        yield Finding(
-            id="memory-unbound",
-            severity=Severity.WARNING,
-            subject=f"cells {CpuSet(unbound)}",
+        yield finding(
+            "memory-unbound",
+            f"cells {CpuSet(unbound)}",
             expected="memory bound to the node of the cell's vCPUs",
             observed="no <memnode> and no <memory>",
-            cost="the cell's memory may lie on any node, and the guest takes it for local",
-            fix="homenode plan --layout pin-numa-pci",
             source=facts.source,
         )
     elif len(facts.cells) < 2 and facts.binding is None and len(vcpu_nodes) == 1:
         as_planned = (
             facts.record is not None and facts.record.layout.memory is MemoryBinding.AS_IT_WAS
         )
-        yield Finding(
-            id="memory-unbound",
-            severity=Severity.INFO if as_planned else Severity.WARNING,
-            subject="<numatune>",
+        yield finding(
+            "memory-unbound",
+            "<numatune>",
             expected=f"memory bound to node {vcpu_nodes}, where the vCPUs are",
             observed="no binding",
-            cost="what does not fit there when the VM starts comes from another node, for good",
-            fix="homenode plan --layout pin-bound",
+            severity=Severity.INFO if as_planned else Severity.WARNING,
             source=facts.source,
         )
     elif len(facts.cells) < 2 and facts.binding is not None:
         away = facts.binding[1] - vcpu_nodes
         if vcpu_nodes and away:
-            yield Finding(
-                id="memory-elsewhere",
-                severity=Severity.WARNING,
-                subject="<numatune>",
+            yield finding(
+                "memory-elsewhere",
+                "<numatune>",
                 expected=f"memory on nodes {vcpu_nodes}, where the vCPUs are",
                 observed=f"nodes {away} as well"
                 if facts.binding[1] != away
                 else f"on nodes {away} only",
-                cost="accesses to it are remote",
-                fix="homenode plan --layout pin-bound",
                 source=facts.source,
             )
 
@@ -84,14 +76,11 @@ def _modes(facts: Vm) -> Iterator[Finding]:
         return
     soft = [cell for cell in facts.cells if cell.mode not in ("strict", None)]
     if soft:
-        yield Finding(
-            id="memnode-not-strict",
-            severity=Severity.WARNING,
-            subject=f"cells {CpuSet(cell.id for cell in soft)}",
+        yield finding(
+            "memnode-not-strict",
+            f"cells {CpuSet(cell.id for cell in soft)}",
             expected="mode strict, as <memory> says",
             observed=f"<memnode> with mode {', '.join(sorted({str(cell.mode) for cell in soft}))}",
-            cost="pages may come from other nodes, against what <memory> promises",
-            fix="give both one mode: homenode plan --memory-mode strict",
             source=facts.source,
         )
 
@@ -102,14 +91,11 @@ def _gpu_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
     for cell in facts.cells:
         bound |= cell.nodes
     if not bound.isdisjoint(gpu_nodes):
-        yield Finding(
-            id="memory-on-gpu",
-            severity=Severity.CRITICAL,
-            subject=f"node {bound & gpu_nodes}",
+        yield finding(
+            "memory-on-gpu",
+            f"node {bound & gpu_nodes}",
             expected="nodes of the CPUs' own memory",
             observed="memory of a GPU",
-            cost="the VM takes the GPU's memory, and the CPU reaches it through C2C",
-            fix="bind to the node that has the CPUs: homenode plan",
             source=facts.source,
         )
 
@@ -143,13 +129,12 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     near = _packages_whole(here, host)
     for device in pulling:
         if device.node is not None and int(device.node) not in near:
-            yield Finding(
-                id="device-far",
-                severity=Severity.WARNING if divides else Severity.INFO,
-                subject=str(device.bdf),
+            yield finding(
+                "device-far",
+                str(device.bdf),
                 expected=f"vCPUs and memory on the device's node {device.node}",
                 observed=f"all of them on nodes {here}",
-                cost=_FAR_COST,
+                severity=Severity.WARNING if divides else Severity.INFO,
                 fix="choose a device of these nodes, or homenode plan, which follows the devices"
                 if divides
                 else f"devices of these nodes; or a number of cores that {len(homes)} divides, "

@@ -6,9 +6,10 @@ verify/document/devices.py finds groups with host drivers in them; here is what 
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.domain.document import Document
 from homenode.domain.hostdevs import element_of_bdf, initiators_of
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import DeviceKind, PciDevice, is_viable_driver
 from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.shape.initiators import initiator_nodes_of, is_grace
@@ -23,15 +24,11 @@ def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[
     if not devices:
         return
     if host.settings.iommus == () and all(d.iommu_group is None for d in devices):
-        yield Finding(
-            id="iommu-off",
-            severity=Severity.CRITICAL,
-            subject=f"{len(devices)} passed-through devices",
+        yield finding(
+            "iommu-off",
+            f"{len(devices)} passed-through devices",
             expected="an IOMMU that is on",
             observed="none in /sys/class/iommu, and no IOMMU groups",
-            cost="the start fails: VFIO needs one",
-            fix="firmware: VT-d or AMD-Vi on; kernel: intel_iommu=on (AMD needs no word); check: "
-            "ls /sys/class/iommu",
             source="/sys/class/iommu; Documentation/driver-api/vfio.rst",
         )
     yield from _companions(facts, host, devices, passed)
@@ -54,16 +51,12 @@ def _initiators(
     }
     if short:
         given, needed = map(sum, zip(*short.values(), strict=True))
-        yield Finding(
-            id="initiators-missing",
-            severity=Severity.WARNING,
-            subject=", ".join(map(str, short)),
+        yield finding(
+            "initiators-missing",
+            ", ".join(map(str, short)),
             expected=f"{needed} cells without vCPUs and memory, as many as the host has nodes for "
             "these GPUs, in their <acpi nodeset=>",
             observed=str(given or "none"),
-            cost="the guest's driver cannot put the memory of these GPUs online",
-            fix="homenode plan with --layout auto or pin-numa-pci, libvirt 11.8 and QEMU 9.0 or "
-            "newer",
             source=facts.source,
         )
 
@@ -79,16 +72,11 @@ def _nvswitches(facts: Vm, host: Host, passed: set[Bdf]) -> Iterator[Finding]:
     for board in switched_gpus(host):
         missing = board.left_out(passed)
         if missing and others.isdisjoint(board.switches):
-            yield Finding(
-                id="nvswitches-left-out",
-                severity=Severity.WARNING,
-                subject=", ".join(map(str, missing)),
+            yield finding(
+                "nvswitches-left-out",
+                ", ".join(map(str, missing)),
                 expected=f"passed to the VM with all {len(board.gpus)} GPUs that they join",
                 observed="the GPUs alone",
-                cost="CUDA fails to start (802, system not yet initialized), unless a Fabric "
-                "Manager outside activates the partition of all GPUs",
-                fix="plan with --with-nvswitches; leave it where a Fabric Manager on the host or "
-                "in a service VM serves all VMs (FABRIC_MODE=1)",
                 source=facts.source,
             )
 
@@ -109,14 +97,11 @@ def _companions(
         and not any(_same_slot(other.bdf, bdf) for bdf in passed)
     ]
     if owned:
-        yield Finding(
-            id="iommu-group-companions",
-            severity=Severity.INFO,
-            subject=", ".join(str(d.bdf) for d in owned[:16]),
+        yield finding(
+            "iommu-group-companions",
+            ", ".join(str(d.bdf) for d in owned[:16]),
             expected="IOMMU groups that hold the VM's devices only",
             observed="in one group with a device of the VM, and not passed",
-            cost="no one else can use them while the VM runs",
-            fix="pass them as well, or use a slot below a port with ACS",
             source=facts.source,
         )
 

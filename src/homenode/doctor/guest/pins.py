@@ -6,6 +6,7 @@ Nothing here needs a plan: each rule compares pins with caches, kinds of core, n
 from collections.abc import Iterator
 from math import ceil
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.host_reserve import DEFAULT_HOST_RESERVE
@@ -14,7 +15,6 @@ from homenode.topology import CoreKind, Host
 from homenode.vm.model import Vm
 from homenode.wording import plural
 
-_REPLAN = "homenode doctor --fix OUT.xml plans the same VM again; or homenode plan"
 _KIND_WORDS = {CoreKind.PERFORMANCE: "P", CoreKind.EFFICIENCY: "E"}
 
 
@@ -58,14 +58,12 @@ def _llcs(facts: Vm, host: Host) -> Iterator[Finding]:
     if touched <= needed:
         return
     least = max(2 * needed, needed + 2)
-    yield Finding(
-        id="llc-straddled",
-        severity=Severity.WARNING if touched >= least else Severity.INFO,
-        subject=f"{len(used)} cores of vCPUs",
+    yield finding(
+        "llc-straddled",
+        f"{len(used)} cores of vCPUs",
         expected=f"{plural(needed, 'last-level cache')} for them",
         observed=f"they lie in {touched}",
-        cost="threads that share data pass it through memory instead of a cache",
-        fix=_REPLAN,
+        severity=Severity.WARNING if touched >= least else Severity.INFO,
         source=facts.source,
     )
 
@@ -95,15 +93,11 @@ def _kinds(facts: Vm, host: Host) -> Iterator[Finding]:
     pus = facts.pinned_pus
     llcs = sum(not llc.pus.isdisjoint(pus) for llc in host.llcs)
     cache = "; all share one last-level cache, so that is not the cause" if llcs == 1 else ""
-    yield Finding(
-        id="core-kinds-mixed",
-        severity=Severity.WARNING,
-        subject="vCPUs",
+    yield finding(
+        "core-kinds-mixed",
+        "vCPUs",
         expected="cores of one kind: the guest's scheduler takes all vCPUs for equal",
         observed=stated + cache,
-        cost="work that is split evenly waits for the slowest vCPU",
-        fix="pin to P cores only and leave E cores to the emulator: homenode plan; "
-        "--mixed-kinds puts them in cells of their own",
         source=facts.source,
     )
 
@@ -116,13 +110,11 @@ def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
     used = CpuSet.union(on_cores)
     if not reserve.cores or any(core.isdisjoint(used) for core in cores):
         return
-    yield Finding(
-        id="host-core-taken",
-        severity=Severity.WARNING,
-        subject=f"{facts.vcpus} vCPUs",
+    yield finding(
+        "host-core-taken",
+        f"{facts.vcpus} vCPUs",
         expected="a core without vCPUs, for the host and QEMU's own threads",
         observed=f"vCPUs on each of {plural(len(cores), 'core')}",
-        cost="the host's work and QEMU's threads interrupt vCPUs",
         fix="ask for fewer vCPUs"
         + (
             ", or put pairs on a core: homenode plan --layout pin-numa-smt --keep-vcpus"
@@ -155,21 +147,15 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
         return
     most = max(len(core_pus) for core_pus in _cores_by_node(host)) if host.nodes else 0
     fits = facts.vcpus <= most
-    yield Finding(
-        id="flat-over-nodes",
-        severity=Severity.WARNING,
-        subject=f"{facts.vcpus} vCPUs",
+    yield finding(
+        "flat-over-nodes",
+        f"{facts.vcpus} vCPUs",
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
-        cost="memory is remote for most vCPUs and the guest cannot know: STREAM fell from 39 "
-        "to 24 GB/s "
-        "on a 4-node EPYC, and guest cells brought 74 (a study of six GPU systems)",
-        fix=(
-            "one node has cores enough: homenode plan --layout pin-bound --max-nodes 1"
-            if fits
-            else "homenode plan decides by the evidence whether the guest is shown its nodes; "
-            "--layout pin-numa-pci shows them and its devices'"
-        ),
+        fix="one node has cores enough: homenode plan --layout pin-bound --max-nodes 1"
+        if fits
+        else "homenode plan decides by the evidence whether the guest is shown its nodes; "
+        "--layout pin-numa-pci shows them and its devices'",
         source=facts.source,
     )
 
@@ -186,26 +172,20 @@ def _helpers(facts: Vm) -> Iterator[Finding]:
     pus = facts.pinned_pus
     for number, pin in facts.iothread_pins:
         if not pin.isdisjoint(pus) and not pin - pus:
-            yield Finding(
-                id="iothread-on-vcpu",
-                severity=Severity.WARNING,
-                subject=f"IOThread {number}",
+            yield finding(
+                "iothread-on-vcpu",
+                f"IOThread {number}",
                 expected="PUs without vCPUs",
                 observed=f"only PUs {pin}, where vCPUs run",
-                cost="disk interrupts and vCPUs take turns",
-                fix="homenode plan --emulator auto pins both",
                 source=facts.source,
             )
     single = all(pin is None or len(pin) <= 2 for pin in facts.vcpu_pins)
     if facts.emulator_pus is None and single:
-        yield Finding(
-            id="emulator-floats",
-            severity=Severity.INFO,
-            subject="<emulatorpin>",
+        yield finding(
+            "emulator-floats",
+            "<emulatorpin>",
             expected="a pin, as the vCPUs have",
             observed="none: QEMU's own threads run anywhere, on the vCPUs' PUs too",
-            cost="they interrupt vCPUs now and then",
-            fix="homenode plan --emulator auto",
             source=facts.source,
         )
 
@@ -221,37 +201,28 @@ def _isolation(facts: Vm, host: Host) -> Iterator[Finding]:
         if pin is not None and len(pin & isolated) > 1
     ]
     if floating:
-        yield Finding(
-            id="floats-on-isolated",
-            severity=Severity.WARNING,
-            subject=f"vCPUs {CpuSet(floating)}",
+        yield finding(
+            "floats-on-isolated",
+            f"vCPUs {CpuSet(floating)}",
             expected="one PU for each vCPU where PUs are isolated",
             observed=f"sets of isolated PUs ({isolated}), over which the kernel balances nothing",
-            cost="all of them may share one PU",
-            fix=_REPLAN,
             source=facts.source,
         )
     emulator = facts.emulator_pus
     if emulator is not None and len(emulator & isolated) > 1:
-        yield Finding(
-            id="emulator-on-isolated",
-            severity=Severity.WARNING,
-            subject="<emulatorpin>",
+        yield finding(
+            "emulator-on-isolated",
+            "<emulatorpin>",
             expected="PUs that are not isolated",
             observed=f"isolated PUs {emulator & isolated}",
-            cost="QEMU's many threads all stay on one of them: the kernel balances nothing there",
-            fix="pin the emulator to housekeeping PUs: homenode plan --emulator auto",
             source=facts.source,
         )
     pus = facts.pinned_pus
     if pus and pus.isdisjoint(isolated) and len(isolated) >= ceil(len(pus) / 2):
-        yield Finding(
-            id="isolated-unused",
-            severity=Severity.INFO,
-            subject="vCPUs",
+        yield finding(
+            "isolated-unused",
+            "vCPUs",
             expected=f"isolated PUs {isolated}",
             observed=f"pins on other PUs: {pus}",
-            cost="the isolation is unused",
-            fix="homenode plan takes isolated PUs first",
             source=facts.source,
         )

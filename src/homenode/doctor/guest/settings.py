@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.topology import Host
 from homenode.units import GIB, format_bytes
 
@@ -47,24 +48,19 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
     if drivers is None:
         return
     if "powersave" in governors and not _DRIVERS_WITH_OWN_CLOCK.issuperset(drivers):
-        yield Finding(
-            id="governor-powersave",
-            severity=Severity.WARNING,
-            subject=f"cpufreq of PUs {slow}" if slow else "cpufreq",
+        yield finding(
+            "governor-powersave",
+            f"cpufreq of PUs {slow}" if slow else "cpufreq",
             expected="a governor that follows the load",
             observed=f"powersave with driver {', '.join(drivers)}: the lowest clock always",
-            cost="every vCPU there runs at the lowest clock",
-            fix="cpupower frequency-set -g performance; check: cpupower frequency-info",
             source="Documentation/admin-guide/pm/cpufreq.rst",
         )
     elif mixed:
-        yield Finding(
-            id="governor-mixed",
-            severity=Severity.INFO,
-            subject=f"cpufreq of PUs {ours}",
+        yield finding(
+            "governor-mixed",
+            f"cpufreq of PUs {ours}",
             expected="one governor for all vCPUs",
             observed=f"{', '.join(governors)}; PUs {mixed} differ",
-            cost="vCPUs clock up at different speeds, and the guest takes them for equal",
             fix=f"cpupower -c {ours} frequency-set -g performance; check: grep . "
             "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
             source=_SYSFS,
@@ -85,13 +81,11 @@ def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:
         deep = CpuSet(pu for _, pus in slow for pu in pus)
     if latency is None or latency < _SLOW_WAKE_US:
         return
-    yield Finding(
-        id="idle-deep",
-        severity=Severity.INFO,
-        subject=f"cpuidle of PUs {deep}",
+    yield finding(
+        "idle-deep",
+        f"cpuidle of PUs {deep}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
         observed=f"up to {latency} µs",
-        cost="small transfers and interrupts wait for a core to wake up",
         fix=f"for latency: cpupower -c {deep} idle-set -D {_SLOW_WAKE_US}, or tuned-adm profile "
         "virtual-host; it costs power",
         source=_SYSFS,
@@ -103,27 +97,19 @@ def _small_pages(host: Host, facts: "Vm", memory_is_bound: bool) -> Iterator[Fin
     settings, guest = host.settings, facts
     size = format_bytes(guest.memory_bytes)
     if settings.transparent_hugepages == "never" and guest.memory_bytes >= _LARGE_GUEST_BYTES:
-        yield Finding(
-            id="pages-small",
-            severity=Severity.WARNING,
-            subject=f"{size} of ordinary pages",
+        yield finding(
+            "pages-small",
+            f"{size} of ordinary pages",
             expected="huge pages: <hugepages>, or transparent ones",
             observed="transparent_hugepage is never",
-            cost="a page walk of up to 24 steps for each TLB miss, and 4 KiB mappings in the IOMMU",
-            fix="homenode plan --page-size 1GiB, or echo madvise > "
-            "/sys/kernel/mm/transparent_hugepage/enabled",
             source=_SYSFS,
         )
     if settings.ksm_run == 1 and not guest.hostdevs:
-        yield Finding(
-            id="ksm-on",
-            severity=Severity.INFO,
-            subject="ksm",
+        yield finding(
+            "ksm-on",
+            "ksm",
             expected="no merging of a pinned VM's pages",
             observed="ksm/run is 1",
-            cost="pages that are merged across nodes are remote for one of the VMs",
-            fix="<memoryBacking><nosharepages/>, or echo 0 > "
-            "/sys/kernel/mm/ksm/merge_across_nodes after ksm/run 2",
             source=_SYSFS,
         )
     # The kernel scans neither huge pages of hugetlbfs nor strictly bound memory.
@@ -131,14 +117,10 @@ def _small_pages(host: Host, facts: "Vm", memory_is_bound: bool) -> Iterator[Fin
     bound = memory_is_bound or facts.binding is not None
     bound = bound or any(cell.nodes for cell in facts.cells)
     if settings.numa_balancing and not bound and facts.is_pinned and len(host.nodes) > 1:
-        yield Finding(
-            id="numa-balancing",
-            severity=Severity.INFO,
-            subject="kernel.numa_balancing",
+        yield finding(
+            "numa-balancing",
+            "kernel.numa_balancing",
             expected="memory that is bound, or 0",
             observed=f"{settings.numa_balancing}, and memory is not bound",
-            cost="pages are unmapped to see who uses them; those that VFIO holds cannot move "
-            "anyway",
-            fix="homenode plan --layout pin-bound, or sysctl kernel.numa_balancing=0",
             source=_SYSFS,
         )

@@ -5,9 +5,10 @@ A guest's scheduler believes all of it.
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.plan.model import GuestCache
 from homenode.plan.shape.caches import (
     guest_cpu,
@@ -21,7 +22,6 @@ from homenode.topology import Host
 from homenode.vm.model import Vm
 
 _MANY_SOCKETS = 2
-_REPLAN = "homenode plan writes a topology that matches the placement"
 
 
 def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
@@ -29,14 +29,11 @@ def topology_findings(facts: Vm, document: Document, host: Host) -> Iterator[Fin
     topology = facts.cpu_topology
     if topology is None:
         if facts.vcpus > _MANY_SOCKETS:
-            yield Finding(
-                id="sockets-implicit",
-                severity=Severity.INFO,
-                subject="<topology>",
+            yield finding(
+                "sockets-implicit",
+                "<topology>",
                 expected="a topology",
                 observed=f"none: libvirt makes it {facts.vcpus} sockets of one core",
-                cost="licences count sockets, and some guests use only two",
-                fix=_REPLAN,
                 source=facts.source,
             )
         return
@@ -64,14 +61,11 @@ def _sockets(facts: Vm, per_socket: int) -> Iterator[Finding]:
             and not cell.vcpus <= socket
         ]
         if cut:
-            yield Finding(
-                id="socket-cut-by-cell",
-                severity=Severity.WARNING,
-                subject=f"cell {cell.id}",
+            yield finding(
+                "socket-cut-by-cell",
+                f"cell {cell.id}",
                 expected=f"whole sockets of {per_socket} vCPUs",
                 observed=f"parts of socket {CpuSet(cut)}",
-                cost="kernels drop the topology or the nodes when the two contradict each other",
-                fix=_REPLAN,
                 source=facts.source,
             )
 
@@ -87,24 +81,19 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
         if len(cores) > 1:
             lying += group
     if lying:
-        yield Finding(
-            id="threads-not-siblings",
-            severity=Severity.WARNING,
-            subject=f"vCPUs {CpuSet(lying)}",
+        yield finding(
+            "threads-not-siblings",
+            f"vCPUs {CpuSet(lying)}",
             expected=f"each {threads} vCPUs that the guest takes for siblings on one core",
             observed="on several cores",
-            cost="the guest packs work on cores that are none and idles others",
-            fix="homenode plan puts siblings together, or gives each vCPU a whole core",
             source=facts.source,
         )
     elif not facts.is_pinned:
-        yield Finding(
-            id="threads-not-siblings",
-            severity=Severity.WARNING,
-            subject="<topology>",
+        yield finding(
+            "threads-not-siblings",
+            "<topology>",
             expected="siblings that are siblings on the host",
             observed=f"threads={threads} and no pins",
-            cost="the guest packs work on cores that are none",
             fix="pin the vCPUs, or threads='1'",
             source=facts.source,
         )
@@ -123,14 +112,11 @@ def _topoext(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     policy = next((f.get("policy") for f in features if f.get("name") == "topoext"), None)
     if policy in ("require", "force"):
         return
-    yield Finding(
-        id="topoext-missing",
-        severity=Severity.WARNING,
-        subject="<cpu>",
+    yield finding(
+        "topoext-missing",
+        "<cpu>",
         expected="<feature policy='require' name='topoext'/>: AMD gives siblings through it",
         observed="no such feature" if policy is None else f"policy {policy}",
-        cost="the guest takes siblings for cores",
-        fix="add the feature; homenode plan does",
         source=facts.source,
     )
 
@@ -149,16 +135,10 @@ def _cache(facts: Vm, host: Host) -> Iterator[Finding]:
     if not lying:
         return
     is_passed = cache is GuestCache.PASSTHROUGH
-    yield Finding(
-        id="cache-passthrough-false" if is_passed else "guest-l3-false",
-        severity=Severity.WARNING if is_passed else Severity.INFO,
-        subject=f"vCPUs {CpuSet.union(lying)}",
+    yield finding(
+        "cache-passthrough-false" if is_passed else "guest-l3-false",
+        f"vCPUs {CpuSet.union(lying)}",
         expected="vCPUs that the guest sees behind one L3, behind one last-level cache of the host",
         observed="behind several",
-        cost="threads that share data are put where they share no cache",
-        fix="drop <cache mode='passthrough'/>, or let homenode plan choose"
-        if is_passed
-        else "homenode plan with a number of vCPUs that fills equal last-level caches, or "
-        "<cache mode='disable'/>",
         source=facts.source,
     )

@@ -8,6 +8,7 @@ Source: Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; PCIe 6.0, 6.2
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.doctor.links.device_path import device_paths
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice, PciErrors
@@ -40,30 +41,23 @@ def _of_function(device: PciDevice) -> Iterator[Finding]:
     lost = (*errors.fatal, *errors.nonfatal)
     if lost:
         harmless = {name for name, _ in errors.nonfatal} <= _OF_RESETS and not errors.fatal
-        yield Finding(
-            id="pcie-errors-uncorrected",
-            severity=Severity.INFO if harmless else Severity.WARNING,
-            subject=str(device.bdf),
+        yield finding(
+            "pcie-errors-uncorrected",
+            str(device.bdf),
             expected="no uncorrected errors",
             observed=_stated(lost),
-            cost="the link was reset or data was lost: jobs fail, or continue it",
-            fix="journalctl -k | grep AER; reseat card, riser and cables; a driver's reset leaves "
-            "UnsupReq and CmpltTO only",
+            severity=Severity.INFO if harmless else Severity.WARNING,
             source=f"{folder}/aer_dev_nonfatal, aer_dev_fatal",
         )
     retries = sum(count for name, count in errors.correctable if name in _OF_THE_WIRE)
     replays = device.link_replays or 0
     if max(retries, replays) >= _MANY:
         stated = errors.correctable or (("replays", replays),)
-        yield Finding(
-            id="pcie-errors-corrected",
-            severity=Severity.WARNING,
-            subject=str(device.bdf),
+        yield finding(
+            "pcie-errors-corrected",
+            str(device.bdf),
             expected=f"fewer than {_MANY} retries since boot",
             observed=_stated(stated),
-            cost="each is sent again: bandwidth falls, and the link may train to a lower speed",
-            fix="clean and reseat the card, look at riser and cables; check that the counts stand "
-            "still under load",
             source=f"{folder}/aer_dev_correctable; replay_counter of nvidia-smi -q",
         )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes, rates_that_fit
 from homenode.findings import Finding, Severity
@@ -32,14 +33,11 @@ def copy_findings(
         if rate is None or path.expected is None:
             continue
         if rate > path.expected.bytes_per_s:
-            yield Finding(
-                id="h2d-above-link",
-                severity=Severity.INCONCLUSIVE,
-                subject=f"GPU {path.device.bdf}",
+            yield finding(
+                "h2d-above-link",
+                f"GPU {path.device.bdf}",
                 expected=f"at most {path.expected.with_rate()}",
                 observed=f"{gigabytes(rate)} measured",
-                fix="measure again: the figure is of another GPU, of both directions, or of "
-                "device memory",
                 source="the figure of --h2d, or of the copy that ran",
             )
         elif rate < _SOUND * path.expected.bytes_per_s:
@@ -50,16 +48,13 @@ def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
     fits = rates_that_fit(rate, expected)
     excluded = LinkRate(2.5, expected.width)
     not_one = f"; excludes {excluded.as_generation}" if excluded.bytes_per_s < rate else ""
-    return Finding(
-        id="h2d-low",
-        severity=Severity.WARNING,
-        subject=f"GPU {gpu}",
+    return finding(
+        "h2d-low",
+        f"GPU {gpu}",
         expected=f"{gigabytes(_SOUND * expected.bytes_per_s)} or more over {expected.with_rate()}",
         observed=f"{gigabytes(rate)}, which fits "
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
+        severity=Severity.WARNING,
         cost=f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
-        fix="read the link while a copy runs (homenode doctor --under-load); if it is up, "
-        "look at the "
-        "memory's node and at pinned buffers",
         source="the figure of --h2d, or of the copy that ran",
     )

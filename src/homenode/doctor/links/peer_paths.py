@@ -9,6 +9,7 @@ Source: PCIe 6.0, 6.12 (ACS) and 10 (ATS); NVIDIA NCCL documentation, "PCI Acces
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind, PciDevice, PortType
 from homenode.topology import Host
@@ -59,15 +60,14 @@ def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Find
     if without_ats:
         ats = f"; ATS is off on {', '.join(map(str, without_ats))}, so translations go up as well"
     names = ", ".join(str(device.bdf) for device in devices)
-    return Finding(
-        id="p2p-redirected",
-        severity=Severity.INFO if passed else Severity.WARNING,
-        subject=f"{names} below switch {switch}",
+    return finding(
+        "p2p-redirected",
+        f"{names} below switch {switch}",
         expected="isolation by ACS for VMs, at this price"
         if passed
         else "transfers between them that stay below their switch",
         observed=f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
-        cost="GPU to NIC and GPU to GPU go up and down again: 27 against 48 GB/s (NVIDIA/nccl#949)",
+        severity=Severity.INFO if passed else Severity.WARNING,
         fix="in the VM: enable ATS on the NIC, or DirectTrans where the platform has it"
         if passed
         else f"bare host: setpci -s {ports[0]} ECAP_ACS+0x6.w=0000:000c for each port (it "
@@ -85,15 +85,10 @@ def _translated(host: Host) -> Iterator[Finding]:
         if gpu.driver in _OWN_DRIVERS and (gpu.iommu_domain or "").startswith("DMA")
     ]
     if len(gpus) > 1:
-        yield Finding(
-            id="iommu-translates",
-            severity=Severity.INFO,
-            subject=f"{len(gpus)} GPUs that {gpus[0].driver} drives",
+        yield finding(
+            "iommu-translates",
+            f"{len(gpus)} GPUs that {gpus[0].driver} drives",
             expected="IOMMU domains of type identity (iommu=pt)",
             observed=f"type {gpus[0].iommu_domain}",
-            cost="transfers between GPUs are translated, and wrong data has been reported with it",
-            fix="boot with iommu=pt if no untrusted device is plugged in; then run a copy "
-            "test that "
-            "verifies its data",
             source="/sys/kernel/iommu_groups/N/type; intel/compute-runtime#942",
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.links.device_path import JUDGED, DevicePath, device_paths
 from homenode.doctor.links.path import Link, lane_sharers
 from homenode.doctor.links.rate import SPEEDS, LinkRate, gigabytes
@@ -101,13 +102,13 @@ def _finding(
     idle = _idle_reason(link, affected, current, busy) if slow else None
     if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
         share = (1 - current.width / capable.width) * 100
-        return Finding(
-            id="pcie-link-narrow",
-            severity=Severity.WARNING,
-            subject=subject,
+        return finding(
+            "pcie-link-narrow",
+            subject,
             expected=expected,
             observed=f"{observed}; {idle}, but cards of this model next to it idle with all "
             "their lanes",
+            severity=Severity.WARNING,
             cost=f"{share:.0f} % of the link's lanes",
             fix=_fix(link, capable, slow=False),
             source=source,
@@ -117,10 +118,9 @@ def _finding(
             idle += f"; look at the lanes as well: {current.width} of {capable.width}"
         capped = _capped_by(link, current, capable)
         if capped is not None:
-            return Finding(
-                id="pcie-target-low",
-                severity=Severity.WARNING,
-                subject=subject,
+            return finding(
+                "pcie-target-low",
+                subject,
                 expected=expected,
                 observed=f"{observed}; and Link Control 2 of {capped.bdf} says "
                 f"{capped.target_gt_per_s:g} "
@@ -129,10 +129,9 @@ def _finding(
                 fix=_fix(link, capable, slow=True),
                 source=source,
             )
-        return Finding(
-            id="pcie-link-idle",
-            severity=Severity.INCONCLUSIVE,
-            subject=subject,
+        return finding(
+            "pcie-link-idle",
+            subject,
             expected=expected,
             observed=f"{observed}; {idle}",
             fix="retest under load: homenode doctor --under-load, or copy to "
@@ -144,12 +143,12 @@ def _finding(
     sharers = () if slow else lane_sharers(link, host)
     if sharers:
         observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
-    return Finding(
-        id="pcie-link-slow" if slow else "pcie-link-narrow",
-        severity=Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
-        subject=subject,
+    return finding(
+        "pcie-link-slow" if slow else "pcie-link-narrow",
+        subject,
         expected=expected,
         observed=observed,
+        severity=Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
         cost=cost,
         fix=_fix(link, capable, slow=slow),
         source=source,
@@ -186,12 +185,12 @@ def _low_targets(
                 continue
             if target < current.gt_per_s and target in SPEEDS:
                 slow |= {link.lower.bdf}
-                yield Finding(
-                    id="pcie-target-low",
-                    severity=Severity.INFO,
-                    subject=f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
+                yield finding(
+                    "pcie-target-low",
+                    f"GPU {path.device.bdf}: link below port {link.upper.bdf}",
                     expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
                     observed=f"Link Control 2 says {target:g} GT/s at most",
+                    severity=Severity.INFO,
                     cost="none yet: the next training, as at a VM's start, ends there",
                     fix=f"homenode doctor retrain {link.lower.bdf} (a dry run without "
                     "--apply) sets "

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.discover.lspci import AFTER_A_CUT, NO_ANSWER
 from homenode.doctor.links.device_path import JUDGED
 from homenode.doctor.links.path import Link, links_above
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import DeviceKind, PciDevice
 from homenode.topology import Host
 
@@ -17,13 +18,11 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
     """A listing that ends too early: what it lacks may be sick."""
     for gap in host.gaps:
         if gap.subject.startswith(AFTER_A_CUT):
-            yield Finding(
-                id="listing-cut",
-                severity=Severity.INCONCLUSIVE,
-                subject=host.name,
+            yield finding(
+                "listing-cut",
+                host.name,
                 expected="the output of lspci to its end",
                 observed=f"not known: {gap.subject}",
-                fix="take it again: sudo lspci -D -nn -vvv > FILE",
                 source=gap.reason,
             )
 
@@ -31,13 +30,11 @@ def cut_listing_findings(host: Host) -> Iterator[Finding]:
 def silent_device_findings(host: Host) -> Iterator[Finding]:
     """Devices that the kernel still lists and that no longer answer."""
     for device in _silent(host):
-        yield Finding(
-            id="device-silent",
-            severity=Severity.CRITICAL,
-            subject=f"{JUDGED[device.kind]} {device.bdf}",
+        yield finding(
+            "device-silent",
+            f"{JUDGED[device.kind]} {device.bdf}",
             expected="configuration space that answers",
             observed="ones only: lspci says rev ff and unknown header type 7f",
-            cost="the device is lost: its driver and any VM that has it fail or hang",
             fix="shut its VM down, then power the machine off and on (a restart may not do); "
             "look for "
             "power, heat and the card in its slot: journalctl -k | grep -iE 'Xid|fallen off|AER|"
@@ -76,15 +73,11 @@ def unknown_link_findings(host: Host) -> Iterator[Finding]:
         return
     more = len(blind) - _MOST_NAMED
     named = ", ".join(map(str, blind[:_MOST_NAMED])) + (f" and {more} more" if more > 0 else "")
-    yield Finding(
-        id="pcie-link-unknown",
-        severity=Severity.INCONCLUSIVE,
-        subject=f"GPU {named}",
+    yield finding(
+        "pcie-link-unknown",
+        f"GPU {named}",
         expected="speed and width of both ends of the link, maximum and current",
         observed=f"{host.name} does not give them",
-        fix="read it as root: sudo homenode doctor, or sudo lspci -D -nn -vvv of all devices, "
-        "not of "
-        "one; homenode capture takes all that is needed",
         source="LnkCap and LnkSta of lspci -vvv, which it shows to root only",
     )
 

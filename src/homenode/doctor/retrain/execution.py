@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.retrain.config_registers import (
     RETRAIN_LINK,
     SPEED_OF_CODE,
@@ -19,7 +20,7 @@ from homenode.doctor.retrain.config_registers import (
     read_registers,
 )
 from homenode.doctor.retrain.plan import RetrainPlan
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 
 _POLLS = 100
 """Of 10 ms: PCIe gives a training 1 s at most (7.5.3.7 and 6.7.3.3)."""
@@ -78,15 +79,13 @@ def explain_interrupted(entry: JournalEntry, now: LinkRegisters) -> Finding:
         state = "nothing had been written yet, or it was restored"
     else:
         state = "somebody else has written the target since"
-    return Finding(
-        id="retrain-interrupted",
-        severity=Severity.WARNING,
-        subject=f"{entry.device} below port {entry.port}",
+    return finding(
+        "retrain-interrupted",
+        f"{entry.device} below port {entry.port}",
         expected=f"no open retrain: target {_speed(entry.target_code)}, Link Control 2 found as "
         f"{entry.control_2:#06x}",
         observed=f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
         f"x{now.current_width}: {state}",
-        cost="a link that may not be at its speed",
         fix=f"homenode doctor retrain {entry.device} --apply takes it up",
         source=_SOURCE,
     )
@@ -123,22 +122,20 @@ def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Cloc
     _set_target(plan, space, found & TARGET_SPEED_MASK, log)
     back = _train(plan, space, clock, log)
     journal.clear(plan.port)
-    finding = Finding(
-        id="retrain-failed",
-        severity=Severity.CRITICAL,
-        subject=f"{plan.device} below port {plan.port}",
+    failed = finding(
+        "retrain-failed",
+        f"{plan.device} below port {plan.port}",
         expected=f"{plan.target_gt_per_s:g} GT/s x{plan.expected_width} after training",
         observed=f"{_speed(after.current_code)} x{after.current_width}"
         f"{'' if after.is_up else ', no link'}; the target that was found is back: "
         f"{_speed(back.current_code)} x{back.current_width}{'' if back.is_up else ', NO LINK'}",
-        cost="the link stays slow",
         fix="reseat the card, look at the riser, its cable and the slot's speed in the "
         "firmware setup"
         if back.is_up
         else "remove and rescan the device, or restart the machine",
         source=_SOURCE,
     )
-    return RetrainResult(back, tuple(log), (finding,))
+    return RetrainResult(back, tuple(log), (failed,))
 
 
 def _set_target(plan: RetrainPlan, space: ConfigSpace, code: int, log: list[str]) -> None:

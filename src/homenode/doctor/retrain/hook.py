@@ -8,11 +8,12 @@ said, and never healed under a running guest.
 from collections.abc import Iterator, Mapping
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.doctor.links.device_path import device_paths
 from homenode.doctor.links.rate import LinkRate, gigabytes
 from homenode.domain.hostdevs import read_hostdevs
 from homenode.domain.read import open_domain
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.topology import Host
 
@@ -70,10 +71,9 @@ def dropped_links(
             continue
         lost = 1 - current.bytes_per_s / wanted.bytes_per_s
         when = "at start/begin" if path.device.bdf in before else "what both ends can"
-        yield Finding(
-            id="pcie-link-dropped",
-            severity=Severity.CRITICAL,
-            subject=f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
+        yield finding(
+            "pcie-link-dropped",
+            f"GPU {path.device.bdf} of domain {domain} below port {link.upper.bdf}",
             expected=f"{wanted.with_rate()}, {when}",
             observed=current.with_rate(),
             cost=f"{lost * 100:.0f} % of the link: {gigabytes(current.bytes_per_s)}",

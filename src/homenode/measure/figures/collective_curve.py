@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
 from homenode.results.flat_curve import FLAT_FROM_BYTES, flat_from
 from homenode.tools.nccl_tests_records import NcclRow, NcclTests
@@ -34,15 +35,13 @@ def flat_curve(run: NcclTests, subject: str) -> Finding | None:
     curve = curve_of(run)
     if curve is None or curve.flat_from_bytes is None:
         return None
-    return Finding(
-        id="collective-flat-curve",
-        severity=Severity.WARNING,
-        subject=subject,
+    return finding(
+        "collective-flat-curve",
+        subject,
         expected=f"a bus bandwidth that climbs beyond {format_bytes(FLAT_FROM_BYTES)}",
         observed=f"{curve.peak_bytes_per_s / 1e9:.2f} GB/s from "
         f"{format_bytes(curve.flat_from_bytes)} on",
-        cost="large messages are no faster than small ones",
-        fix="homenode doctor: link speeds under load, and which GPUs share a root complex",
+        severity=Severity.WARNING,
         source="sweep over message sizes",
     )
 

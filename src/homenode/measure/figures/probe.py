@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.measure.figures.sample import sample
 from homenode.results.model import Condition, Sample
@@ -91,10 +92,9 @@ def _doubts(document: ProbeDocument) -> Iterator[Finding]:
         if doubt.id in _SAID_OF_THE_RUN:
             continue
         bad = doubt.id in _HIDDEN_PLACES
-        yield Finding(
-            id="bench-hidden-place" if bad else "bench-doubt",
-            severity=Severity.WARNING if bad else Severity.INFO,
-            subject=f"{document.command}: {doubt.id}",
+        yield finding(
+            "bench-hidden-place" if bad else "bench-doubt",
+            f"{document.command}: {doubt.id}",
             expected="caches and siblings as the kernel shows them"
             if bad
             else "figures without a doubt",

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from statistics import median
 
 from homenode.bdf import Bdf
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.results.model import Run
 
 TOLERANCE_RATIO = 0.05
@@ -26,15 +27,11 @@ def agreement_findings(
 ) -> tuple[Finding, ...]:
     """A warning for each figure that differs by more. tools: what each of the runs used."""
     return tuple(
-        Finding(
-            id="bench-tools-differ",
-            severity=Severity.WARNING,
-            subject=_subject(key),
+        finding(
+            "bench-tools-differ",
+            _subject(key),
             expected=f"{tools[1]} within {tolerance_ratio:.0%} of {tools[0]}: {_rate(one)}",
             observed=f"{_rate(other)} ({other / one:.2f} x)",
-            fix="run it again on a machine where nothing else runs; if it stays, send both "
-            "runs' raw "
-            "folders with a bug report",
             source=f"{tools[0]} and {tools[1]}, one after the other",
         )
         for key, one, other in _pairs(first, second)

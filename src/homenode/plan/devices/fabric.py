@@ -19,7 +19,7 @@ from homenode.plan.devices.partitions import (
     partition_sizes,
     partitions_of_size,
 )
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.topology import Host
 
 _MOST_SHOWN = 4
@@ -130,11 +130,10 @@ class Fabric:
         expected = "; ".join(_named(one) for one in allowed[:_MOST_SHOWN])
         if len(allowed) > _MOST_SHOWN:
             expected += f"; and {len(allowed) - _MOST_SHOWN} more"
-        return PlanFinding(
-            id="no-nvlink-partition",
-            severity="warning",
-            subject=str(self.board),
-            detail="expected a partition of the NVSwitch fabric "
+        return plan_finding(
+            "no-nvlink-partition",
+            str(self.board),
+            "expected a partition of the NVSwitch fabric "
             f"({expected or f'{sizes} GPUs'}), found "
             f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
             "board",

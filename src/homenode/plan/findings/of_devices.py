@@ -8,7 +8,7 @@ from homenode.pci import DeviceKind, PartKind, PciDevice, is_viable_driver
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired, switched_gpus
 from homenode.plan.gpu_parts import is_divided
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
 from homenode.vm.layout import Pinning
@@ -26,12 +26,11 @@ def device_findings(
         device = mediated.get(bdf, bdf)
         holder = others.holder(device)
         if holder is not None:
-            yield PlanFinding(
-                id="device-in-use",
+            yield plan_finding(
+                "device-in-use",
+                str(device),
+                f"domain {holder!r} has it, so the VM cannot start while that runs",
                 severity="warning",
-                subject=str(device),
-                detail=f"domain {holder!r} has it, so the VM cannot start while that runs",
-                fix="stop that domain, or choose another device",
             )
     # A mediated device has an IOMMU group of its own.
     yield from _incomplete_groups(host, [bdf for bdf in devices if bdf not in mediated])
@@ -41,11 +40,10 @@ def device_findings(
     yield from _nvswitches_left_out(host, request, devices, others)
     pus = sum(pu.online and pu.allowed for pu in host.pus)
     if pus and request.vcpus > pus and request.layout.pinning is Pinning.NONE:
-        yield PlanFinding(
-            id="overcommitted",
-            severity="warning",
-            subject=host.name,
-            detail=f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
+        yield plan_finding(
+            "overcommitted",
+            host.name,
+            f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
             fix=f"lower vcpus to {pus}",
         )
 
@@ -75,11 +73,10 @@ def _nics_without_gpu(
         and any(are_paired(gpu, nic) for gpu in gpus)
     ]
     pairs = (f"{nic} with {', '.join(str(gpu.bdf) for gpu in its)}" for nic, its in apart.items())
-    yield PlanFinding(
-        id="nic-without-gpu",
-        severity="info",
-        subject=", ".join(map(str, apart)),
-        detail=f"paired by switch or root complex with GPUs that the VM does not get "
+    yield plan_finding(
+        "nic-without-gpu",
+        ", ".join(map(str, apart)),
+        f"paired by switch or root complex with GPUs that the VM does not get "
         f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
         fix=f"pass NICs next to its GPUs: {', '.join(map(str, near[:8]))}"
         if near
@@ -105,13 +102,11 @@ def _brought(
         (unknown, "info", "the host's source does not say which drivers have them"),
     ):
         if found:
-            yield PlanFinding(
-                id="nic-of-host",
+            yield plan_finding(
+                "nic-of-host",
+                ", ".join(str(nic.bdf) for nic in found),
+                f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
                 severity=severity,
-                subject=", ".join(str(nic.bdf) for nic in found),
-                detail=f"the VM's GPUs bring these NICs, and {what}: their interfaces {leave}",
-                fix="look on the host: ip route, ip -br address, /sys/bus/pci/devices/BDF/net; "
-                "where it needs one, name the others with --device in place of --with-nics",
             )
     for gpu in ours:
         if gpu.kind is not DeviceKind.GPU or any(are_paired(gpu, nic) for nic in nics):
@@ -119,12 +114,8 @@ def _brought(
         near = [nic for nic in host.devices_of_kind(DeviceKind.NIC) if are_paired(gpu, nic)]
         held = [f"{nic.bdf} by {who!r}" for nic in near if (who := others.holder(nic.bdf))]
         why = f"in use: {', '.join(held)}" if held else "none is on its switch or root complex"
-        yield PlanFinding(
-            id="gpu-without-nic",
-            severity="warning",
-            subject=str(gpu.bdf),
-            detail=f"--with-nics found no NIC for this GPU: {why}",
-            fix="choose other GPUs, or a NIC with --device",
+        yield plan_finding(
+            "gpu-without-nic", str(gpu.bdf), f"--with-nics found no NIC for this GPU: {why}"
         )
 
 
@@ -136,16 +127,13 @@ def _nvswitches_left_out(
     for board in () if request.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
         if missing and all(others.holder(bdf) is None for bdf in board.switches):
-            yield PlanFinding(
-                id="nvswitches-left-out",
-                severity="warning",
-                subject=", ".join(map(str, missing)),
-                detail=f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
+            yield plan_finding(
+                "nvswitches-left-out",
+                ", ".join(map(str, missing)),
+                f"the VM gets all {len(board.gpus)} GPUs that these NVSwitches join, and "
                 f"{'none' if len(missing) == len(board.switches) else 'not all'} of these: unless "
                 "a Fabric Manager outside activates the partition of all GPUs, CUDA fails to start "
                 "(802, system not yet initialized)",
-                fix="plan with --with-nvswitches; leave it where a Fabric Manager on the host or "
-                "in a service VM serves all VMs (FABRIC_MODE=1)",
             )
 
 
@@ -170,22 +158,19 @@ def _parts_of_gpus(
         )
         users = sorted({name for name in holders if name is not None})
         if gpu.bdf in devices and gpu.bdf not in own and is_divided(gpu):
-            yield PlanFinding(
-                id="gpu-and-its-parts",
-                severity="warning",
-                subject=str(gpu.bdf),
-                detail=f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
+            yield plan_finding(
+                "gpu-and-its-parts",
+                str(gpu.bdf),
+                f"the GPU as a whole takes its {_parts_counted(gpu)} from whoever has them"
                 + (f" ({listed(users)})" if users else "")
                 + ": they end when its driver lets go of it",
-                fix="pass parts alone, or remove them: nvidia-smi mig -dgi, echo 0 > sriov_numvfs",
             )
         elif own:
             shared = sum(part.is_for_vms for part in gpu.parts) - len(own)
-            yield PlanFinding(
-                id="gpu-shared",
-                severity="info",
-                subject=", ".join(map(str, own)),
-                detail=f"part of GPU {gpu.bdf}, which {shared} other parts share"
+            yield plan_finding(
+                "gpu-shared",
+                ", ".join(map(str, own)),
+                f"part of GPU {gpu.bdf}, which {shared} other parts share"
                 + (f", some of {listed(users)}" if users else "")
                 + ": memory bandwidth, link and copies are one GPU's",
             )
@@ -203,11 +188,10 @@ def _without_vgpu(
         part = parts.get(bdf)
         if part is not None and part.uuid is None:
             continue
-        yield PlanFinding(
-            id="vgpu-missing",
-            severity="critical",
-            subject=str(bdf),
-            detail="it has no vGPU type, so the VM's start fails"
+        yield plan_finding(
+            "vgpu-missing",
+            str(bdf),
+            "it has no vGPU type, so the VM's start fails"
             if part is None
             else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
             fix="write a type to its nvidia/current_vgpu_type, or choose another part"
@@ -264,13 +248,10 @@ def _incomplete_groups(host: Host, devices: Sequence[Bdf]) -> Iterator[PlanFindi
         ]
         if others:
             more = f" and {len(others) - 4} more" if len(others) > 4 else ""
-            yield PlanFinding(
-                id="iommu-group-incomplete",
-                severity="warning",
-                subject=str(first),
-                detail=f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
+            yield plan_finding(
+                "iommu-group-incomplete",
+                str(first),
+                f"its IOMMU group {group} also holds {', '.join(others[:4])}{more}: "
                 "VFIO refuses "
                 "the start while a driver of the host has one of these",
-                fix="pass them as well (--device), or bind them to vfio-pci, or unbind their "
-                "drivers",
             )

@@ -9,7 +9,7 @@ from homenode.pci import DeviceKind
 from homenode.plan.allocations import Allocations, listed
 from homenode.plan.devices.brought import are_paired
 from homenode.plan.findings.of_devices import device_findings
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule
 from homenode.plan.search.memory import (
@@ -31,11 +31,10 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
     free = _free_pages(host, request, keeps_reserve=False)
     if free is not None and free < wanted:
         size = format_bytes(free * page)
-        yield PlanFinding(
-            id="memory-short",
-            severity="critical",
-            subject=host.name,
-            detail=f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
+        yield plan_finding(
+            "memory-short",
+            host.name,
+            f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
             "start fails, or the host's OOM killer ends the VM",
             fix="lower the memory, or choose another host",
         )
@@ -78,50 +77,44 @@ def placement_findings(
     further = sorted(set(memory) - set(own))
     if fallback.memory is MemoryRule.ELSEWHERE and further:
         bound = request.layout.memory is not MemoryBinding.AS_IT_WAS
-        yield PlanFinding(
-            id="memory-from-other-nodes",
-            severity="warning",
-            subject=_nodes(further),
-            detail=f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
+        yield plan_finding(
+            "memory-from-other-nodes",
+            _nodes(further),
+            f"node {', '.join(map(str, own))} cannot hold the memory next to the vCPUs, so "
             f"{'it is bound to' if bound else 'some will lie on'} further nodes",
-            fix="lower the memory, free some on the VM's nodes, or move its vCPUs",
         )
     elif fallback.memory is not MemoryRule.FOLLOWS:
         mirrored = request.layout.cells is GuestCells.MIRRORED
-        yield PlanFinding(
-            id="memory-uneven",
+        yield plan_finding(
+            "memory-uneven",
+            _nodes(own),
+            "the nodes hold the memory together, but not each its vCPUs' share of it",
             severity="warning" if mirrored else "info",
-            subject=_nodes(own),
-            detail="the nodes hold the memory together, but not each its vCPUs' share of it",
             fix="free memory on the nodes, or lower it" if mirrored else None,
         )
     if Concession.UNEQUAL_CELLS in given:
-        yield PlanFinding(
-            id="unequal-cells",
-            severity="info",
-            subject=_nodes(own),
-            detail="no number of equal cells fits without a further package, a further node or a "
+        yield plan_finding(
+            "unequal-cells",
+            _nodes(own),
+            "no number of equal cells fits without a further package, a further node or a "
             "GPU away from its node",
         )
     shows = request.layout.siblings is Siblings.EXPOSED or fallback.shares
     if shows and threads == 1 and request.layout.pinning is not Pinning.NODE:
         yield _not_exposed(host, request, fallback)
     if fallback.mixed:
-        yield PlanFinding(
-            id="mixed-kinds",
+        yield plan_finding(
+            "mixed-kinds",
+            host.name,
+            "vCPUs lie on performance and on efficiency cores, so they differ in speed",
             severity="info" if request.mixed_kinds else "warning",
-            subject=host.name,
-            detail="vCPUs lie on performance and on efficiency cores, so they differ in speed",
-            fix="ask for no more vCPUs than there are performance cores",
         )
     if isolated and not vcpu_pus <= isolated:
         outside = vcpu_pus - isolated
-        yield PlanFinding(
-            id="vcpus-not-isolated",
-            severity="info",
-            subject=f"PUs {outside}",
-            detail=f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host "
-            "may run too",
+        yield plan_finding(
+            "vcpus-not-isolated",
+            f"PUs {outside}",
+            f"{len(outside)} vCPUs lie outside isolcpus and nohz_full, where the host may run too",
         )
 
 
@@ -140,9 +133,7 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanF
         why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
         why += "core"
         fix = "turn SMT on, or take a layout that hides siblings"
-    return PlanFinding(
-        id="siblings-not-exposed", severity="warning", subject=host.name, detail=why, fix=fix
-    )
+    return plan_finding("siblings-not-exposed", host.name, why, fix=fix)
 
 
 def _host_share(
@@ -163,11 +154,10 @@ def _host_share(
         also = (
             f"; QEMU's own threads of {listed(shared)} run on cores of its vCPUs" if shared else ""
         )
-        yield PlanFinding(
-            id="host-core-taken",
-            severity="warning",
-            subject=host.name,
-            detail=f"the VM takes the host's last core without vCPUs{also}",
+        yield plan_finding(
+            "host-core-taken",
+            host.name,
+            f"the VM takes the host's last core without vCPUs{also}",
             fix=f"lower vcpus to {max(1, min(request.vcpus, cores * threads) - threads)}, or keep "
             "less with "
             "--host-reserve cores=0",
@@ -177,14 +167,12 @@ def _host_share(
 
 
 def _host_memory_taken(host: Host, request: GuestRequest) -> PlanFinding:
-    return PlanFinding(
-        id="host-memory-taken",
-        severity="critical",
-        subject=host.name,
-        detail=f"{memory_text(request)} leave the host less than its reserve and the "
+    return plan_finding(
+        "host-memory-taken",
+        host.name,
+        f"{memory_text(request)} leave the host less than its reserve and the "
         f"{format_bytes(overhead_bytes(request))} that QEMU and page tables need: the host may "
         "kill the VM",
-        fix="lower the memory, or the reserve with --host-reserve memory=SIZE",
     )
 
 
@@ -197,12 +185,10 @@ def _away_from_home(
     with_pus = {node.index for node in host.nodes if node.pus}
     for gpu in host.devices_of_kind(DeviceKind.GPU):
         if gpu.bdf in devices and gpu.node in with_pus and gpu.node not in own:
-            yield PlanFinding(
-                id="gpu-away-from-home",
-                severity="warning",
-                subject=str(gpu.bdf),
-                detail=f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
-                fix="free cores or memory there, or ask for --device-locality require",
+            yield plan_finding(
+                "gpu-away-from-home",
+                str(gpu.bdf),
+                f"its node {gpu.node} gives the VM no vCPU, so no guest cell is next to it",
             )
 
 
@@ -219,13 +205,11 @@ def _nics_in_other_packages(
         package = package_of.get(nic.node)
         pair = next((g for g in ours if g.kind is DeviceKind.GPU and are_paired(g, nic)), None)
         if pair is not None and package is not None and package not in packages:
-            yield PlanFinding(
-                id="nic-away-from-vm",
-                severity="warning",
-                subject=str(nic.bdf),
-                detail=f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package that "
+            yield plan_finding(
+                "nic-away-from-vm",
+                str(nic.bdf),
+                f"paired with GPU {pair.bdf}, but its node {nic.node} is in a package that "
                 "gives the VM no vCPU",
-                fix="free cores or memory there, or pass another NIC",
             )
 
 
@@ -237,13 +221,11 @@ def _bound_elsewhere(request: GuestRequest, own: Sequence[NodeIndex]) -> Iterato
     without = [node for node in own if node not in bound]
     where = _nodes([NodeIndex(node) for node in bound])
     if without:
-        yield PlanFinding(
-            id="memory-bound-elsewhere",
-            severity="warning",
-            subject=_nodes(without),
-            detail=f"the document binds all memory to {where}, and layout "
+        yield plan_finding(
+            "memory-bound-elsewhere",
+            _nodes(without),
+            f"the document binds all memory to {where}, and layout "
             f"{request.layout.name} leaves that as it was: the vCPUs there have none of it near",
-            fix="take pin-bound or a layout with cells, or remove <numatune>",
         )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.plan.allocations import allocations
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
@@ -70,9 +70,7 @@ def document_siblings(
         )
     else:
         return
-    yield PlanFinding(
-        id="document-siblings", severity="info", subject="<topology>", detail=detail, fix=fix
-    )
+    yield plan_finding("document-siblings", "<topology>", detail, fix=fix)
 
 
 def _cores_of(host: Host, placement: Placement) -> list[CpuSet]:

@@ -22,7 +22,7 @@ from itertools import chain, islice
 
 from homenode.cpuset import CpuSet
 from homenode.plan.bit_sets import members
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.search.supply import FreeCore, Usable
 from homenode.topology import CoreKind
 
@@ -140,14 +140,12 @@ def _off_nodes(free: Usable, emulator: CpuSet, nodes: Sequence[int]) -> tuple[Pl
     if not without:
         return ()
     return (
-        PlanFinding(
-            id="emulator-off-memory-node",
-            severity="warning",
-            subject=f"node {CpuSet(without)}",
-            detail="QEMU's own threads may run on no PU there, and they allocate that node's "
+        plan_finding(
+            "emulator-off-memory-node",
+            f"node {CpuSet(without)}",
+            "QEMU's own threads may run on no PU there, and they allocate that node's "
             "huge pages: "
             'libvirt 9.0 and newer may fail to start the VM ("Setting CPU affinity failed")',
-            fix="give the emulator a PU of each node with --emulator-pus, or free a core there",
         ),
     )
 
@@ -207,30 +205,24 @@ def _free_siblings(free: Usable, nodes: Sequence[int], vcpu_pus: CpuSet) -> list
 
 
 def _on_siblings(pus: CpuSet) -> PlanFinding:
-    return PlanFinding(
-        id="emulator-on-siblings",
-        severity="warning",
-        subject=f"PUs {pus}",
-        detail="no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
-        fix="ask for one vCPU less, or free a core",
+    return plan_finding(
+        "emulator-on-siblings",
+        f"PUs {pus}",
+        "no core without vCPUs is free, so QEMU's own threads share a core with a vCPU",
     )
 
 
 def _shares(pus: CpuSet) -> PlanFinding:
-    return PlanFinding(
-        id="emulator-shares-vcpus",
-        severity="warning",
-        subject=f"PUs {pus}",
-        detail="no PU is left next to the vCPUs', so QEMU's own threads run on them",
-        fix="ask for fewer vCPUs, or free a core",
+    return plan_finding(
+        "emulator-shares-vcpus",
+        f"PUs {pus}",
+        "no PU is left next to the vCPUs', so QEMU's own threads run on them",
     )
 
 
 def _unpinned() -> PlanFinding:
-    return PlanFinding(
-        id="emulator-not-pinned",
-        severity="warning",
-        subject="emulator",
-        detail="every PU that is left is isolated, so QEMU's own threads are not pinned",
-        fix="leave some PUs out of isolcpus and nohz_full",
+    return plan_finding(
+        "emulator-not-pinned",
+        "emulator",
+        "every PU that is left is isolated, so QEMU's own threads are not pinned",
     )

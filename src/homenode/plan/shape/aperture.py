@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from homenode.gap import Gap
 from homenode.pci import PciDevice
-from homenode.plan.model import Aperture, PlanFinding
+from homenode.plan.model import Aperture, PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.topology import HostSettings
 from homenode.units import GIB, KIB, MIB, format_bytes
@@ -98,13 +98,11 @@ def aperture(
         findings = (_small_window(guest, window),)
     elif is_ours and guest.architecture == "aarch64" and window > VIRT_WINDOW_BYTES:
         findings = (
-            PlanFinding(
-                id="virt-window-small",
-                severity="warning",
-                subject="64-bit PCI window",
-                detail=f"expected space for {format_bytes(window)} of BARs, found "
+            plan_finding(
+                "virt-window-small",
+                "64-bit PCI window",
+                f"expected space for {format_bytes(window)} of BARs, found "
                 f"{format_bytes(VIRT_WINDOW_BYTES)} on the virt machine",
-                fix="use a QEMU whose virt machine has highmem-mmio-size, or pass fewer devices",
             ),
         )
     return ApertureChoice(Aperture(hole, bits, firmware, memlock, entries), findings, tuple(gaps))
@@ -117,13 +115,13 @@ def _small_window(guest: Vm, window: int) -> PlanFinding:
     """
     has = format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0))
     sees_host = guest.domain_type == "kvm" and guest.cpu_mode in _HOST_BITS_MODES
-    return PlanFinding(
-        id="pci-window-small",
-        severity="info" if sees_host else "warning",
-        subject="64-bit PCI window",
-        detail=f"expected space for {format_bytes(window)} of BARs, found {has}, which this "
+    return plan_finding(
+        "pci-window-small",
+        "64-bit PCI window",
+        f"expected space for {format_bytes(window)} of BARs, found {has}, which this "
         "layout leaves "
         "as it is: firmware that does not size the window itself leaves the devices without BARs",
+        severity="info" if sees_host else "warning",
         fix=f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI "
         "controller, or let "
         "--layout pin-numa-pci do it"

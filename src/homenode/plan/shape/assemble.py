@@ -14,7 +14,14 @@ from homenode.pci import PciDevice
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.gpu_parts import mediated_gaps, parts_at
-from homenode.plan.model import GuestCellId, Plan, PlanFinding, PlannedCell, PlannedDevice
+from homenode.plan.model import (
+    GuestCellId,
+    Plan,
+    PlanFinding,
+    PlannedCell,
+    PlannedDevice,
+    plan_finding,
+)
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode, Policy
 from homenode.plan.search.ladder import Concession
@@ -322,11 +329,10 @@ def _shared_cores(
         else "take the policy cores-first, which counts whole cores"
     )
     return (
-        PlanFinding(
-            id="vcpus-share-cores",
-            severity="warning",
-            subject=f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
-            detail=f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are 40 "
+        plan_finding(
+            "vcpus-share-cores",
+            f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
+            f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are 40 "
             "to 75 % slower than on whole cores (published for VMs that XAPI packs onto one node)",
             fix=fix,
         ),

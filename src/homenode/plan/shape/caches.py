@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.model import GuestCache, GuestTopology, PlanFinding
+from homenode.plan.model import GuestCache, GuestTopology, PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
@@ -285,12 +285,11 @@ def _no_l3(shared: SharedLlcs | None, request: GuestRequest, *, is_told: bool) -
     if is_told:
         shown = "and siblings of AMD need the feature topoext, with which Linux takes each guest "
         shown += "socket for one L3"
-    return PlanFinding(
-        id="guest-l3-not-mirrored",
+    return plan_finding(
+        "guest-l3-not-mirrored",
+        "guest L3",
+        f"{why}, {shown}",
         severity="warning" if is_told else "info",
-        subject="guest L3",
-        detail=f"{why}, {shown}",
-        fix="choose a number of vCPUs that fills equal LLCs",
     )
 
 

@@ -6,7 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell
+from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, MemoryMode
 from homenode.plan.shape.memory_devices import device_bytes_of_cells, device_gaps
@@ -280,13 +280,13 @@ def _reserve(
             path = f"/sys/devices/system/node/node{node}/hugepages"
             wanted = pool.total_pages + needed - free
             findings.append(
-                PlanFinding(
-                    id="huge-pages-short",
-                    severity=severity,
-                    subject=f"node {node}",
-                    detail=f"expected {needed} free pages of {format_bytes(page_bytes)}, "
+                plan_finding(
+                    "huge-pages-short",
+                    f"node {node}",
+                    f"expected {needed} free pages of {format_bytes(page_bytes)}, "
                     f"found {free} "
                     f"of {pool.total_pages}",
+                    severity=severity,
                     fix=f"echo {wanted} > {path}/hugepages-{page_bytes // KIB}kB/nr_hugepages",
                 )
             )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from homenode.errors import InputError
-from homenode.plan.model import GuestTopology, PlanFinding
+from homenode.plan.model import GuestTopology, PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import Numbering
 from homenode.topology import Host
@@ -144,11 +144,10 @@ def _sockets_of_cells(
     in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
     if may_share and (shares_llc or (size is None and (in_turns or not is_equal))):
         sockets = _sockets(package_vcpus, vcpus, threads)
-        finding = PlanFinding(
-            id="cells-share-socket",
-            severity="info",
-            subject=subject,
-            detail=f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
+        finding = plan_finding(
+            "cells-share-socket",
+            subject,
+            f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
             f"{vcpus // threads // sockets} cores, "
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
             fix=None if is_equal else fix,
@@ -164,11 +163,11 @@ def _sockets_of_cells(
         reason = f"take turns by {plural(size // threads, 'core')}, so that each has its part "
         reason += "of the vCPUs that are online at the start"
         fix = "choose a number of online vCPUs that the cells divide evenly"
-    finding = PlanFinding(
-        id="sockets-exceed-cells",
+    finding = plan_finding(
+        "sockets-exceed-cells",
+        f"{sockets} sockets for {len(counts)} guest cells",
+        f"{subject} {reason}; licences and some operating systems limit sockets",
         severity="info" if in_turns and sockets <= 4 * len(counts) else "warning",
-        subject=f"{sockets} sockets for {len(counts)} guest cells",
-        detail=f"{subject} {reason}; licences and some operating systems limit sockets",
         fix=fix,
     )
     return sockets, (finding,)

@@ -16,7 +16,7 @@ from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
-from homenode.plan.model import GuestCellId, PlanFinding, PlannedCell
+from homenode.plan.model import GuestCellId, PlanFinding, PlannedCell, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances
@@ -108,11 +108,10 @@ def _missing(
             f"expected libvirt 11.8 and QEMU 9.0 or newer, found {' and '.join(versions)}"
         )
         fix = "update them, and plan again"
-    return PlanFinding(
-        id="initiators-missing",
-        severity="warning",
-        subject=", ".join(str(gpu.bdf) for gpu in gpus),
-        detail=f"{detail}: it cannot put the GPU's memory online",
+    return plan_finding(
+        "initiators-missing",
+        ", ".join(str(gpu.bdf) for gpu in gpus),
+        f"{detail}: it cannot put the GPU's memory online",
         fix=fix,
     )
 

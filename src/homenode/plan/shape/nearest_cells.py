@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.topology import Host
 
 
@@ -50,11 +50,9 @@ def nearest_cell_finding(
     )
     count = sum(map(len, by_node.values()))
     return (
-        PlanFinding(
-            id="device-on-nearest-cell",
-            severity="info",
-            subject=f"{count} device{'' if count == 1 else 's'}",
-            detail=f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
-            fix="give the guest these nodes too: --policy spread, or more vCPUs",
+        plan_finding(
+            "device-on-nearest-cell",
+            f"{count} device{'' if count == 1 else 's'}",
+            f"their host nodes have no cell, so each hangs on the nearest one: {stated}",
         ),
     )

@@ -13,7 +13,7 @@ from math import gcd
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import PlanFinding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells
@@ -104,11 +104,10 @@ def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[PlanFin
     """A warning for each cell in which the guest starts without a CPU."""
     for cell, vcpus in enumerate(cells):
         if vcpus and vcpus <= offline:
-            yield PlanFinding(
-                id="cell-without-online-vcpu",
-                severity="warning",
-                subject=f"guest cell {cell}",
-                detail=f"none of its vCPUs {vcpus} is online at the start: until one is, the "
+            yield plan_finding(
+                "cell-without-online-vcpu",
+                f"guest cell {cell}",
+                f"none of its vCPUs {vcpus} is online at the start: until one is, the "
                 "cell's memory and devices are remote to every CPU of the guest",
                 fix=f"start at least {len(cells)} vCPUs, or choose a layout with fewer cells",
             )

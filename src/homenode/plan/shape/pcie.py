@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel
+from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest, PciGranularity
 from homenode.plan.shape.device_places import Place, device_places, sparse_places
@@ -39,14 +39,12 @@ from homenode.vm.model import GuestAddress
 MOST_SPARE_PORTS = 16
 
 
-SWITCH_WARNING = PlanFinding(
-    id="mirrored-switch-slow-link",
-    severity="warning",
-    subject="mirrored PCIe switches",
-    detail="QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
+SWITCH_WARNING = plan_finding(
+    "mirrored-switch-slow-link",
+    "mirrored PCIe switches",
+    "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
     "between GPUs "
     "below one switch",
-    fix="give the guest an NCCL topology file (homenode nccl-topo), or use --pci-granularity cell",
 )
 
 
@@ -201,11 +199,10 @@ def _without_bus(cells: int, with_bus: tuple[int, ...]) -> tuple[PlanFinding, ..
     if not without:
         return ()
     return (
-        PlanFinding(
-            id="cells-without-bus",
-            severity="info",
-            subject=f"guest cells {without}",
-            detail=f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
+        plan_finding(
+            "cells-without-bus",
+            f"guest cells {without}",
+            f"pcie.0 has no slots for {cells} expander buses, so cells without devices "
             "have none: "
             "a device that is plugged in later has no port there",
         ),
@@ -243,23 +240,20 @@ def _unplaced(
         )
         if node is None:
             findings.append(
-                PlanFinding(
-                    id="device-node-unknown",
+                plan_finding(
+                    "device-node-unknown",
+                    str(bdf),
+                    f"expected a host NUMA node, found none: it {where}",
                     severity="info" if bdf in cell_of else "warning",
-                    subject=str(bdf),
-                    detail=f"expected a host NUMA node, found none: it {where}",
-                    fix="enable NUMA (ACPI SRAT and _PXM) in the host's firmware, or lay a source "
-                    "that knows the node over this one",
                 )
             )
         else:
             nodes = ", ".join(map(str, sorted(cell_of_node)))
             findings.append(
-                PlanFinding(
-                    id="device-without-cell",
-                    severity="warning",
-                    subject=str(bdf),
-                    detail=f"expected its host node {node} among the guest's ({nodes}): it {where}",
+                plan_finding(
+                    "device-without-cell",
+                    str(bdf),
+                    f"expected its host node {node} among the guest's ({nodes}): it {where}",
                     fix=f"let the guest have node {node} too, or choose a device of node {nodes}",
                 )
             )
@@ -284,25 +278,21 @@ def _unguarded(
     if not empty:
         return ()
     return (
-        PlanFinding(
-            id="empty-ports-unguarded",
-            severity="info",
-            subject=f"{len(empty)} empty ports",
-            detail="the document has not been defined yet: libvirt will give them to devices "
+        plan_finding(
+            "empty-ports-unguarded",
+            f"{len(empty)} empty ports",
+            "the document has not been defined yet: libvirt will give them to devices "
             "that have no "
             "PCI address, a virtual NIC or disk, say",
-            fix="define the guest once, and plan for what virsh dumpxml --inactive prints",
         ),
     )
 
 
 def _displaced_finding(assignment: PortAssignment) -> PlanFinding:
-    return PlanFinding(
-        id="device-off-its-place",
-        severity="info",
-        subject=str(assignment.first),
-        detail="the document has something else where this device's port belongs: it has a "
+    return plan_finding(
+        "device-off-its-place",
+        str(assignment.first),
+        "the document has something else where this device's port belongs: it has a "
         "root port of "
         f"its own on an expander bus of cell {assignment.cell}",
-        fix="start from the original document (homenode restore)",
     )

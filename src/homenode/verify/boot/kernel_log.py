@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 
 _LINE = re.compile(r"<(\d{1,3})>\[ *\d{1,9}\.\d{6}\] (.{0,2000})")
 _UNPLACED = re.compile(
@@ -61,26 +62,20 @@ def kernel_findings(log: str, bdf_of: dict[Bdf, str], source: str) -> Iterator[F
             other.setdefault(topic, []).append(text.strip())
     known = [name for name in unplaced if name in bdf_of.values()]
     for name in known or unplaced:  # a bridge has no space where the device below it has none
-        yield Finding(
-            id="guest-bar-unplaced",
-            severity=Severity.CRITICAL,
-            subject=f"device {name}",
+        yield finding(
+            "guest-bar-unplaced",
+            f"device {name}",
             expected="space for its BARs in the guest's address space",
             observed=f"the guest's kernel finds none for a BAR of {unplaced[name]:#x} bytes",
-            cost="the device is there and its driver fails: the GPU vanishes",
-            fix="let homenode plan write <pcihole64>, OVMF's window and <maxphysaddr>",
             source=source,
         )
     for topic, texts in other.items():
         more = len(texts) - _SHOWN
-        yield Finding(
-            id="guest-kernel-warning",
-            severity=Severity.WARNING,
-            subject=f"{topic}, in the guest's kernel log",
+        yield finding(
+            "guest-kernel-warning",
+            f"{topic}, in the guest's kernel log",
             expected="no warning",
             observed="; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
-            cost="the kernel replaces what it cannot use by a guess",
-            fix="look at its log with --keep DIR",
             source=source,
         )
 

@@ -7,6 +7,7 @@ import re
 import time
 from pathlib import Path
 
+from homenode.catalogue import finding
 from homenode.domain.copy import copy_domain
 from homenode.domain.document import Document
 from homenode.errors import InputError, ToolError
@@ -100,26 +101,24 @@ def acceptance(uri: str, document: Document, name: str) -> tuple[Finding, ...]:
     if changed:
         return (_not_judged(said, document.source),)
     return (
-        Finding(
-            id="refused-by-libvirt",
-            severity=Severity.CRITICAL,
-            subject="the document",
+        finding(
+            "refused-by-libvirt",
+            "the document",
             expected=f"libvirt at {uri} to take it",
             observed=said[:400],
-            cost="it cannot be defined",
-            fix="correct what libvirt names",
             source=document.source,
         ),
     )
 
 
 def _not_judged(said: str, source: str) -> Finding:
-    return Finding(
-        id="refused-by-libvirt",
-        severity=Severity.INCONCLUSIVE,
-        subject="the document",
+    return finding(
+        "refused-by-libvirt",
+        "the document",
         expected="libvirt to take a copy of it",
         observed=f"{said[:400]} (on this machine, which has no KVM)",
+        severity=Severity.INCONCLUSIVE,
+        cost=None,
         fix="define it on its own host: virsh define --validate",
         source=source,
     )
@@ -176,13 +175,11 @@ def daemons_own_trouble(refused: tuple[Finding, ...], uri: str) -> tuple[Finding
 
 def could_not_start(said: str, uri: str) -> Finding:
     """A finding that the test guest was booted with QEMU directly because of what libvirt did."""
-    return Finding(
-        id="libvirt-could-not-start",
-        severity=Severity.INCONCLUSIVE,
-        subject="the test guest",
+    return finding(
+        "libvirt-could-not-start",
+        "the test guest",
         expected=f"libvirt at {uri} to start it",
         observed=said,
-        fix="look at this libvirt's log; the test guest was booted with QEMU directly",
         source=uri,
     )
 

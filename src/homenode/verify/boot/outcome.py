@@ -1,7 +1,8 @@
 """BootOutcome: what a test guest that did not report comes to, from what its console says."""
 
+from homenode.catalogue import finding
 from homenode.errors import HostError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.process import ToolTimeoutError
 from homenode.verify.boot.initramfs import BEGIN
 
@@ -10,28 +11,22 @@ CONSOLE_HINT = "look at its console with --keep DIR"
 
 def refusal(who: str, said: str, source: str) -> Finding:
     """A finding that a guest like the document's cannot be started."""
-    return Finding(
-        id="guest-refused",
-        severity=Severity.CRITICAL,
-        subject="the test guest",
+    return finding(
+        "guest-refused",
+        "the test guest",
         expected=f"{who} to start it",
         observed=said.strip()[:400] or "no reason given",
-        cost="the VM itself would not start either",
-        fix="correct what the document check names, then boot again",
         source=source,
     )
 
 
 def crash(console: str, source: str) -> Finding:
     """A finding that the guest's kernel did not come up."""
-    return Finding(
-        id="guest-crashed",
-        severity=Severity.CRITICAL,
-        subject="the test guest",
+    return finding(
+        "guest-crashed",
+        "the test guest",
         expected="its kernel to come up",
         observed=f"last line of its console: {last_line(console)!r}",
-        cost="the VM itself may not boot",
-        fix=CONSOLE_HINT,
         source=source,
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.indices import NodeIndex
@@ -38,13 +39,11 @@ def devices_alone(facts: Vm) -> Iterator[Finding]:
     guest = facts
     expanders = [c for c in guest.controllers if c.model == EXPANDER]
     if expanders and not (guest.is_q35 or guest.is_virt):
-        yield Finding(
-            id="expander-on-other-machine",
-            severity=Severity.CRITICAL,
-            subject=f"machine {guest.machine or 'none'}",
+        yield finding(
+            "expander-on-other-machine",
+            f"machine {guest.machine or 'none'}",
             expected="q35 or virt, the machines with PCIe expander buses",
             observed=f"{guest.machine or 'the default'} with {len(expanders)} of them",
-            cost="libvirt refuses the definition",
             fix="change the machine to q35 in a new guest"
             if guest.architecture == "x86_64"
             else "take the expander buses out",
@@ -59,15 +58,11 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
     has_cells = bool(facts.cells) and facts.architecture != "aarch64"
     shown = [*(["cells"] if has_cells else []), *(["expander buses"] if expanders else [])]
     if shown and not facts.has_acpi:
-        yield Finding(
-            id="acpi-missing",
-            severity=Severity.CRITICAL,
-            subject="<features>",
+        yield finding(
+            "acpi-missing",
+            "<features>",
             expected=f"<acpi/>, by which the guest learns its {' and '.join(shown)}",
             observed="none",
-            cost="no device has a node in the guest, and its cells have no distances, or are "
-            "one node",
-            fix="add <acpi/> to <features>",
             source=facts.source,
         )
 
@@ -75,25 +70,21 @@ def _acpi_missing(facts: Vm, expanders: list[GuestPciController]) -> Iterator[Fi
 def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     """What devices say of this host's PCI tree and of its nodes."""
     if facts.hostdevs and not host.pci_devices:
-        yield Finding(
-            id="devices-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject="host devices",
+        yield finding(
+            "devices-unknown",
+            "host devices",
             expected="the host's PCI functions",
             observed="the host's source gives none",
-            fix="capture the host: homenode capture",
             source=facts.source,
         )
         return
     shows_some = bool(functions_of_parts(host))
     for uuid in unknown_mediated(facts, host):
-        yield Finding(
-            id="device-of-no-host" if shows_some else "devices-unknown",
-            severity=Severity.CRITICAL if shows_some else Severity.INCONCLUSIVE,
-            subject=f"mediated device {uuid}",
+        yield finding(
+            "device-of-no-host" if shows_some else "devices-unknown",
+            f"mediated device {uuid}",
             expected=f"a mediated device of {host.name}",
             observed="none of that UUID" if shows_some else "the host's source gives none",
-            cost="the start fails",
             fix="virsh nodedev-list --cap mdev lists the host's mediated devices",
             source=facts.source,
         )
@@ -102,14 +93,11 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
     for hostdev in with_mediated(facts, host).hostdevs:
         device = by_bdf.get(hostdev.source)
         if device is None or device.kind is DeviceKind.BRIDGE:
-            yield Finding(
-                id="device-of-no-host",
-                severity=Severity.CRITICAL,
-                subject=str(hostdev.source),
+            yield finding(
+                "device-of-no-host",
+                str(hostdev.source),
                 expected=f"a device of {host.name}",
                 observed="none there" if device is None else "a bridge",
-                cost="the start fails",
-                fix="homenode show lists the host's devices",
                 source=facts.source,
             )
             continue
@@ -124,14 +112,12 @@ def _in_use(facts: Vm, host: Host, held: Bdf | str) -> Iterator[Finding]:
     for domain in host.domains:
         has_it = held in domain.devices or held in domain.mediated
         if domain.running and domain.name != facts.name and has_it:
-            yield Finding(
-                id="device-in-use",
-                severity=severity_of_neighbour(domain, Severity.CRITICAL),
-                subject=str(held),
+            yield finding(
+                "device-in-use",
+                str(held),
                 expected="a device that no other VM has",
                 observed=f"{neighbour(domain)} has it",
-                cost="the start fails",
-                fix="stop that domain, or choose another device",
+                severity=severity_of_neighbour(domain, Severity.CRITICAL),
                 source=facts.source,
             )
 
@@ -142,14 +128,12 @@ def _unmanaged(
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
     if hostdev.is_managed or is_vgpu or "vfio" in (device.driver or ""):
         return
-    yield Finding(
-        id="not-bound-to-vfio",
-        severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
-        subject=str(device.bdf),
+    yield finding(
+        "not-bound-to-vfio",
+        str(device.bdf),
         expected="driver vfio-pci, because without managed='yes' that is left to you",
         observed=f"driver {device.driver}" if device.driver else "no driver that is known",
-        cost="the start fails",
-        fix="managed='yes', or virsh nodedev-detach for each",
+        severity=Severity.CRITICAL if device.driver else Severity.INCONCLUSIVE,
         source=facts.source,
     )
 
@@ -168,14 +152,11 @@ def _group(facts: Vm, host: Host, device: PciDevice, passed: set[Bdf]) -> Iterat
     ]
     if others:
         stated = ", ".join(f"{other.bdf} ({other.driver})" for other in others[:4])
-        yield Finding(
-            id="iommu-group-shared",
-            severity=Severity.CRITICAL,
-            subject=str(device.bdf),
+        yield finding(
+            "iommu-group-shared",
+            str(device.bdf),
             expected=f"IOMMU group {device.iommu_group} with no host driver in it",
             observed=stated,
-            cost="VFIO calls the group not viable: the start fails",
-            fix="pass the others as well, or unbind their drivers",
             source=facts.source,
         )
 
@@ -189,26 +170,20 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     home = CpuSet(homes)
     cell = cell_of_hostdev(facts, hostdev)
     if cell is None:
-        yield Finding(
-            id="device-without-cell",
-            severity=Severity.WARNING,
-            subject=str(hostdev.source),
+        yield finding(
+            "device-without-cell",
+            str(hostdev.source),
             expected=f"the expander bus of cell {home}, whose memory is on the device's node "
             f"{node}",
             observed=f"at {hostdev.address or 'no address'}, on the root bus",
-            cost=LOST_LOCALITY_COST,
-            fix="homenode plan --layout pin-numa-pci",
             source=facts.source,
         )
     elif cell not in homes:
-        yield Finding(
-            id="device-on-other-cell",
-            severity=Severity.CRITICAL,
-            subject=str(hostdev.source),
+        yield finding(
+            "device-on-other-cell",
+            str(hostdev.source),
             expected=f"the expander bus of cell {home}, whose memory is on the device's node "
             f"{node}",
             observed=f"at {hostdev.address}, on that of cell {cell}",
-            cost="the guest takes remote memory for local: 411.6 against 88.6 GB/s on GH200",
-            fix="homenode plan --layout pin-numa-pci",
             source=facts.source,
         )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.plan.options import default_huge_page_bytes
@@ -37,15 +38,12 @@ def memory_alone(facts: Vm) -> Iterator[Finding]:
         wanted *= len(guest.hostdevs)
         each = ", once for each device behind a vIOMMU"
     if facts.hard_limit_bytes < wanted:
-        yield Finding(
-            id="memlock-low",
-            severity=Severity.CRITICAL,
-            subject="<memtune><hard_limit>",
+        yield finding(
+            "memlock-low",
+            "<memtune><hard_limit>",
             expected=f"at least {format_bytes(wanted)}: VFIO locks all memory and QEMU needs "
             f"its own{each}",
             observed=format_bytes(facts.hard_limit_bytes),
-            cost="the start fails, or the host kills the VM",
-            fix="remove <hard_limit>: libvirt then reckons by itself",
             source=facts.source,
         )
 
@@ -129,26 +127,20 @@ def _nodes_exist(
 ) -> Iterator[Finding]:
     missing = demand.nodes - CpuSet(known)
     if missing:
-        yield Finding(
-            id="memory-of-no-node",
-            severity=Severity.CRITICAL,
-            subject=demand.subject,
+        yield finding(
+            "memory-of-no-node",
+            demand.subject,
             expected=f"nodes of {host.name}: {CpuSet(known)}",
             observed=f"node {missing}, which is not there",
-            cost="libvirt defines it, and the start fails",
-            fix="plan again on this host",
             source=source,
         )
     empty = CpuSet(n for n in demand.nodes if n in known and known[n].memory_bytes == 0)
     if empty and empty == demand.nodes:
-        yield Finding(
-            id="memory-of-empty-node",
-            severity=Severity.CRITICAL,
-            subject=demand.subject,
+        yield finding(
+            "memory-of-empty-node",
+            demand.subject,
             expected="a node with memory",
             observed=f"node {empty}, which has none",
-            cost="the start fails",
-            fix="plan again on this host",
             source=source,
         )
 
@@ -212,16 +204,15 @@ def _ordinary(
         free[index] = total[index] if known_free is None else known_free
     most = sum(size or 0 for size in total.values())
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
-        yield Finding(
-            id="memory-short",
-            severity=Severity.CRITICAL if needed > most else severity,
-            subject=_places(nodes, known),
+        yield finding(
+            "memory-short",
+            _places(nodes, known),
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
+            severity=Severity.CRITICAL if needed > most else severity,
             cost="with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
             if nodes != CpuSet(known)
             else "the start fails, or the host's OOM killer ends the VM",
-            fix="free memory there, choose other nodes, or lower the VM's memory",
             source=facts.source,
         )
 
@@ -235,40 +226,32 @@ def _huge(
 ) -> Iterator[Finding]:
     sizes = sorted({pool.page_bytes for node in known.values() for pool in node.page_pools})
     if not sizes:
-        yield Finding(
-            id="huge-pages-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject="huge pages",
+        yield finding(
+            "huge-pages-unknown",
+            "huge pages",
             expected="the host's pools of huge pages",
             observed="none in the capture or description of the host",
-            fix="capture the host: homenode capture",
             source=facts.source,
         )
         # Pools can be made of what there is, and of no more.
         yield from _ordinary(demands, known, facts, True)
         return
     if page not in sizes:
-        yield Finding(
-            id="huge-page-size",
-            severity=Severity.CRITICAL,
-            subject="<hugepages>",
+        yield finding(
+            "huge-page-size",
+            "<hugepages>",
             expected=f"a size that the host has: {', '.join(map(format_bytes, sizes))}",
             observed=format_bytes(page),
-            cost="the start fails",
-            fix="boot with hugepagesz=, or choose another",
             source=facts.source,
         )
         return
     for demand in demands:
         if demand.memory_bytes % page:
-            yield Finding(
-                id="huge-pages-not-whole",
-                severity=Severity.CRITICAL,
-                subject=demand.subject,
+            yield finding(
+                "huge-pages-not-whole",
+                demand.subject,
                 expected=f"whole pages of {format_bytes(page)}",
                 observed=f"{demand.memory_bytes} bytes",
-                cost="the start fails",
-                fix="make its memory a multiple of the page",
                 source=facts.source,
             )
     free: dict[int, int | None] = dict.fromkeys(known, 0)
@@ -279,13 +262,12 @@ def _huge(
                 free[index], total[index] = page * pool.free_pages, page * pool.total_pages
     for nodes, needed, space, severity in _short_of(demands, free, total, running):
         first = nodes.first()
-        yield Finding(
-            id="huge-pages-short",
-            severity=severity,
-            subject=_places(nodes, known),
+        yield finding(
+            "huge-pages-short",
+            _places(nodes, known),
             expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
-            cost="the start fails, or the VM is killed when it touches the missing pages",
+            severity=severity,
             fix=f"add {-(-(needed - space) // page)} to /sys/devices/system/node/node{first}/"
             f"hugepages/hugepages-{page // 1024}kB/nr_hugepages",
             source=facts.source,

@@ -2,37 +2,31 @@
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.topology import Host, RunningDomain
 from homenode.vm.model import Vm, vcpus_text
-
-SHARED_CORE_COST = "a vCPU on a core with another loses 40 to 75 % (XAPI's measurement)"
-_REPLAN = "plan again on this host: homenode plan"
 
 
 def pins_alone(facts: Vm) -> Iterator[Finding]:
     """What pins say without a host: all vCPUs or none, and no PU twice."""
     floating = CpuSet(i for i, pin in enumerate(facts.vcpu_pins) if not pin)
     if floating and facts.is_pinned:
-        yield Finding(
-            id="vcpu-not-pinned",
-            severity=Severity.WARNING,
-            subject=vcpus_text(floating),
+        yield finding(
+            "vcpu-not-pinned",
+            vcpus_text(floating),
             expected="a pin for each vCPU",
             observed="none",
-            cost="they run wherever the host's scheduler puts them, away from their memory",
-            fix="add <vcpupin> for them",
             source=facts.source,
         )
     elif floating:
-        yield Finding(
-            id="unpinned",
-            severity=Severity.INFO,
-            subject=vcpus_text(floating),
+        yield finding(
+            "unpinned",
+            vcpus_text(floating),
             expected="pins",
             observed="none: each vCPU may run on any PU",
-            fix="homenode plan pins them",
+            severity=Severity.INFO,
             source=facts.source,
         )
     owners: dict[int, list[int]] = {}
@@ -41,26 +35,20 @@ def pins_alone(facts: Vm) -> Iterator[Finding]:
             owners.setdefault(next(iter(pin)), []).append(vcpu)
     for pu, vcpus in sorted(owners.items()):
         if len(vcpus) > 1:
-            yield Finding(
-                id="pu-shared",
-                severity=Severity.WARNING,
-                subject=vcpus_text(CpuSet(vcpus)),
+            yield finding(
+                "pu-shared",
+                vcpus_text(CpuSet(vcpus)),
                 expected="a PU for each",
                 observed=f"all on PU {pu}",
-                cost="they take turns on it",
-                fix=_REPLAN,
                 source=facts.source,
             )
     single = CpuSet(owners)
     if facts.emulator_pus and not facts.emulator_pus.isdisjoint(single) and facts.is_pinned:
-        yield Finding(
-            id="emulator-on-vcpu",
-            severity=Severity.INFO,
-            subject="<emulatorpin>",
+        yield finding(
+            "emulator-on-vcpu",
+            "<emulatorpin>",
             expected="PUs without vCPUs",
             observed=f"PU {facts.emulator_pus & single}, where vCPUs run too",
-            cost="QEMU's own work interrupts these vCPUs",
-            fix="homenode plan --emulator auto",
             source=facts.source,
         )
 
@@ -80,14 +68,11 @@ def _enough(facts: Vm, host: Host) -> Iterator[Finding]:
     online = sum(pu.online for pu in host.pus)
     started = facts.vcpus - len(facts.offline_vcpus)
     if 0 < online < started:
-        yield Finding(
-            id="vcpus-above-pus",
-            severity=Severity.WARNING,
-            subject=f"{started} vCPUs",
+        yield finding(
+            "vcpus-above-pus",
+            f"{started} vCPUs",
             expected=f"at most the {online} PUs of {host.name}",
             observed=str(started),
-            cost="vCPUs wait for each other; the guest stalls if a waiting one holds a lock",
-            fix="run it on a larger host (--host SOURCE names the right one), or lower <vcpu>",
             source=facts.source,
         )
 
@@ -108,34 +93,28 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
     allowed = CpuSet(pu.index for pu in host.pus if pu.allowed)
     for who, pin in _threads(facts):
         if not pin <= present:
-            yield Finding(
-                id="pin-of-no-pu",
-                severity=Severity.CRITICAL,
-                subject=who,
+            yield finding(
+                "pin-of-no-pu",
+                who,
                 expected=f"PUs of {host.name}: {present}",
                 observed=f"PU {pin - present}, which is not there",
-                cost="libvirt defines it, and the start fails",
-                fix=_REPLAN,
                 source=facts.source,
             )
         elif pin.isdisjoint(online):
-            yield Finding(
-                id="pin-of-offline-pu",
-                severity=Severity.CRITICAL,
-                subject=who,
+            yield finding(
+                "pin-of-offline-pu",
+                who,
                 expected="a PU that is online",
                 observed=f"PU {pin}, which is offline",
-                cost="the start fails",
-                fix="bring it online: echo 1 > /sys/devices/system/cpu/cpuN/online",
                 source=facts.source,
             )
         elif not pin <= online:
-            yield Finding(
-                id="pin-of-offline-pu",
-                severity=Severity.WARNING,
-                subject=who,
+            yield finding(
+                "pin-of-offline-pu",
+                who,
                 expected="PUs that are all online",
                 observed=f"PU {pin - online} of {pin}, which is offline",
+                severity=Severity.WARNING,
                 cost="libvirt refuses the start on cgroup v1; else the rest serve alone",
                 fix="bring it online (echo 1 > "
                 f"/sys/devices/system/cpu/cpu{(pin - online).first()}/"
@@ -143,14 +122,11 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 source=facts.source,
             )
         elif pin.isdisjoint(allowed):
-            yield Finding(
-                id="pin-of-disallowed-pu",
-                severity=Severity.WARNING,
-                subject=who,
+            yield finding(
+                "pin-of-disallowed-pu",
+                who,
                 expected="a PU that the cgroup allows",
                 observed=f"PU {pin}, which it does not",
-                cost="the start fails where libvirt has this cgroup",
-                fix="widen the cpuset of the cgroup that libvirt's machines run in",
                 source=facts.source,
             )
 
@@ -167,16 +143,12 @@ def _cores(facts: Vm, host: Host) -> Iterator[Finding]:
         ]
         used = CpuSet(pu for i in on_it for pu in facts.vcpu_pins[i] or ())
         if len(used) > 1:
-            yield Finding(
-                id="core-shared",
-                severity=Severity.WARNING,
-                subject=vcpus_text(CpuSet(on_it)),
+            yield finding(
+                "core-shared",
+                vcpus_text(CpuSet(on_it)),
                 expected="a core for each: the guest is shown no siblings",
                 observed=f"core {core.id.core} of package {core.id.package} (PUs {core.pus}) "
                 "has them all",
-                cost=SHARED_CORE_COST,
-                fix="--layout pin-numa-pci-smt shows siblings as siblings; "
-                "pin-numa-pci gives each vCPU a core",
                 source=facts.source,
             )
 
@@ -199,14 +171,11 @@ def _cells_at_home(facts: Vm, host: Host) -> Iterator[Finding]:
         ]
         if far:
             pins = CpuSet(pu for i in far for pu in facts.vcpu_pins[i] or ())
-            yield Finding(
-                id="pin-off-node",
-                severity=Severity.WARNING,
-                subject=f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
+            yield finding(
+                "pin-off-node",
+                f"cell {cell.id}, {vcpus_text(CpuSet(far))}",
                 expected=f"PUs of node {cell.nodes} ({near}), where the cell's memory is",
                 observed=f"PUs {pins}",
-                cost="every access of theirs to the cell's memory is remote",
-                fix=_REPLAN,
                 source=facts.source,
             )
 
@@ -226,14 +195,12 @@ def _others(facts: Vm, host: Host) -> Iterator[Finding]:
         pinned = any(pin is not None for pin in domain.vcpu_pins)
         if both and pinned and facts.is_pinned:
             pus = CpuSet(pu for core in both for pu in core.pus)
-            yield Finding(
-                id="core-taken",
-                severity=severity_of_neighbour(domain, Severity.WARNING),
-                subject=f"PUs {pus}",
+            yield finding(
+                "core-taken",
+                f"PUs {pus}",
                 expected="cores without other VMs",
                 observed=f"vCPUs of {neighbour(domain)}",
-                cost=SHARED_CORE_COST,
-                fix=_REPLAN,
+                severity=severity_of_neighbour(domain, Severity.WARNING),
                 source=facts.source,
             )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from homenode.catalogue import finding
 from homenode.domain.document import Document
 from homenode.domain.read import vm_of
 from homenode.domain.schema import SchemaError
@@ -77,15 +78,13 @@ def _record(facts: Vm, host: Host) -> list[Finding]:
         return []
     unread = "" if is_ours is False else "; not all of this host's nodes and devices could be read"
     return [
-        Finding(
-            id="tuned-for-other-host",
-            severity=Severity.INCONCLUSIVE if unread else Severity.WARNING,
-            subject=facts.name,
+        finding(
+            "tuned-for-other-host",
+            facts.name,
             expected=f"a document tuned for host {host.name} "
             f"(topology {host_fingerprint(host)[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]}){unread}",
-            cost="pins and nodes name another machine's PUs",
-            fix="plan again on this host",
+            severity=Severity.INCONCLUSIVE if unread else Severity.WARNING,
             source=facts.source,
         )
     ]
@@ -97,13 +96,12 @@ def _left_on_root(facts: Vm, plan: Plan) -> list[Finding]:
     if not placed:
         return []
     return [
-        Finding(
-            id="devices-without-node",
-            severity=Severity.INFO,
-            subject=", ".join(placed[:8]),
+        finding(
+            "devices-without-node",
+            ", ".join(placed[:8]),
             expected=f"no NUMA node in the guest, as layout {plan.layout.name} has it",
             observed="no NUMA node",
-            fix="layout pin-numa-pci gives each device its node",
+            severity=Severity.INFO,
             source=facts.source,
         )
     ]

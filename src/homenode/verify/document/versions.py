@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.domain.document import Document
 from homenode.domain.requirements import (
     ADDRESS_BITS,
@@ -21,7 +22,7 @@ from homenode.domain.requirements import (
     TOPOEXT,
     Requirement,
 )
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.topology import Host
 from homenode.vm.model import Vm
 
@@ -35,13 +36,11 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
     run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
     is_known = host.architecture is not None and guest.domain_type == "kvm"
     if is_known and guest.architecture not in run:
-        yield Finding(
-            id="other-architecture",
-            severity=Severity.CRITICAL,
-            subject="<type arch>",
+        yield finding(
+            "other-architecture",
+            "<type arch>",
             expected=f"{host.architecture}, the host's",
             observed=guest.architecture,
-            cost="KVM runs no other: the VM does not start",
             fix=f"set arch='{host.architecture}', or choose another host",
             source=document.source,
         )
@@ -52,13 +51,11 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
             ("QEMU", settings.qemu_version, need.qemu),
         ):
             if have is not None and want is not None and have < want:
-                yield Finding(
-                    id="too-old",
-                    severity=Severity.CRITICAL,
-                    subject=need.element,
+                yield finding(
+                    "too-old",
+                    need.element,
                     expected=f"{program} {'.'.join(map(str, want))} or newer",
                     observed=f"{program} {'.'.join(map(str, have))}",
-                    cost="it is refused, or dropped silently",
                     fix=f"update {program}, or choose a layout that needs no {need.element}",
                     source=document.source,
                 )

@@ -1,6 +1,11 @@
 """The table of judges, in the order of the page."""
 
+from tests.conformance.kubelet import KUBELET
+from tests.conformance.kubevirt import KUBEVIRT
+from tests.conformance.libvirt import LIBVIRT
+from tests.conformance.nova import NOVA
 from tests.conformance.qemu import QEMU_JUDGE
+from tests.conformance.slurmd import SLURMD
 from tests.conformance.xen import XEN
 
-JUDGES = (QEMU_JUDGE, XEN)
+JUDGES = (LIBVIRT, QEMU_JUDGE, NOVA, XEN, SLURMD, KUBELET, KUBEVIRT)

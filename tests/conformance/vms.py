@@ -74,7 +74,13 @@ def random_host(draw: random.Random) -> Host:
         vendor=draw.choice(("AuthenticAMD", "GenuineIntel")),
         name=f"random-{packages}p{packages * per_package}n-{len(gpus)}gpu",
     )
-    named = (d if d.bridge else replace(d, device_id=0x2330) for d in made.pci_devices)
+    vfs = draw.choice((None, 16))
+    named = (
+        d
+        if d.bridge
+        else replace(d, device_id=0x2330, sriov_total_vfs=vfs, sriov_num_vfs=vfs and 0)
+        for d in made.pci_devices
+    )
     return replace(made, pci_devices=tuple(named))
 
 

@@ -63,18 +63,15 @@ def test_every_rule_is_broken_by_some_of_them() -> None:
 
 
 @pytest.mark.lab
-def test_vmis_are_judged_as_by_kubevirts_admitter(tmp_path: Path) -> None:
+def test_the_recorded_answers_are_those_of_kubevirts_admitter(tmp_path: Path) -> None:
     build(tmp_path, oracle=".")
-    asked = cases(SEED, COUNT) + cases(1, 1000)
     done = subprocess.run(
         [tmp_path / "oracle"],
-        input="\n".join(map(json.dumps, asked)),
+        input="\n".join(map(json.dumps, cases(SEED, COUNT))),
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
     )
-    refused = [bool(json.loads(line)) for line in done.stdout.splitlines()]
-    assert differences(asked, refused) == []
-    marks = "".join("01"[one] for one in refused[:COUNT])
-    assert marks == REFUSED.read_text().strip(), "the recorded answers"
+    marks = "".join("01"[bool(json.loads(line))] for line in done.stdout.splitlines())
+    assert marks == REFUSED.read_text().strip()

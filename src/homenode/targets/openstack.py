@@ -300,7 +300,9 @@ def _wanted(plan: Plan, host: Host | None) -> dict[str, str | None]:
         size_text = str(plan.page_bytes // KIB) if plan.page_bytes else "large"
         specs["hw:mem_page_size"] = size_text
     if plan.devices:
-        homes = {device.host_node for device in plan.devices}
+        # Nova goes by numa_node of sysfs, and takes no device without one for a "required" node.
+        reported = {} if host is None else {d.bdf: d.reported_node for d in host.pci_devices}
+        homes = {reported.get(device.bdf, device.host_node) for device in plan.devices}
         local = homes <= set(plan.nodes)
         specs["hw:pci_numa_affinity_policy"] = "required" if local else "preferred"
     window = plan.aperture

@@ -1,0 +1,218 @@
+"""`slurmd -G` counts the GPUs of gres.conf, and their cores, as `homenode slurm check` does."""
+
+import os
+import re
+import socket
+import stat
+import subprocess
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+
+from homenode.cpuset import CpuSet
+from homenode.findings import Severity
+from homenode.slurm.check import Checked, check
+from homenode.slurm.check_slurm import SlurmVersion
+from homenode.slurm.config import parse_config
+from homenode.topology import Host
+from tests.conformance.builds import first_line, folder
+from tests.conformance.judge import Answer, Judge
+from tests.slurm import testbed
+from tests.slurm.gpu_nodes import machine
+
+# The machine of the test is no such node: config_overrides.
+_CONF = """\
+ClusterName=c
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+SlurmdSpoolDir={base}
+StateSaveLocation={base}
+GresTypes=gpu
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/affinity,task/cgroup
+SlurmdParameters=config_overrides
+NodeName=n NodeHostname={host} NodeAddr=127.0.0.1 Sockets={packages} CoresPerSocket={cores} \\
+ThreadsPerCore={threads} RealMemory=8192{gres}
+PartitionName=p Nodes=n
+"""
+_MACHINE = """\
+name = "drawn"
+packages = {packages}
+cores_per_package = {cores}
+threads_per_core = {threads}
+memory_per_node = "8GiB"
+[model.gpu]
+class = "gpu"
+vendor = 0x10de
+device = 0x1db1
+[[root]]
+node = {nodes}
+bus = {buses}
+ports = [{ports}]
+"""
+_CGROUP = "ConstrainCores=yes\nConstrainDevices=yes\n"
+_MOST_GPUS = 8
+
+
+@cache
+def _base() -> Path:
+    base = folder() / "slurm"
+    base.mkdir()
+    for gpu in range(_MOST_GPUS):
+        os.mknod(base / f"gpu{gpu}", stat.S_IFCHR | 0o600, os.makedev(4, 70 + gpu))
+    return base
+
+
+def version() -> str:
+    return first_line("slurmd", "-V").rpartition(" ")[2]
+
+
+def _kept(slurm: str, gres: str) -> dict[int, CpuSet | None] | None:
+    """Cores of each GPU that slurmd has by these files; None where it does not start."""
+    base = _base()
+    (base / "slurm.conf").write_text(slurm)
+    (base / "gres.conf").write_text(gres)
+    done = subprocess.run(
+        ["slurmd", "-G", "-f", base / "slurm.conf", "-N", "n"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    if done.returncode:
+        return None
+    found: dict[int, CpuSet | None] = {}
+    for line in re.findall(r"Gres Name=gpu .*", done.stderr + done.stdout):
+        numbers = re.search(r"File=\S+/gpu\[?([\d,-]+)", line)
+        cores = re.search(r" Cores=(\S+)", line)
+        assert numbers is not None, line
+        own = None if cores is None else CpuSet.parse(cores[1], "Cores")
+        found |= dict.fromkeys(CpuSet.parse(numbers[1], "File"), own)
+    return found
+
+
+def _lines(draw: Random, gpus: int, cores: int) -> tuple[str, int]:
+    """A gres.conf, in one or two parts, and how many GPUs it lists; types and cores are right or
+    are not."""
+    last = draw.choice((gpus, gpus, gpus, max(1, gpus - 1)))
+    cut = draw.choice((last, draw.randint(1, last)))
+    lines = []
+    for first, end in ((0, cut), (cut, last)):
+        if first == end:
+            continue
+        kind = draw.choice(("h100", "h100", "h100", "a100", ""))
+        start = draw.randrange(cores)
+        own = draw.choice(("", "", f" Cores={start}-{draw.randrange(start, cores)}"))
+        files = f"gpu[{first}-{end - 1}]" if end - first > 1 else f"gpu{first}"
+        typed = f" Type={kind}" if kind else ""
+        lines.append(f"Name=gpu{typed} File={_base()}/{files}{own}\n")
+    return "".join(lines), last
+
+
+def _promise(draw: Random, gpus: int) -> str:
+    part = draw.randint(0, gpus)
+    return draw.choice(
+        (
+            "",
+            f"gpu:{gpus}",
+            f"gpu:h100:{gpus}",
+            f"gpu:h100:{gpus}",
+            f"gpu:H100:{gpus}",
+            f"gpu:a100:{gpus}",
+            f"gpu:h100:{gpus - 1}" if gpus > 1 else "",
+            f"gpu:h100:{part},gpu:a100:{gpus - part}" if 0 < part < gpus else f"gpu:{gpus}",
+        )
+    )
+
+
+def _checked(slurm: str, gres: str, host: Host) -> Checked:
+    major, minor, patch = map(int, version().split("."))
+    return check(
+        parse_config(gres, "gres.conf"),
+        parse_config(slurm, "slurm.conf"),
+        host,
+        cgroup=parse_config(_CGROUP, "cgroup.conf"),
+        version=SlurmVersion(major, minor, patch),
+    )
+
+
+def _is_near(own: CpuSet | None, package: int, cores: int, packages: int) -> bool:
+    """Whether a GPU has cores of its package alone; without a set it has those of all."""
+    if own is None:
+        return packages == 1
+    return bool(own) and own <= CpuSet(range(package * cores, (package + 1) * cores))
+
+
+def _answer(name: str) -> Answer:
+    draw = Random(f"slurmd {name}")
+    packages, cores, threads = (
+        draw.choice((1, 2, 2, 4)),
+        draw.choice((2, 4, 12)),
+        draw.choice((1, 2)),
+    )
+    per_root = draw.randint(1, _MOST_GPUS // packages)
+    nodes = draw.sample(range(packages), packages)
+    host = machine(
+        _MACHINE.format(
+            packages=packages,
+            cores=cores,
+            threads=threads,
+            nodes=nodes,
+            buses=[f"{0x10 + 0x20 * i}" for i in range(packages)],
+            ports=", ".join(['"gpu"'] * per_root),
+        ).replace("'", "")
+    )
+    gpus = packages * per_root
+    promise = _promise(draw, gpus)
+    slurm = _CONF.format(
+        host=socket.gethostname().partition(".")[0],
+        base=_base(),
+        packages=packages,
+        cores=cores,
+        threads=threads,
+        gres=f" Gres={promise}" if promise else "",
+    )
+    gres, listed = _lines(draw, gpus, packages * cores)
+    checked = _checked(slurm, gres, host)
+    critical = {f.id for f in checked.findings.findings if f.severity is Severity.CRITICAL}
+    is_usable = not critical & {"gres-count", "gres-type-differs"}
+    promised = sum(int(n) for n in re.findall(r":(\d+)", promise))
+    kept = _kept(slurm, gres)
+    planned: dict[str, object] = {"every listed GPU usable": is_usable}
+    read: dict[str, object] = {
+        "every listed GPU usable": kept is not None and len(kept) == listed == promised
+    }
+    if is_usable:
+        homes = [node for node in nodes for _ in range(per_root)]
+        corrected = _kept(checked.slurm, checked.gres) or {}
+        planned["GPUs without cores of their own package"] = []
+        read["GPUs without cores of their own package"] = [
+            gpu
+            for gpu, home in enumerate(homes[:listed])
+            if gpu not in corrected or not _is_near(corrected[gpu], home, cores, packages)
+        ]
+    about = f"{packages} packages of {cores} cores, {gpus} GPUs, {promise or 'no Gres='}: {gres}"
+    return Answer(case=name, about=about, planned=planned, read=read)
+
+
+def ask(names: Sequence[str]) -> Iterator[Answer]:
+    return map(_answer, names)
+
+
+SLURMD = Judge(
+    name="slurmd",
+    program="slurmd -G",
+    reads="gres.conf and slurm.conf with and without slips: whether it keeps every GPU where slurm "
+    "check finds nothing critical, and the cores of each in the file that the check corrected",
+    setup="slurmd and munge, as root",
+    version=version,
+    missing=testbed.missing,
+    ask=ask,
+    marker="slurm",
+    short=40,
+)

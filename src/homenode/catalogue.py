@@ -31,7 +31,7 @@ _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
 
 _MEANING = re.compile(r"\*\*([A-Za-z, ]+)\.\*\* ([^\n]+(?:\n[^\n]+)*)")
 _PART = re.compile(r"^\*\*([A-Z][a-z ]+)\.?\*\*\s+", re.MULTILINE)
-_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_LINK = re.compile(r"\[([^][]+)\]\([^()]+\)")
 _NAMES = "Slurm|Linux|Xen|Incus|Proxmox|Nova|Intel"
 _SENTENCE = re.compile(rf"(?!(?:{_NAMES})\b)[A-Z][a-z]*\b")
 """A first word whose capital is the sentence's, and not a name's or an abbreviation's."""

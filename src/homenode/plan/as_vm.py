@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.plan.model import GuestCache, Plan
 from homenode.vm.layout import GuestCells, MemoryBinding
-from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
+from homenode.vm.model import GuestHostdev, GuestMediated, GuestPciController, Vm, VmCell
 
 _CACHE_MODES = {
     GuestCache.AS_IT_WAS: None,
@@ -15,12 +15,31 @@ _CACHE_MODES = {
 }
 
 
-def vm_of_plan(plan: Plan) -> Vm:
-    """The VM of a plan. What the plan leaves as it was is there only where the plan keeps it."""
+KEPT = frozenset(
+    ("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory")
+)
+"""Facts that no layout sets."""
+
+
+def unsaid(plan: Plan) -> frozenset[str]:
+    """Ids of the facts that a plan does not say: what it keeps of a document, without one."""
+    return frozenset() if plan.kept is not None else KEPT
+
+
+def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
+    """The VM of a plan. document: the one it is for, which says what plans leave as it was: mediated
+    devices that the host did not show, and ids of IOThreads in plans of earlier versions."""
     binding = None
     if plan.memory_mode is not None:
         binding = (str(plan.memory_mode), CpuSet(plan.memory_nodes))
     kept, window = plan.kept, plan.aperture
+    iothreads = plan.pus_of_iothreads
+    left: tuple[GuestMediated, ...] = ()
+    if document is not None:
+        if not plan.iothread_ids:
+            iothreads = dict(zip(document.iothread_ids, plan.iothread_pus, strict=False))
+        changed = {*plan.mediated_removed, *(device.uuid for device in plan.devices)}
+        left = tuple(one for one in document.mediated if one.uuid not in changed)
     flat = plan.layout.cells is GuestCells.FLAT
     vm = Vm(
         name=plan.domain_name,
@@ -32,8 +51,8 @@ def vm_of_plan(plan: Plan) -> Vm:
         physical_address_bits=None if window is None else window.physical_address_bits,
         vcpu_pins=plan.vcpu_pins or (None,) * plan.vcpus,
         emulator_pus=plan.emulator_pus,
-        iothread_ids=tuple(plan.pus_of_iothreads),
-        iothread_pins=tuple((n, pus) for n, pus in plan.pus_of_iothreads.items() if pus),
+        iothread_ids=tuple(iothreads),
+        iothread_pins=tuple((n, pus) for n, pus in iothreads.items() if pus),
         memory_bytes=plan.memory_bytes,
         page_bytes=plan.page_bytes,
         binding=binding,
@@ -41,6 +60,7 @@ def vm_of_plan(plan: Plan) -> Vm:
         hostdevs=tuple(
             GuestHostdev(d.bdf, d.address, uuid=d.uuid, is_managed=d.managed) for d in plan.devices
         ),
+        mediated=left,
         controllers=tuple(
             GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
             for c in plan.controllers

@@ -15,7 +15,6 @@ from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
-from homenode.verify.document.plan_edits import plan_edits
 from homenode.verify.document.references import broken_references, schema_findings
 from homenode.verify.document.versions import versions_on_host
 from homenode.vm.model import Vm
@@ -57,9 +56,8 @@ def verify_document(
             f"host {host.name}: PUs, cores, nodes, memory and huge pages, devices, versions"
         )
     if plan is not None:
-        planned = list(as_planned(facts, plan))
-        found += planned
-        found += plan_edits(document, plan, found)
+        acpi = any(one.id == "acpi-missing" for one in found)
+        found += as_planned(document, facts, plan, frozenset(("has_acpi",) if acpi else ()))
         checked.append(f"plan of layout {plan.layout.name}: every element that it sets")
         if plan.layout.cells == "mirrored" and plan.layout.pcie == "as-it-was":
             found = [one for one in found if one.id != "device-without-cell"]

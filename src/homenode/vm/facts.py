@@ -1,0 +1,350 @@
+"""Facts: what two sources may say of one VM, a row each, and where the second differs.
+
+One table for all: whether a document, a target's file or what libvirt defined is as planned.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import eq
+from typing import Any
+
+from msgspec import Struct
+
+from homenode.cpuset import CpuSet
+from homenode.units import format_bytes
+from homenode.vm.model import Vm, VmCell, vcpus_text
+
+_SHOWN = 6
+"""So many of a list are shown."""
+
+Said = Mapping[str, Any]
+"""What a VM says of a fact, by the thing that it is said of; None = it says nothing."""
+
+
+class Fact(Struct, frozen=True, kw_only=True, gc=False):
+    """One row. id: also of the finding, behind "plan-". subject: where a document has it, for what
+    is said of the whole VM. of: what a VM says. fields: of Vm that it is made of, which the tables
+    of formats name. same: whether two values mean the same. show: a value as text; None = nothing
+    there. show_both: what is shown of two long values, (subject, expected, observed). alone: a
+    thing of which only the second source says something is a difference, too. after: facts whose
+    difference, of the same thing or of the whole VM, says it already."""
+
+    id: str
+    subject: str = ""
+    of: Callable[[Vm], Said]
+    fields: tuple[str, ...]
+    same: Callable[[Any, Any], bool] = eq
+    show: Callable[[Any], str] = str
+    show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
+    alone: bool = False
+    after: tuple[str, ...] = ()
+
+
+class Difference(Struct, frozen=True, kw_only=True, gc=False):
+    """fact: the row. subject: the thing. expected, observed: as text."""
+
+    fact: Fact
+    subject: str
+    expected: str
+    observed: str
+
+
+def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[Difference]:
+    """Where the second VM is not as the first, in the order of FACTS. What the first does not say
+    is not compared. lost: ids of facts that one of the two cannot say."""
+    skipped = frozenset(lost)
+    differing: set[tuple[str, str]] = set()
+    for fact in FACTS:
+        if fact.id in skipped:
+            continue
+        wanted, there = fact.of(planned), fact.of(found)
+        said = [thing for thing, value in wanted.items() if value is not None]
+        more = [thing for thing in there if thing not in wanted] if fact.alone else []
+        for thing in (*said, *more):
+            want, have = wanted.get(thing), there.get(thing)
+            if thing in wanted and have is not None and fact.same(want, have):
+                continue
+            if any({(other, thing), (other, "")} & differing for other in fact.after):
+                continue
+            differing.add((fact.id, thing))
+            subject, expected, observed = thing or fact.subject, fact.show(want), fact.show(have)
+            if fact.show_both is not None:
+                subject, expected, observed = fact.show_both(want, have)
+            yield Difference(fact=fact, subject=subject, expected=expected, observed=observed)
+
+
+def _said(value: Any) -> Said:
+    return {"": value}
+
+
+def _cells(vm: Vm, get: Callable[[VmCell], Any]) -> Said:
+    return {f"cell {cell.id}": get(cell) for cell in vm.cells}
+
+
+def _devices(vm: Vm, get: Callable[[Any], Any]) -> Said:
+    found = {one.uuid or str(one.source): get(one) for one in vm.hostdevs}
+    return {one.uuid: get(one) for one in vm.mediated} | found
+
+
+def _some(texts: Iterable[str]) -> str:
+    every = list(texts)
+    more = len(every) - _SHOWN
+    return (", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")) or "none"
+
+
+def _pus(pus: CpuSet | None) -> str:
+    return "not pinned" if not pus else str(pus)
+
+
+def _both_pins(
+    wanted: Sequence[CpuSet | None], found: Sequence[CpuSet | None]
+) -> tuple[str, str, str]:
+    pairs = enumerate(zip(wanted, found, strict=False))
+    apart = [(i, want, have) for i, (want, have) in pairs if want != have]
+    return (
+        vcpus_text(CpuSet(i for i, _, _ in apart)),
+        "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in apart),
+        "PU " + _some(f"{i} -> {_pus(have)}" for i, _, have in apart),
+    )
+
+
+def _same_pins(wanted: Sequence[CpuSet | None], found: Sequence[CpuSet | None]) -> bool:
+    """Of the vCPUs that both have: their number is a fact of its own."""
+    return all(want == have for want, have in zip(wanted, found, strict=False))
+
+
+def _same_machine(planned: str, found: str) -> bool:
+    """libvirt writes the newest version in the place of a name without one."""
+    kinds = [next((k for k in ("q35", "virt") if k in one), "pc") for one in (planned, found)]
+    versioned = all(any(c.isdigit() for c in one.replace("q35", "")) for one in (planned, found))
+    return planned == found or (kinds[0] == kinds[1] and not versioned)
+
+
+def _same_cpu(
+    planned: tuple[str | None, str | None], found: tuple[str | None, str | None]
+) -> bool:
+    """A document without a model gets the default one's name from libvirt."""
+    return planned[0] is None or planned == found
+
+
+def _page(size: int | None) -> str:
+    if size is None:
+        return "ordinary pages"
+    return "the default huge page" if size == 0 else format_bytes(size)
+
+
+def _shape(topology: tuple[int, int, int, int] | None) -> str:
+    if topology is None:
+        return "none"
+    sockets, dies, cores, threads = topology
+    return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
+
+
+def _bound(binding: tuple[str | None, CpuSet] | None) -> str:
+    if binding is None or not binding[1]:
+        return "not bound"
+    return f"{binding[0] or 'memory'} on node {binding[1]}"
+
+
+def _same_binding(planned: tuple[str, CpuSet], found: tuple[str | None, CpuSet]) -> bool:
+    """A source may say the nodes alone."""
+    return planned[1] == found[1] and found[0] in (None, planned[0])
+
+
+FACTS: tuple[Fact, ...] = (
+    Fact(
+        id="vcpus",
+        subject="<vcpu>",
+        of=lambda vm: _said(vm.vcpus),
+        fields=("vcpus",),
+    ),
+    Fact(
+        id="memory",
+        subject="<memory>",
+        of=lambda vm: _said(vm.memory_bytes),
+        fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
+        show=format_bytes,
+    ),
+    Fact(
+        id="memory-devices",
+        subject="memory devices",
+        of=lambda vm: _said(vm.memory_device_bytes),
+        fields=("memory_devices",),
+        show=format_bytes,
+    ),
+    Fact(
+        id="memory-device",
+        of=lambda vm: {
+            f"memory device {number}": (device.size_bytes, device.cell, device.nodes)
+            for number, device in enumerate(vm.memory_devices)
+        },
+        fields=("memory_devices",),
+        show=lambda one: "none"
+        if one is None
+        else f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}",
+        after=("memory-devices",),
+    ),
+    Fact(
+        id="pages",
+        subject="<hugepages>",
+        of=lambda vm: _said(vm.page_bytes),
+        fields=("page_bytes",),
+        show=_page,
+    ),
+    Fact(
+        id="topology",
+        subject="<topology>",
+        of=lambda vm: _said(vm.cpu_topology),
+        fields=("cpu_topology",),
+        show=_shape,
+    ),
+    Fact(
+        id="domain-type",
+        subject="<domain>",
+        of=lambda vm: _said(vm.domain_type),
+        fields=("domain_type",),
+        show="type {}".format,
+    ),
+    Fact(
+        id="machine",
+        subject="<os><type>",
+        of=lambda vm: _said(vm.machine or "the default machine"),
+        fields=("machine",),
+        same=_same_machine,
+    ),
+    Fact(
+        id="firmware",
+        subject="<os>",
+        of=lambda vm: _said("bios" if vm.firmware in (None, "bios") else "efi"),
+        fields=("firmware",),
+    ),
+    Fact(
+        id="cpu",
+        subject="<cpu>",
+        of=lambda vm: _said((vm.cpu_mode, vm.cpu_model)),
+        fields=("cpu_mode", "cpu_model"),
+        same=_same_cpu,
+        show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
+    ),
+    Fact(
+        id="vcpus-online",
+        subject="<vcpu>",
+        of=lambda vm: _said(vm.offline_vcpus),
+        fields=("offline_vcpus",),
+        show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
+    ),
+    Fact(
+        id="current-memory",
+        subject="<currentMemory>",
+        of=lambda vm: _said(vm.ballooned_bytes),
+        fields=("ballooned_bytes",),
+        show=lambda size: f"{format_bytes(size)} in the balloon",
+    ),
+    Fact(
+        id="pins",
+        of=lambda vm: _said(vm.vcpu_pins),
+        fields=("vcpu_pins",),
+        same=_same_pins,
+        show_both=_both_pins,
+    ),
+    Fact(
+        id="emulator",
+        subject="<emulatorpin>",
+        of=lambda vm: _said(vm.emulator_pus or CpuSet()),
+        fields=("emulator_pus",),
+        show=_pus,
+    ),
+    Fact(
+        id="iothreads",
+        subject="<iothreadpin>",
+        of=lambda vm: _said(vm.iothread_pins),
+        fields=("iothread_pins",),
+        show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
+    ),
+    Fact(
+        id="cells",
+        subject="<numa>",
+        of=lambda vm: _said(len(vm.cells)),
+        fields=("cells", "binding", "page_bytes"),
+        same=lambda planned, found: planned == found or (planned, found) == (0, 1),
+        show=lambda count: f"{count} cells" if count else "a flat guest",
+    ),
+    Fact(
+        id="cell-vcpus",
+        of=lambda vm: _cells(vm, lambda cell: cell.vcpus),
+        fields=("cells",),
+        show=lambda vcpus: f"vCPUs {vcpus or 'none'}",
+        after=("cells",),
+    ),
+    Fact(
+        id="cell-memory",
+        of=lambda vm: _cells(vm, lambda cell: cell.memory_bytes),
+        fields=("cells",),
+        show=format_bytes,
+        after=("cells",),
+    ),
+    Fact(
+        id="distances",
+        of=lambda vm: _cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
+        fields=("cells",),
+        show=lambda row: f"distances {' '.join(map(str, row)) or 'none'}",
+        after=("cells",),
+    ),
+    Fact(
+        id="cell-pages",
+        of=lambda vm: _cells(vm, lambda cell: cell.page_bytes),
+        fields=("page_bytes",),
+        show=_page,
+        after=("cells", "pages"),
+    ),
+    Fact(
+        id="binding",
+        subject="<numatune><memory>",
+        of=lambda vm: _said(vm.binding),
+        fields=("binding",),
+        same=_same_binding,
+        show=_bound,
+    ),
+    Fact(
+        id="cell-binding",
+        of=lambda vm: _cells(vm, lambda cell: (cell.mode, cell.nodes) if cell.nodes else None),
+        fields=("binding",),
+        same=_same_binding,
+        show=_bound,
+        after=("cells",),
+    ),
+    Fact(
+        id="controller",
+        of=lambda vm: {f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers},
+        fields=("controllers",),
+        show=lambda port: "none" if port is None else f"{port[0]} at {port[1]}",
+    ),
+    Fact(
+        id="expander-cell",
+        of=lambda vm: {f"PCI controller {c.index}": c.node for c in vm.controllers},
+        fields=("controllers",),
+        show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
+        after=("controller",),
+    ),
+    Fact(
+        id="bus-nr",
+        of=lambda vm: {f"PCI controller {c.index}": c.bus_nr for c in vm.controllers},
+        fields=("controllers",),
+        show="busNr {}".format,
+        after=("controller",),
+    ),
+    Fact(
+        id="device",
+        of=lambda vm: _devices(vm, lambda device: True),
+        fields=("hostdevs",),
+        show=lambda there: "passed through" if there else "not passed through",
+        alone=True,
+    ),
+    Fact(
+        id="device-address",
+        of=lambda vm: _devices(vm, lambda device: device.address),
+        fields=("hostdevs",),
+        show=lambda address: f"guest address {address or 'not set'}",
+        after=("device",),
+    ),
+)
+"""In the order in which differences are shown."""

@@ -230,7 +230,7 @@ def test_what_libvirt_refuses_leaves_the_old_definition(daemon: StandIn, root: P
 
 def test_what_libvirt_drops_silently_is_noticed_and_undone(daemon: StandIn, root: Path) -> None:
     daemon.put("drops", "emulatorpin")
-    with pytest.raises(HostError, match=r"emulator_pus: .* became None"):
+    with pytest.raises(HostError, match=r"<emulatorpin>: .* became not pinned"):
         apply(root)
     assert daemon.definition() == ORIGINAL
 

@@ -47,13 +47,29 @@ def test_what_libvirt_adds_of_its_own_is_no_change() -> None:
         (
             "<node>1</node>",
             "<node>0</node>",
-            "memory devices: 512 MiB in cell 1 on node 0-1 became 512 MiB in cell 0 on node 0-1",
+            "memory device 0: 512 MiB in cell 1 on node 0-1 became 512 MiB in cell 0 on node 0-1",
         ),
-        (DIMM.format(alias=""), "", "memory devices: 512 MiB in cell 1 on node 0-1 became none"),
-        ("bus='0x03'", "bus='0x04'", "device 0000:19:00.0: 0000:03:00.0 became 0000:04:00.0"),
-        (DEVICE.format(address=ADDRESS), "", "device 0000:19:00.0: 0000:03:00.0 became none"),
-        ("mode='strict'", "mode='preferred'", "binding: "),
-        ("cpus='1' memory='512'", "cpus='1' memory='256'", "cells: "),
+        (DIMM.format(alias=""), "", "<memory>: "),
+        (
+            "bus='0x03'",
+            "bus='0x04'",
+            "0000:19:00.0: guest address 0000:03:00.0 became guest address 0000:04:00.0",
+        ),
+        (
+            DEVICE.format(address=ADDRESS),
+            "",
+            "0000:19:00.0: passed through became not passed through",
+        ),
+        (
+            "mode='strict'",
+            "mode='preferred'",
+            "<numatune><memory>: strict on node 0-1 became preferred",
+        ),
+        (
+            "cpus='1' memory='512'",
+            "cpus='1' memory='256'",
+            "memory of cell 1: 512 MiB became 256 MiB",
+        ),
     ],
 )
 def test_what_it_drops_or_moves_is_named(before: str, after: str, said: str) -> None:

@@ -50,9 +50,10 @@ def test_each_vcpu_is_pinned_to_its_nodes_and_verify_agrees(name: str) -> None:
     plan = floating(name)
     tuned = rewrite(DOCUMENT, plan)
     assert rewrite(tuned, plan) == tuned
-    facts = vm_of(open_domain(tuned, "vm.xml"))
+    document = open_domain(tuned, "vm.xml")
+    facts = vm_of(document)
     assert facts.vcpu_pins == plan.vcpu_pins
-    found = [*as_planned(facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
+    found = [*as_planned(document, facts, plan), *pins_alone(facts), *pins_on_host(facts, HOST)]
     assert found == []
 
 

@@ -77,7 +77,7 @@ FAULTS: dict[str, tuple[tuple[tuple[str, str], ...], str, set[str]]] = {
             ("cellid='0' mode='strict' nodeset='0'", "cellid='0' mode='strict' nodeset='1'"),
             ("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='0'"),
         ),
-        "cell 0",
+        "memory of cell 0",
         {"plan-cell-binding", "pin-off-node", "device-on-other-cell"},
     ),
     "bus numbers without room": (

@@ -33,7 +33,6 @@ from homenode.plan.options import PlanOptions
 from homenode.plan.request import MemoryMode, Policy
 from homenode.tuning import tune
 from homenode.units import GIB, MIB
-from homenode.verify.document.plan_edits import NOT_IN_THE_DOCUMENT
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import GuestAddress
 from tests.single_edits import Edit, edits, users_vm
@@ -48,6 +47,34 @@ WITH_OVMF = changed(
     ("<cpu mode='host-passthrough'/>", "<cpu mode='custom'><model>EPYC</model></cpu>"),
     ("<vcpu ", "<iothreads>1</iothreads><vcpu "),
 )
+NOT_IN_THE_DOCUMENT = {
+    "domain_name": "a plan also serves a copy of its domain",
+    "host_name": "a name; host_fingerprint says which host",
+    "policy": "how the placement was chosen",
+    "nodes": "vcpu_pins, memory_nodes and cells are made from it",
+    "llcs": "vcpu_pins are made from it",
+    "page_reservations": "of the host: its free pages are compared with the document's",
+    "fallback": "how the placement was chosen",
+    "cost": "how the placement was chosen",
+    "optimal": "how the placement was chosen",
+    "runners_up": "placements that were not chosen",
+    "rejections": "placements that were not chosen",
+    "findings": "text for the reader",
+    "consequences": "text for the reader",
+    "gaps": "text for the reader",
+    "aperture.memlock_bytes": "of the host: <memtune> is compared with what VFIO locks",
+    "aperture.dma_map_entries": "of the host: libvirt has no setting for it",
+    "devices.host_node": "of the host: the device's address there decides it",
+    "devices.cell": "the controllers above the device decide it",
+    "devices.group": "the addresses of its functions are made from it",
+    "devices.local_memory_ratio": "text for the reader",
+    "controllers.existing": "of the document before the plan",
+    "mediated_removed": "of the document before the plan",
+    "iothread_ids": "iothread_pus are compared by them",
+    "controllers.bus_count": "busNr and the buses below it are compared",
+}
+"""Fields of a plan that no element holds, and why. Every other field has a check."""
+
 ROOM = Aperture(2048 * GIB, 42, 2_097_152, 0, 0)
 
 

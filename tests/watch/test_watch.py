@@ -254,13 +254,13 @@ def facts(text: str) -> Vm:
     ("was", "is_now", "what"),
     [
         (r"(<vcpupin vcpu=.3. cpuset=.)\d+", r"\g<1>0-1", "pins of vCPU 3"),
-        (r"<emulatorpin [^>]*/>", "", "emulator pin"),
-        (r"(<memnode cellid=.0. mode=.)strict", r"\g<1>preferred", "memory"),
-        (r"(<memnode cellid=.0. [^>]*nodeset=.)\d", r"\g<1>0-1", "memory"),
-        (r"(<memory mode=.)strict", r"\g<1>preferred", "memory of the whole VM"),
-        (r"(<memory mode=.strict. nodeset=.)[\d-]+", r"\g<1>1", "memory of the whole VM"),
-        (r"<memory mode=[^>]*/>", "", "memory of the whole VM"),
-        (r"(?s)<hostdev.*?</hostdev>", "", "devices"),
+        (r"<emulatorpin [^>]*/>", "", "<emulatorpin>"),
+        (r"(<memnode cellid=.0. mode=.)strict", r"\g<1>preferred", "memory of cell 0"),
+        (r"(<memnode cellid=.0. [^>]*nodeset=.)\d", r"\g<1>0-1", "memory of cell 0"),
+        (r"(<memory mode=.)strict", r"\g<1>preferred", "<numatune><memory>"),
+        (r"(<memory mode=.strict. nodeset=.)[\d-]+", r"\g<1>1", "<numatune><memory>"),
+        (r"<memory mode=[^>]*/>", "", "<numatune><memory>"),
+        (r"(?s)<hostdev.*?</hostdev>", "", "0000:19:00.0"),
     ],
 )
 def test_each_part_of_a_domain_that_differs_from_its_plan_is_a_finding(

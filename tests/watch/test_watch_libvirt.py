@@ -124,7 +124,7 @@ def test_pins_that_virsh_moved_or_removed_are_one_alert_until_they_are_back(vm: 
     for pus in (str(1 - int(planned)), "0-1"):
         virsh("vcpupin", vm, "0", pus, "--live")
         (alert,) = seen(vm)
-        assert (alert.id, alert.findings[0].observed) == ("drift-domain", f"PUs {pus}")
+        assert (alert.id, alert.findings[0].observed) == ("drift-domain", f"PU 0 -> {pus}")
         virsh("vcpupin", vm, "0", planned, "--live")
         assert seen(vm) == ()
 

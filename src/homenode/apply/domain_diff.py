@@ -2,21 +2,8 @@
 
 from collections import Counter
 
-from msgspec.structs import replace
-
 from homenode.domain.read import open_domain, vm_of
-from homenode.units import format_bytes
-from homenode.vm.model import MemoryDevice, Vm
-
-_OF_THE_GUEST = ("vcpus", "memory_bytes", "cpu_topology", "cell_vcpus", "iothread_ids")
-_OF_THE_DOMAIN = (
-    "vcpu_pins",
-    "emulator_pus",
-    "iothread_pins",
-    "cells",
-    "binding",
-    "page_bytes",
-)
+from homenode.vm.facts import diff
 
 
 def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
@@ -26,51 +13,8 @@ def not_kept(given: bytes, owned: bytes) -> tuple[str, ...]:
     """
     wanted = vm_of(open_domain(given, "the tuned document"))
     found = vm_of(open_domain(owned, "libvirt's document"))
-    lost = [
-        f"{name}: {getattr(wanted, name)} became {getattr(found, name)}"
-        for name in _OF_THE_GUEST
-        if getattr(wanted, name) != getattr(found, name)
-    ]
-    lost += [
-        f"{name}: {getattr(wanted, name)} became {getattr(found, name)}"
-        for name in _OF_THE_DOMAIN
-        if getattr(wanted, name) != getattr(found, name)
-    ]
-    buses = {c.index: (c.model, c.bus_nr, c.node) for c in found.controllers}
-    lost += [
-        f"controller {c.index}: {c.model} is gone"
-        for c in wanted.controllers
-        if buses.get(c.index) != (c.model, c.bus_nr, c.node)
-    ]
-    places = {hostdev.source: hostdev.address for hostdev in found.hostdevs}
-    lost += [
-        f"device {hostdev.source}: {hostdev.address or 'it'} became "
-        f"{places.get(hostdev.source) or 'none'}"
-        for hostdev in wanted.hostdevs
-        if hostdev.source not in places
-        or (hostdev.address is not None and places[hostdev.source] != hostdev.address)
-    ]
-    if _memory_devices(wanted) != _memory_devices(found):
-        lost.append(f"memory devices: {_stated(wanted)} became {_stated(found)}")
-    return tuple(lost)
-
-
-def _memory_devices(facts: Vm) -> tuple[MemoryDevice, ...]:
-    """Without the aliases, which libvirt gives out."""
     return tuple(
-        replace(device, alias=None) for device in facts.memory_devices if device.is_host_memory
-    )
-
-
-def _stated(facts: Vm) -> str:
-    return (
-        ", ".join(
-            f"{format_bytes(device.size_bytes)} in cell {device.cell} on node "
-            f"{device.nodes or 'any'}"
-            for device in facts.memory_devices
-            if device.is_host_memory
-        )
-        or "none"
+        f"{one.subject}: {one.expected} became {one.observed}" for one in diff(wanted, found)
     )
 
 

@@ -5,7 +5,14 @@ from msgspec.structs import replace
 from homenode.cpuset import CpuSet
 from homenode.plan.model import GuestCache, Plan
 from homenode.vm.layout import GuestCells, MemoryBinding
-from homenode.vm.model import GuestHostdev, GuestMediated, GuestPciController, Vm, VmCell
+from homenode.vm.model import (
+    GuestHostdev,
+    GuestMediated,
+    GuestPciController,
+    MemoryDevice,
+    Vm,
+    VmCell,
+)
 
 _CACHE_MODES = {
     GuestCache.AS_IT_WAS: None,
@@ -15,20 +22,27 @@ _CACHE_MODES = {
 }
 
 
-KEPT = frozenset(
-    ("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory")
-)
+KEPT = frozenset(("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory"))
 """Facts that no layout sets."""
 
 
 def unsaid(plan: Plan) -> frozenset[str]:
-    """Ids of the facts that a plan does not say: what it keeps of a document, without one."""
-    return frozenset() if plan.kept is not None else KEPT
+    """Ids of the facts that a plan does not say: what it leaves as it was."""
+    left = {
+        "pages": plan.page_bytes is None,
+        "cell-pages": plan.page_bytes is None,
+        "topology": plan.topology is None,
+        "binding": plan.memory_mode is None,
+        "cell-binding": plan.memory_mode is None,
+    }
+    return frozenset(fact for fact, is_left in left.items() if is_left) | (
+        frozenset() if plan.kept is not None else KEPT
+    )
 
 
 def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
-    """The VM of a plan. document: the one it is for, which says what plans leave as it was: mediated
-    devices that the host did not show, and ids of IOThreads in plans of earlier versions."""
+    """The VM of a plan. document: the one that it is for. It says what the plan leaves as it was:
+    mediated devices that the host did not show, ids of IOThreads in plans of earlier versions."""
     binding = None
     if plan.memory_mode is not None:
         binding = (str(plan.memory_mode), CpuSet(plan.memory_nodes))
@@ -56,6 +70,7 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
         memory_bytes=plan.memory_bytes,
         page_bytes=plan.page_bytes,
         binding=binding,
+        memory_devices=_memory_devices(plan.memory_device_bytes),
         cells=() if flat else _cells(plan, binding),
         hostdevs=tuple(
             GuestHostdev(d.bdf, d.address, uuid=d.uuid, is_managed=d.managed) for d in plan.devices
@@ -80,6 +95,13 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
         offline_vcpus=kept.offline_vcpus,
         ballooned_bytes=kept.ballooned_bytes,
     )
+
+
+def _memory_devices(size: int) -> tuple[MemoryDevice, ...]:
+    """One in place of all: a plan counts them together."""
+    if not size:
+        return ()
+    return (MemoryDevice(model="", cell=0, size_bytes=size, plugged_bytes=size),)
 
 
 def _cells(plan: Plan, binding: tuple[str, CpuSet] | None) -> tuple[VmCell, ...]:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.units import format_bytes
-from homenode.vm.model import Vm, VmCell, vcpus_text
+from homenode.vm.model import GuestAddress, Vm, VmCell, vcpus_text
 
 _SHOWN = 6
 """So many of a list are shown."""
@@ -76,8 +76,8 @@ def _said(value: Any) -> Said:
     return {"": value}
 
 
-def _cells(vm: Vm, get: Callable[[VmCell], Any]) -> Said:
-    return {f"cell {cell.id}": get(cell) for cell in vm.cells}
+def _cells(vm: Vm, get: Callable[[VmCell], Any], what: str = "") -> Said:
+    return {f"{what}cell {cell.id}": get(cell) for cell in vm.cells}
 
 
 def _devices(vm: Vm, get: Callable[[Any], Any]) -> Said:
@@ -101,7 +101,7 @@ def _both_pins(
     pairs = enumerate(zip(wanted, found, strict=False))
     apart = [(i, want, have) for i, (want, have) in pairs if want != have]
     return (
-        vcpus_text(CpuSet(i for i, _, _ in apart)),
+        f"pins of {vcpus_text(CpuSet(i for i, _, _ in apart))}",
         "PU " + _some(f"{i} -> {_pus(want)}" for i, want, _ in apart),
         "PU " + _some(f"{i} -> {_pus(have)}" for i, _, have in apart),
     )
@@ -119,21 +119,20 @@ def _same_machine(planned: str, found: str) -> bool:
     return planned == found or (kinds[0] == kinds[1] and not versioned)
 
 
-def _same_cpu(
-    planned: tuple[str | None, str | None], found: tuple[str | None, str | None]
-) -> bool:
+def _same_cpu(planned: tuple[str | None, str | None], found: tuple[str | None, str | None]) -> bool:
     """A document without a model gets the default one's name from libvirt."""
     return planned[0] is None or planned == found
 
 
-def _page(size: int | None) -> str:
+def _page(of: tuple[int | None] | None) -> str:
+    size = None if of is None else of[0]
     if size is None:
         return "ordinary pages"
     return "the default huge page" if size == 0 else format_bytes(size)
 
 
-def _shape(topology: tuple[int, int, int, int] | None) -> str:
-    if topology is None:
+def _shape(topology: tuple[int, int, int, int] | tuple[()] | None) -> str:
+    if not topology:
         return "none"
     sockets, dies, cores, threads = topology
     return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
@@ -145,9 +144,16 @@ def _bound(binding: tuple[str | None, CpuSet] | None) -> str:
     return f"{binding[0] or 'memory'} on node {binding[1]}"
 
 
-def _same_binding(planned: tuple[str, CpuSet], found: tuple[str | None, CpuSet]) -> bool:
+def _same_binding(planned: tuple[str | None, CpuSet], found: tuple[str | None, CpuSet]) -> bool:
     """A source may say the nodes alone."""
     return planned[1] == found[1] and found[0] in (None, planned[0])
+
+
+def _same_port(
+    planned: tuple[str, GuestAddress | None], found: tuple[str, GuestAddress | None]
+) -> bool:
+    """Where no address is asked for, the hypervisor chooses it."""
+    return planned[0] == found[0] and planned[1] in (None, found[1])
 
 
 FACTS: tuple[Fact, ...] = (
@@ -175,25 +181,27 @@ FACTS: tuple[Fact, ...] = (
         id="memory-device",
         of=lambda vm: {
             f"memory device {number}": (device.size_bytes, device.cell, device.nodes)
-            for number, device in enumerate(vm.memory_devices)
+            for number, device in enumerate(d for d in vm.memory_devices if d.is_host_memory)
         },
         fields=("memory_devices",),
-        show=lambda one: "none"
-        if one is None
-        else f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}",
+        show=lambda one: (
+            "none"
+            if one is None
+            else f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}"
+        ),
         after=("memory-devices",),
     ),
     Fact(
         id="pages",
         subject="<hugepages>",
-        of=lambda vm: _said(vm.page_bytes),
+        of=lambda vm: _said((vm.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
     ),
     Fact(
         id="topology",
         subject="<topology>",
-        of=lambda vm: _said(vm.cpu_topology),
+        of=lambda vm: _said(vm.cpu_topology or ()),
         fields=("cpu_topology",),
         show=_shape,
     ),
@@ -263,10 +271,10 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="cells",
         subject="<numa>",
-        of=lambda vm: _said(len(vm.cells)),
+        of=lambda vm: _said(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
-        same=lambda planned, found: planned == found or (planned, found) == (0, 1),
-        show=lambda count: f"{count} cells" if count else "a flat guest",
+        same=lambda planned, found: planned == found or (not planned and len(found) == 1),
+        show=lambda cells: f"{len(cells)} cells" if cells else "a flat guest",
     ),
     Fact(
         id="cell-vcpus",
@@ -277,7 +285,7 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact(
         id="cell-memory",
-        of=lambda vm: _cells(vm, lambda cell: cell.memory_bytes),
+        of=lambda vm: _cells(vm, lambda cell: cell.memory_bytes, "memory of "),
         fields=("cells",),
         show=format_bytes,
         after=("cells",),
@@ -291,7 +299,7 @@ FACTS: tuple[Fact, ...] = (
     ),
     Fact(
         id="cell-pages",
-        of=lambda vm: _cells(vm, lambda cell: cell.page_bytes),
+        of=lambda vm: _cells(vm, lambda cell: (cell.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
         after=("cells", "pages"),
@@ -299,14 +307,14 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="binding",
         subject="<numatune><memory>",
-        of=lambda vm: _said(vm.binding),
+        of=lambda vm: _said(vm.binding or (None, CpuSet())),
         fields=("binding",),
         same=_same_binding,
         show=_bound,
     ),
     Fact(
         id="cell-binding",
-        of=lambda vm: _cells(vm, lambda cell: (cell.mode, cell.nodes) if cell.nodes else None),
+        of=lambda vm: _cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
         fields=("binding",),
         same=_same_binding,
         show=_bound,
@@ -316,6 +324,7 @@ FACTS: tuple[Fact, ...] = (
         id="controller",
         of=lambda vm: {f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers},
         fields=("controllers",),
+        same=_same_port,
         show=lambda port: "none" if port is None else f"{port[0]} at {port[1]}",
     ),
     Fact(

@@ -7,6 +7,8 @@ the program can write is checked here, elements that no fact names included.
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from msgspec import UNSET
+
 from homenode.catalogue import finding
 from homenode.domain.aperture import edit_aperture
 from homenode.domain.controllers import edit_controllers
@@ -32,7 +34,8 @@ _COSTS: dict[Callable[[Document, Plan], Document], str] = {
 _FIELD_OF_PATH = {f"/domain/{row.path}": row.field for row in ELEMENTS if row.field is not None}
 _SHOWN = 4
 
-_Parts = list[tuple[str, str]]
+_Part = tuple[str, str, str]
+"""(path of local names, name as written, text) of an element by itself."""
 
 
 def as_planned(
@@ -50,20 +53,19 @@ def as_planned(
     reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
     for step in STEPS:
         wanted, there = _difference(document, plan, step)
-        paths = {path for path, _ in (*wanted, *there)}
-        new = {path for path in paths if not _is_named(path, named)} - reported
+        parts = [*wanted, *there]
+        new = {path for path, _, _ in parts if not _is_named(path, named)} - reported
         if not new:
             continue
         reported |= new
         recorded = step is edit_metadata
-        more = {} if recorded or step not in _COSTS else {"cost": _COSTS[step]}
         yield finding(
             "plan-record" if recorded else "plan-element",
-            ", ".join(f"<{name}>" for name in sorted({path.rpartition("/")[2] for path in new})),
-            _some([text for _, text in wanted]),
-            _some([text for _, text in there]),
+            ", ".join(f"<{tag}>" for tag in sorted({tag for path, tag, _ in parts if path in new})),
+            _some([text for *_, text in wanted]),
+            _some([text for *_, text in there]),
             document.source,
-            **more,
+            cost=_COSTS.get(step, UNSET),
         )
     yield from _settings(document, plan, {path.rpartition("/")[2] for path in reported})
 
@@ -99,26 +101,28 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
 
 def _difference(
     document: Document, plan: Plan, step: Callable[[Document, Plan], Document]
-) -> tuple[_Parts, _Parts]:
-    """(element's path, its text) that the step would put in, and that it would take out."""
+) -> tuple[list[_Part], list[_Part]]:
+    """What the step would put in, and what it would take out."""
     try:
         after = step(document, plan)
     except InputError as error:
         # The facts name every controller, this only the first one in the way.
         path = "/domain/devices/controller" if step is edit_controllers else "/domain"
-        return [(path, "a document that takes the plan")], [(path, error.message)]
+        tag = path.rpartition("/")[2]
+        return [(path, tag, "a document that takes the plan")], [(path, tag, error.message)]
     if after.text == document.text:
         return [], []
     before, later = Counter(_parts(document.root, "")), Counter(_parts(after.root, ""))
     return list((later - before).elements()), list((before - later).elements())
 
 
-def _parts(element: Element, above: str) -> Iterator[tuple[str, str]]:
+def _parts(element: Element, above: str) -> Iterator[_Part]:
     """Each element of a tree by itself, without those in it."""
     attributes = "".join(f" {name}='{value}'" for name, value in sorted(element.attributes))
     text, name = element.text.strip(), element.tag
-    path = f"{above}/{element.name}"
-    yield path, f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
+    path = f"{above}/{element.name.rpartition('}')[2]}"
+    whole = f"<{name}{attributes}>{text}</{name}>" if text else f"<{name}{attributes}/>"
+    yield path, name, whole
     for child in element.children:
         yield from _parts(child, path)
 

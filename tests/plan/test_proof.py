@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 import pytest
@@ -12,12 +13,11 @@ import pytest
 from homenode.errors import InputError
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.planner import plan
-from homenode.plan.proof import build
+from homenode.plan.proof import trees
 from homenode.plan.proof.build import proof_of
 from homenode.plan.proof.facts import wrong_facts
-from homenode.plan.proof.family import FalseProofError
 from homenode.plan.proof.statement import NotProved, Proof, decode_plan
-from homenode.plan.proof.verifier import roots, verify
+from homenode.plan.proof.verifier import FalseProofError, roots, verify
 from homenode.plan.request import GuestRequest
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.sources import load_host
@@ -107,21 +107,18 @@ def other_placings(draw: random.Random, given: Document, proof: Proof) -> Iterat
     facts = proof.facts
     for _ in range(3):
         family = draw.choice(roots(facts, step, equal=False))
-        most = min(len(family.may), facts.most_nodes)
-        if len(family.more) < facts.gpu_count or not most:
+        gpus = facts.device_count - len(facts.given)
+        if len(family.may) < family.size or len(family.more) < gpus:
             continue
-        family.must = sorted(draw.sample(family.may, draw.randint(1, most)))
-        gpus = draw.sample(family.more, facts.gpu_count)
-        family.may, family.gpus, family.more = [], gpus, []
-        if family.rejection() is not None:
-            continue
-        family.narrow()
+        family = family.with_nodes(draw.sample(family.may, family.size))
+        for gpu in draw.sample(family.more, gpus):
+            family = family.branches(f"gpu {gpu}")[0]
         for node in family.must:
             part = draw.randint(family.low[node], max(family.low[node], family.high[node]))
-            family.low, family.high = list(family.low), list(family.high)
-            family.low[node] = family.high[node] = part
-            family.narrow()
-        if not family.sizes:
+            family = family.branches(f"groups {node} {part - 1}")[0]
+            family = family.branches(f"groups {node} {part}")[1]
+        parts = [family.low[node] for node in family.must]
+        if family.rejection() or (step.sockets and gcd(*parts) != family.unit):
             continue
         document = deepcopy(given)
         for term in document["cost"]:
@@ -130,8 +127,7 @@ def other_placings(draw: random.Random, given: Document, proof: Proof) -> Iterat
         if document["cost"] == given["cost"]:
             continue
         document["nodes"] = [facts.nodes[node] for node in family.must]
-        owned = {*gpus, *facts.named_gpus}
-        document["devices"] = [{"bdf": facts.gpus[gpu].bdf} for gpu in sorted(owned)]
+        document["devices"] = [{"bdf": facts.devices[one].bdf} for one in sorted(family.own)]
         yield document
 
 
@@ -147,11 +143,11 @@ def test_another_placing_is_refused_with_any_proof_of_the_best() -> None:
 
 
 def test_trees_that_split_by_packages_prove_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FEW_NODES", 0)
+    monkeypatch.setattr(trees, "FEW_NODES", 0)
     draw, splits = random.Random(5), 0
     for seed, _, made, proof, document in proved(range(60)):
-        trees = [search.tree for step in proof.steps for search in step.searches]
-        splits += any(vertex.startswith("package") for tree in trees for vertex in tree)
+        found = [search.tree for step in proof.steps for search in step.searches]
+        splits += any(vertex.startswith("package") for tree in found for vertex in tree)
         assert verdict(document) == "true" and proof.terms == len(made.cost), seed
         for other in other_placings(draw, document, proof):
             assert verdict(other) == "false", seed
@@ -244,12 +240,32 @@ def test_whatever_is_changed_a_proof_is_true_false_or_malformed() -> None:
 
 def test_a_capacity_that_is_not_the_hosts_is_found() -> None:
     for seed, host, _, _, document in proved(range(40)):
-        step = next(one for one in document["proof"]["steps"] if "counts" in one)
-        if step["counts"][0]:
+        step = next(one for one in document["proof"]["steps"] if one["outcome"] == "chosen")
+        if step["supply"][0] > step["room"][0]:
             step["supply"][0] -= 1
-            step["counts"][0].pop()
             _, proof = decode_plan(json.dumps(document).encode(), "p.json")
             assert isinstance(proof, Proof) and wrong_facts(host, proof), seed
+
+
+def test_a_room_that_is_not_that_of_its_cores_and_pages_is_found() -> None:
+    found = 0
+    for seed, host, _, _, document in proved(range(40)):
+        step = next(one for one in document["proof"]["steps"] if one["outcome"] == "chosen")
+        if step["room"][0]:
+            step["room"][0] -= 1
+            for row in (*step["costs"].values(), step["llc_parts"]):
+                row[0] = row[0][: step["room"][0]]
+            _, proof = decode_plan(json.dumps(document).encode(), "p.json")
+            assert isinstance(proof, Proof) and wrong_facts(host, proof), seed
+            found += 1
+    assert found > 10
+
+
+def test_a_proof_of_an_earlier_version_is_refused_by_name() -> None:
+    *_, document = next(proved())
+    del document["proof"]["version"]
+    with pytest.raises(InputError, match="version 2, found version 1"):
+        decode_plan(json.dumps(document).encode(), "p.json")
 
 
 def test_plans_with_and_without_a_proof_are_read_alike() -> None:

@@ -234,8 +234,8 @@ def verify_proof(path: Path, host: str | None) -> None:
     host: whose facts the proof must state; None = they are taken as stated. Raises InputError.
     """
     from homenode.plan.proof.facts import wrong_facts
-    from homenode.plan.proof.family import FalseProofError
-    from homenode.plan.proof.statement import NotProved, decode_plan
+    from homenode.plan.proof.statement import NotProved, conclusions, decode_plan
+    from homenode.plan.proof.verifier import FalseProofError
     from homenode.plan.proof.verifier import verify as verified
     from homenode.plan.stored import read_plan_for
     from homenode.sources import load_host
@@ -251,8 +251,8 @@ def verify_proof(path: Path, host: str | None) -> None:
             read_plan_for(stated, content, str(path))
             for wrong in wrong_facts(stated, proof):
                 raise FalseProofError(wrong)
-        said = verified(plan, proof)
+        verified(plan, proof)
     except FalseProofError as error:
         note(f"the proof is false: {error}")
         raise SystemExit(1) from None
-    console().print("\n".join(said), highlight=False, markup=False)
+    console().print("\n".join(conclusions(plan, proof)), highlight=False, markup=False)

@@ -6,23 +6,24 @@ proof says how many of the terms it covers, or why there is none.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json
+from homenode.pci import DeviceKind
 from homenode.plan.allocations import allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import device_options
 from homenode.plan.model import Plan
-from homenode.plan.proof.family import FalseProofError, Family, Goal
+from homenode.plan.proof.family import Family
 from homenode.plan.proof.statement import (
+    VERSION,
     Device,
     Facts,
-    Gpu,
+    Goal,
     Home,
     NotProved,
     Outcome,
@@ -32,7 +33,8 @@ from homenode.plan.proof.statement import (
     Splits,
     Step,
 )
-from homenode.plan.proof.verifier import check_chosen, roots
+from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_set, tree_of
+from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
 from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
@@ -44,16 +46,15 @@ from homenode.plan.stored import encode_plan
 from homenode.topology import Host
 from homenode.vm.layout import Pinning, with_siblings
 
-FEW_NODES = 8
-"""With more nodes a tree splits by packages before it does by nodes."""
-
-MOST_WORK = 50_000
-"""Of one tree, as `work_of` counts: some tenths of a second. Beyond, the proof is of fewer terms,
-or there is none."""
-
-
-class NotProvedError(Exception):
-    """Says why there is no proof."""
+NODE_COSTS = (
+    "unisolated_cores",
+    "llcs_spanned",
+    "pages_to_reserve",
+    "balance_cores",
+    "balance_memory",
+    "gpu_nodes_used",
+)
+"""Terms that are sums of what each node costs."""
 
 
 def proof_of(host: Host, request: GuestRequest, plan: Plan) -> Proof | NotProved:
@@ -107,15 +108,6 @@ def _search(host: Host, request: GuestRequest) -> PlacementSearch:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Placing:
-    """What to branch on first: nodes, GPUs and groups of the nodes, of the facts."""
-
-    nodes: tuple[int, ...] = ()
-    gpus: tuple[int, ...] = ()
-    groups: tuple[int, ...] = ()
-
-
 class _Builder:
     def __init__(self, search: PlacementSearch, plan: Plan) -> None:
         self.search, self.plan = search, plan
@@ -139,7 +131,7 @@ class _Builder:
         problem = self.search.problem(fallback)
         step = _step(self.search, problem, fallback, "chosen")
         try:
-            check_chosen(self.document, _facts(self.search, problem), step, "any")
+            check_chosen(self.document, _facts(self.search, problem), step, self.cost)
         except FalseProofError:
             return False
         return True
@@ -156,13 +148,13 @@ class _Builder:
         at = self.ladder.index(self.chosen)
         earlier = self._others(facts, self.ladder[:at], "worse")
         later = self._others(facts, self._rivals(self.ladder[at + 1 :]), "not-better")
-        return Proof(terms=terms, facts=facts, steps=[*earlier, step, *later])
+        return Proof(version=VERSION, terms=terms, facts=facts, steps=[*earlier, step, *later])
 
     def _chosen_step(self, facts: Facts, problem: SearchProblem) -> tuple[int, Step]:
         assert self.chosen is not None
         step = _step(self.search, problem, self.chosen, "chosen")
         main: Splits = "equal" if problem.equal and len(set(self.split)) == 1 else "any"
-        terms, tree = _deepest(
+        terms, tree = deepest(
             facts, step, main, self.cost, len(problem.first), self._placing(facts)
         )
         searches = [Search(splits=main, tree=tree)]
@@ -174,11 +166,11 @@ class _Builder:
                 reason = str(error)
         return terms, msgspec.structs.replace(step, searches=searches, reason=reason)
 
-    def _placing(self, facts: Facts) -> _Placing:
+    def _placing(self, facts: Facts) -> Placing:
         nodes = tuple(facts.nodes.index(node) for node in self.nodes)
         chosen = dict(self.cost)["gpus"]
-        gpus = tuple(number for number, gpu in enumerate(facts.gpus) if gpu.position in chosen)
-        return _Placing(nodes, gpus, self.split)
+        gpus = tuple(n for n, one in enumerate(facts.devices) if one.position in chosen)
+        return Placing(nodes, gpus, self.split)
 
     def _likely(self, facts: Facts) -> list[list[int]]:
         """The sets of nodes that the plan names: of the runners-up, and the chosen one last."""
@@ -196,16 +188,16 @@ class _Builder:
             return roots(facts, step, equal=other == "equal")
 
         if main == "equal":
-            tree = _tree(every(), own, placing, ties=True)
+            tree = tree_of(every(), own, placing, ties=True)
             if not isinstance(tree, int):
                 first = [value for _, value in own]
                 return Search(splits=other, tree=tree, least=list(placing.nodes), first=first)
-        nodes, first = _least_set(every(), problem.first, self._likely(facts))
+        nodes, first = least_set(every(), problem.first, self._likely(facts))
         if nodes is None:
-            tree = _tree(every(), [], placing, ties=False)
+            tree = tree_of(every(), [], placing, ties=False)
         else:
             goal = list(zip(problem.first, first, strict=True))
-            tree = _tree(every(), goal, _Placing(tuple(nodes)), ties=True)
+            tree = tree_of(every(), goal, Placing(tuple(nodes)), ties=True)
         if isinstance(tree, int):
             raise NotProvedError("the choice between equal and unequal cells is not proved")
         return Search(splits=other, tree=tree, least=nodes, first=first)
@@ -250,7 +242,7 @@ class _Builder:
         near, ties = self._near(), compared == "not-better"
         for outcome, goal in (("no-set", []), (compared, near)):
             families = roots(facts, step, equal=False)
-            tree = _tree(families, goal, _Placing(), ties=ties and bool(goal))
+            tree = tree_of(families, goal, Placing(), ties=ties and bool(goal))
             if not isinstance(tree, int):
                 searches = [Search(splits="any", tree=tree)]
                 return msgspec.structs.replace(step, outcome=outcome, searches=searches)
@@ -279,68 +271,93 @@ class _Builder:
 
 
 def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
-    options = problem.options
-    homes: dict[int, int] = {}
-    host_nodes = {
-        id(d.home): index for d, (index, *_) in zip(problem.named, options.homes, strict=False)
-    }
-    for gpu, its_home in zip(options.gpus, problem.gpu_homes, strict=False):
-        if gpu.home is not None:
-            host_nodes.setdefault(id(its_home), gpu.home)
-    made: list[SearchHome] = []
+    options, nodes = problem.options, len(problem.supplies)
+    rows: dict[int, Home] = {}
+    numbers: dict[int, int] = {}
 
-    def number(home: SearchHome) -> int:
-        if id(home) not in homes:
-            homes[id(home)] = len(homes)
-            made.append(home)
-        return homes[id(home)]
+    def number(home: SearchHome, host_node: int) -> int:
+        if id(home) not in numbers:
+            numbers[id(home)] = len(numbers)
+            rows[id(home)] = Home(host_node=host_node, distances=list(home.to_package))
+        return numbers[id(home)]
 
-    devices = [
-        Device(home=number(one.home), is_gpu=one.is_gpu, counts=one.affinities)
-        for one in problem.named
-    ]
-    gpus = []
-    for gpu in options.gpus:
-        home = problem.gpu_homes[gpu.number] if problem.gpu_homes else None
-        nics = problem.nic_homes[gpu.number] if problem.nic_homes else ()
-        gpus.append(
-            Gpu(
-                bdf=str(gpu.bdf),
-                position=gpu.position,
-                home=None if home is None else number(home),
-                functions=gpu.weight,
-                nics=[number(nic) for nic in nics],
-                is_paired=bool(gpu.nics),
-                link=options.link_groups[gpu.number] if options.link_groups else None,
+    def node_of(home: SearchHome) -> int:
+        return home.node.bit_length() - 1 if home.node else nodes
+
+    devices = []
+    host_nodes: dict[int, int] = {}
+    for one, (index, *_) in zip(problem.named, options.homes, strict=False):
+        host_nodes[id(one.home)] = index
+        devices.append(
+            Device(
+                host_node=index,
+                distances=list(one.home.to_node),
+                homes=[number(one.home, index)] if one.affinities else [],
+                node=node_of(one.home) if one.is_gpu else None,
             )
         )
+    for gpu, its_home in zip(options.gpus, problem.gpu_homes, strict=False):
+        if gpu.home is not None and its_home is not None:
+            host_nodes.setdefault(id(its_home), gpu.home)
+    has_nics = any(gpu.nics for gpu in options.gpus)
+    links = options.link_groups or (None,) * len(options.gpus)
+    named = {gpu.position: gpu for gpu in options.gpus if options.named_gpus >> gpu.number & 1}
+    of_host = search.host.devices_of_kind(DeviceKind.GPU)
+    for position in options.named_positions:
+        known = named.get(position)
+        devices.append(
+            Device(
+                bdf=str(of_host[position].bdf),
+                position=position,
+                distances=[0] * nodes,
+                link=None if known is None else links[known.number],
+                is_alone=has_nics and known is not None and not known.nics,
+            )
+        )
+    given = len(devices)
+    device_of = {
+        one.number: given + at
+        for at, one in enumerate(gpu for gpu in options.gpus if gpu.position not in named)
+    }
+    for gpu in options.gpus:
+        if gpu.position in named:
+            device_of[gpu.number] = next(
+                at for at, one in enumerate(devices) if one.position == gpu.position
+            )
+            continue
+        home = problem.gpu_homes[gpu.number] if problem.gpu_homes else None
+        nics = problem.nic_homes[gpu.number] if problem.nic_homes else ()
+        homes = [one for one in (home, *nics) if one is not None]
+        devices.append(
+            Device(
+                bdf=str(gpu.bdf),
+                position=gpu.position,
+                host_node=None if home is None else host_nodes[id(home)],
+                distances=[gpu.weight * far for far in home.to_node] if home else [0] * nodes,
+                homes=[number(one, host_nodes[id(one)]) for one in homes],
+                node=None if home is None else node_of(home),
+                link=links[gpu.number],
+                is_alone=has_nics and not gpu.nics,
+            )
+        )
+
+    def of(gpus: int) -> list[int]:
+        return sorted(device_of[gpu] for gpu in members(gpus))
+
     return Facts(
         nodes=[int(one.cores.index) for one in problem.supplies],
         packages=list(problem.distances.packages),
         distances=[list(row) for row in problem.distances.between],
-        homes=[
-            Home(
-                host_node=host_nodes[id(home)],
-                node=home.node.bit_length() - 1 if home.node else None,
-                distances=list(home.to_node),
-                package_distances=list(home.to_package),
-            )
-            for home in made
-        ],
+        homes=list(rows.values()),
         devices=devices,
-        gpus=gpus,
-        named_gpus=list(members(options.named_gpus)),
-        named_positions=list(options.named_positions),
-        gpu_count=options.count,
-        gpu_groups=[list(members(one)) for one in options.groups],
-        gpu_sets=[list(members(one)) for one in options.sets],
-        gpu_nodes=list(members(problem.gpu_nodes)),
+        given=list(range(given)),
+        device_count=given + options.count,
+        choices=[of(one) for one in options.groups] if options.count else [[]],
+        gpu_sets=[of(one) for one in options.sets] if options.has_gpus else [],
         reserved=str(_reserved(search.request)),
         locality=search.request.device_locality.value,
         most_nodes=problem.most_nodes,
         page_bytes=problem.page_bytes,
-        huge_pages=problem.huge,
-        packs=problem.pack,
     )
 
 
@@ -361,11 +378,7 @@ def _step(
         ("none", 0),
     )
     memory, pages = next((one for one in rules if one[1]), rules[-1])
-    counts: list[list[tuple[int, int, int]]] = []
-    if outcome == "chosen":
-        for node, supply in enumerate(problem.supplies):
-            own = (problem.cost_of(node, groups) for groups in range(1, supply.groups + 1))
-            counts.append([(one.unisolated, one.llcs, one.per_llc) for one in own])
+    costs, llc_parts = _costs(problem) if outcome == "chosen" else ({}, [])
     every = sum(core.pus.bits for core in search.host.cores)
     return Step(
         fallbacks=[[str(one) for one in fallback.concessions]],
@@ -382,129 +395,48 @@ def _step(
             (None if one is None else str(one) for one in fallback.grouping.kinds), key=str
         ),
         supply=[one.groups for one in problem.supplies],
+        room=list(problem.capacities),
         whole_cores=[one.whole_cores for one in problem.supplies],
         memory=memory,  # type: ignore[arg-type]
         pages=pages,
         free_pages=[one.pages for one in problem.memory],
-        pool_pages=[one.pool_pages for one in problem.memory],
-        counts=counts,
+        costs=costs,
+        llc_parts=llc_parts,
     )
 
 
-# The trees.
+def _costs(problem: SearchProblem) -> tuple[dict[str, list[list[int]]], list[list[int]]]:
+    """(by term: for each node, what 1, 2, … groups there cost; groups on each of their LLCs)."""
+    sign = 1 if problem.pack else -1
+    costs: dict[str, list[list[int]]] = {name: [] for name in NODE_COSTS}
+    if not problem.options.has_gpus:
+        costs["gpu_sets_lost"] = []
+    llc_parts = []
+    for node, room in enumerate(problem.capacities):
+        pages = problem.memory[node].pages or 0
+        its: dict[str, list[int]] = {name: [] for name in costs}
+        parts = []
+        for groups in range(1, room + 1):
+            one = problem.cost_of(node, groups)
+            parts.append(one.per_llc)
+            its["unisolated_cores"].append(one.unisolated)
+            its["llcs_spanned"].append(one.llcs)
+            its["pages_to_reserve"].append(problem.short_pages(node, groups))
+        has_gpus = problem.gpu_nodes >> node & 1
+        same = {
+            "balance_cores": sign * problem.supplies[node].whole_cores,
+            "balance_memory": sign * problem.page_bytes * pages,
+            "gpu_nodes_used": has_gpus,
+            "gpu_sets_lost": has_gpus,
+        }
+        for name, row in its.items():
+            costs[name].append(_short([same[name]] * room if name in same else row))
+        llc_parts.append(_short(parts))
+    return costs, llc_parts
 
 
-def _deepest(
-    facts: Facts, step: Step, splits: Splits, cost: Goal, first: int, placing: _Placing
-) -> tuple[int, list[str]]:
-    """(so many terms, their tree): as many as can be proved. first: how many the nodes decide."""
-    terms = len(cost)
-    while terms:
-        families = roots(facts, step, equal=splits == "equal")
-        found = _tree(families, cost[:terms], placing, ties=True)
-        if not isinstance(found, int):
-            return terms, found
-        terms = found if found < terms else first if first < terms else 0
-    raise NotProvedError("the first terms are not proved within the budget")
-
-
-def _tree(families: list[Family], goal: Goal, placing: _Placing, *, ties: bool) -> list[str] | int:
-    """The tree; where there is none, so many terms as there might be one for: where these are
-    those of the goal, it is the number of nodes that makes it too large."""
-    names = [name for name, _ in goal]
-    tree: list[str] = []
-    likely, work = len(goal), 0
-    while families:
-        family = families.pop()
-        work += work_of(family)
-        if work > MOST_WORK:
-            return likely
-        leaf = family.rejection()
-        if leaf is None:
-            narrowed = copy(family)
-            standing, term = narrowed.compare(goal)
-            if standing == 1:
-                leaf = names[term]
-            elif standing == 0 and ties:
-                leaf = "tie"
-            else:
-                branch = _branch(narrowed, placing) or _branch(family, placing)
-                if branch is None:
-                    return max(term, 0)
-                if not branch.startswith("node"):
-                    likely = min(likely, term)
-                tree.append(branch)
-                families += reversed(family.branches(branch))
-                continue
-        tree.append(leaf)
-    return tree
-
-
-def work_of(family: Family) -> int:
-    """Roughly, what it takes to compare a family."""
-    nodes = len(family.must) + len(family.may)
-    return 20 + nodes * (1 + len(family.more) // 8)
-
-
-def _branch(family: Family, placing: _Placing) -> str | None:
-    """What to tell apart in a family; None where it is one placing."""
-    packages = family.facts.packages
-    known = {*family.packages, *(packages[node] for node in family.must)}
-    if len(family.facts.nodes) > FEW_NODES:
-        for node in (*placing.nodes, *family.may):
-            if node in family.may and packages[node] not in known:
-                return f"package {packages[node]}"
-    for node in (*placing.nodes, *family.may):
-        if node in family.may:
-            return f"node {node}"
-    for gpu in (*placing.gpus, *family.more):
-        if gpu in family.more:
-            return f"gpu {gpu}"
-    wanted = dict(zip(placing.nodes, placing.groups, strict=False))
-    for node in family.must:
-        low, high = family.low[node], family.high[node]
-        if low < high:
-            middle = min(max(wanted.get(node, (low + high) // 2), low), high)
-            return f"groups {node} {middle if middle < high else middle - 1}"
-    return None
-
-
-def _least_set(
-    families: list[Family], names: Sequence[str], likely: Sequence[Sequence[int]]
-) -> tuple[list[int] | None, list[int]]:
-    """(a set of nodes of the least first terms, these terms); None where no set holds the VM."""
-    best: tuple[list[int], list[int]] | None = None
-    waiting = list(families)
-    for nodes in likely:
-        for family in families:
-            one = copy(family)
-            one.must, one.may = sorted(nodes), []
-            waiting.append(one)
-    work = 0
-    while work < MOST_WORK:
-        if not waiting:
-            return (None, []) if best is None else best
-        family = waiting.pop()
-        work += work_of(family)
-        if family.rejection() is not None:
-            continue
-        goal = [] if best is None else list(zip(names, best[1], strict=True))
-        narrowed = copy(family)
-        if goal and narrowed.compare(goal)[0] >= 0:
-            continue
-        if not family.may:
-            best = family.must, _first_terms(family, names)
-            continue
-        node = (narrowed.may or family.may)[0]
-        waiting += reversed(family.branches(f"node {node}"))
-    raise NotProvedError("the choice between equal and unequal cells is not proved")
-
-
-def _first_terms(family: Family, names: Sequence[str]) -> list[int]:
-    """The first terms of one set of nodes."""
-    one, values = copy(family), []
-    one.narrow()
-    for name in names:
-        values.append(one.bound(name))
-        one.narrow(name, values[-1])
-    return values
+def _short(row: list[int]) -> list[int]:
+    """The row without what its last number repeats."""
+    while len(row) > 1 and row[-1] == row[-2]:
+        row = row[:-1]
+    return row

@@ -20,7 +20,7 @@ def wrong_facts(host: Host, proof: Proof) -> list[str]:
     indices = [int(node.index) for node in nodes]
     if facts.nodes != indices:
         return [f"nodes: expected {indices}, found {facts.nodes}"]
-    found = [*_places(host, facts, nodes), *_gpus(host, facts)]
+    found = [*_places(host, facts, nodes), *_devices(host, facts, nodes)]
     for step in proof.steps:
         if step.supply:
             found += _supplies(host, facts, step, nodes)
@@ -56,12 +56,9 @@ def _places(host: Host, facts: Facts, nodes: list[NumaNode]) -> Iterator[str]:
         if own is None:
             yield f"homes: expected a node of the host, found {home.host_node}"
             continue
-        number = facts.nodes.index(home.host_node) if home.host_node in facts.nodes else None
-        if home.node != number or home.distances != [_far(host, own, b) for b in at]:
-            yield f"homes: expected the distances of node {home.host_node}, found others"
         for package in sorted(set(facts.packages)):
             first = at[facts.packages.index(package)]
-            if home.package_distances[package] != _between(host, own, first):
+            if home.distances[package] != _between(host, own, first):
                 yield f"homes: expected package distances of node {home.host_node}, found others"
 
 
@@ -74,18 +71,37 @@ def _between(host: Host, a: int, b: int) -> int:
     return _LOCAL if mine == its else min(_far(host, i, j) for i in mine for j in its)
 
 
-def _gpus(host: Host, facts: Facts) -> Iterator[str]:
+def _devices(host: Host, facts: Facts, nodes: list[NumaNode]) -> Iterator[str]:
     every = host.devices_of_kind(DeviceKind.GPU)
-    known = {int(node.index) for node in host.nodes}
-    for gpu in facts.gpus:
-        device = every[gpu.position] if gpu.position < len(every) else None
-        if device is None or str(device.bdf) != gpu.bdf:
-            yield f"GPU {gpu.bdf}: expected GPU {gpu.position} of the host, found another"
-            continue
-        home = None if gpu.home is None else facts.homes[gpu.home].host_node
-        node = None if device.node not in known or facts.locality == "ignore" else device.node
-        if facts.gpu_count and home != node:
-            yield f"GPU {gpu.bdf}: expected node {node}, found {home}"
+    position = {int(node.index): number for number, node in enumerate(host.nodes)}
+    at = [host.nodes.index(node) for node in nodes]
+    for number, one in enumerate(facts.devices):
+        name = one.bdf or f"device {number}"
+        of_host = None
+        if one.position is not None:
+            of_host = every[one.position] if one.position < len(every) else None
+            if of_host is None or str(of_host.bdf) != one.bdf:
+                yield f"GPU {name}: expected GPU {one.position} of the host, found another"
+                continue
+        if number not in facts.given and of_host is not None and facts.gives_a_choice:
+            is_known = of_host.node in position and facts.locality != "ignore"
+            if one.host_node != (of_host.node if is_known else None):
+                yield f"GPU {name}: expected node {of_host.node}, found {one.host_node}"
+                continue
+        far = [0] * len(nodes)
+        if one.host_node is not None:
+            if one.host_node not in position:
+                yield f"{name}: expected a node of the host, found {one.host_node}"
+                continue
+            far = [_far(host, position[one.host_node], other) for other in at]
+        functions = one.distances[0] // far[0] if far[0] else 0
+        if one.distances != [functions * distance for distance in far]:
+            yield f"{name}: expected distances in proportion to {far}, found {one.distances}"
+        known = one.host_node in facts.nodes
+        home = facts.nodes.index(one.host_node or 0) if known else len(nodes)
+        is_gpu = one.node is not None or (of_host is not None and number not in facts.given)
+        if is_gpu and one.node != (None if one.host_node is None else home):
+            yield f"{name}: expected to be at home on {one.host_node}, found another node"
 
 
 def _pus(text: str) -> int:
@@ -132,9 +148,27 @@ def _supplies(host: Host, facts: Facts, step: Step, nodes: list[NumaNode]) -> It
             if found != expected:
                 yield f"node {node.index}: expected {expected} {what}, found {found}"
         pages = step.free_pages[number]
+        room = groups
+        if pages is not None and step.memory == "follows":
+            room = min(groups, pages * step.groups // step.pages)
+        elif pages == 0 and step.memory == "together":
+            room = 0
+        if step.room[number] != room:
+            yield f"node {node.index}: expected room for {room} groups, found {step.room[number]}"
+        if step.outcome == "chosen":
+            yield from _costs(facts, step, number)
         if pages is None or node.memory_bytes is None:
             continue
         pools = sum(pool.page_bytes * pool.total_pages for pool in node.page_pools)
         most = node.memory_bytes + pools + without_pus
         if pages * facts.page_bytes > most:
             yield f"node {node.index}: expected at most {most} bytes, found {pages} pages"
+
+
+def _costs(facts: Facts, step: Step, number: int) -> Iterator[str]:
+    """The costs of a node that are those of its cores and pages."""
+    cores, pages = step.whole_cores[number], step.free_pages[number] or 0
+    for name, cost in (("balance_cores", cores), ("balance_memory", pages * facts.page_bytes)):
+        row = step.costs.get(name, [[]] * len(facts.nodes))[number]
+        if step.room[number] and {abs(one) for one in row} != {cost}:
+            yield f"{name} of node {facts.nodes[number]}: expected {cost} or -{cost}, found {row}"

@@ -21,7 +21,7 @@ from homenode.errors import HostError, InputError
 from homenode.verify.boot.cpu_choice import choose_cpu
 from homenode.verify.boot.stand_in import stand_in_of
 from homenode.verify.guest.expectation import expectation_of_document, without_vcpus
-from homenode.verify.live.expectation import live_expectation_of_document
+from homenode.verify.live.domain import what_to_watch
 from homenode.vm.layout import PRESETS
 from tests.domain_corpus import NAMES, sample
 from tests.domain_plans import hand_plan
@@ -104,7 +104,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         facts = vm_of(document)
         findings_of(xml, host=small_host())
         without_vcpus(expectation_of_document(facts), facts.offline_vcpus)
-        live_expectation_of_document(facts)
+        what_to_watch(facts)
         stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
     except (InputError, HostError) as error:
         assert "expected" in str(error)

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
-from homenode.indices import NodeIndex
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.verify.live.expectation import LiveCell, LiveExpectation
+from homenode.verify.live.domain import what_to_watch
 from homenode.verify.live.procfs import (
     backends,
     parse_numa_maps,
@@ -23,6 +23,7 @@ from homenode.verify.live.procfs import (
 )
 from homenode.verify.live.running_vm import Neighbour, RunningVm, ThreadKind
 from homenode.verify.live.verification import verify_live
+from homenode.vm.model import GuestHostdev, Vm, VmCell
 from tests.proc_trees import MIB, PID, UUID, ProcTree
 
 GPU = Bdf.parse("0000:41:00.0")
@@ -46,13 +47,25 @@ def pus(text: str) -> CpuSet:
     return CpuSet.parse(text)
 
 
-EXPECTED = LiveExpectation(
+EXPECTED = Vm(
+    name="vm",
     source="plan of layout pin-numa",
+    vcpus=4,
+    memory_bytes=512 * MIB,
     vcpu_pins=(pus("1"), pus("2"), pus("5"), pus("6")),
     emulator_pus=pus("0"),
     iothread_pins=((1, pus("3")),),
-    cells=tuple(LiveCell(cell, 256 * MIB, pus(str(cell)), "strict", None) for cell in (0, 1)),
-    devices=((GPU, NodeIndex(1)),),
+    cells=tuple(
+        VmCell(
+            id=cell,
+            vcpus=pus(vcpus),
+            memory_bytes=256 * MIB,
+            nodes=pus(str(cell)),
+            mode="strict",
+        )
+        for cell, vcpus in enumerate(("0-1", "2-3"))
+    ),
+    hostdevs=(GuestHostdev(GPU, None, host_node=1),),
 )
 
 
@@ -64,13 +77,12 @@ def tree(tmp_path: Path) -> ProcTree:
     return tree
 
 
-def captured(tree: ProcTree, expected: LiveExpectation = EXPECTED) -> RunningVm:
-    sizes = tuple(cell.memory_bytes for cell in expected.cells)
-    watch = Watch(expected.vcpu_pus, tuple(bdf for bdf, _ in expected.devices), sizes, 0)
+def captured(tree: ProcTree, expected: Vm = EXPECTED) -> RunningVm:
+    watch = what_to_watch(expected, seconds=0)
     return capture_running_vm(UUID, watch, ProcFiles(str(tree.root)))
 
 
-def judged(tree: ProcTree, expected: LiveExpectation = EXPECTED) -> Findings:
+def judged(tree: ProcTree, expected: Vm = EXPECTED) -> Findings:
     return verify_live(expected, captured(tree, expected))
 
 
@@ -102,7 +114,7 @@ def test_each_thread_that_may_run_elsewhere_is_named_with_the_command_that_moves
 
 
 def test_a_thread_with_fewer_pus_than_planned_is_where_it_should_be(tree: ProcTree) -> None:
-    wide = replace(EXPECTED, vcpu_pins=(pus("0-3"),) * 2 + (pus("4-7"),) * 2)
+    wide = structs.replace(EXPECTED, vcpu_pins=(pus("0-3"),) * 2 + (pus("4-7"),) * 2)
     assert judged(tree, wide).findings == ()
 
 
@@ -143,9 +155,9 @@ def test_swapped_cells_are_found_by_what_qemu_was_asked_for(tree: ProcTree) -> N
 
 
 def test_preferred_memory_may_spill(tree: ProcTree) -> None:
-    cells = tuple(replace(cell, mode="preferred") for cell in EXPECTED.cells)
+    cells = tuple(structs.replace(cell, mode="preferred") for cell in EXPECTED.cells)
     tree.memory((PAGES[0], (256, "prefer:1 anon=65536 N0=1 N1=65535 kernelpagesize_kB=4")))
-    assert [f.severity for f in judged(tree, replace(EXPECTED, cells=cells)).findings] == [
+    assert [f.severity for f in judged(tree, structs.replace(EXPECTED, cells=cells)).findings] == [
         Severity.WARNING
     ]
 
@@ -157,8 +169,8 @@ def test_memory_that_nothing_has_touched_is_no_fault(tree: ProcTree) -> None:
 
 
 def test_huge_pages_must_be_used_and_be_of_the_size(tree: ProcTree) -> None:
-    cells = tuple(replace(cell, page_bytes=2 * MIB) for cell in EXPECTED.cells)
-    expected = replace(EXPECTED, cells=cells)
+    cells = tuple(structs.replace(cell, page_bytes=2 * MIB) for cell in EXPECTED.cells)
+    expected = structs.replace(EXPECTED, cells=cells)
     file = r"file=/dev/hugepages/libvirt/qemu/1-vm/qemu_back_mem._objects_ram-node{}.x\040(deleted)"
     huge = tuple(
         (256, f"bind:{node} {file.format(node)} huge dirty=128 N{node}=128 kernelpagesize_kB=2048")
@@ -166,7 +178,9 @@ def test_huge_pages_must_be_used_and_be_of_the_size(tree: ProcTree) -> None:
     )
     tree.memory(huge)
     assert judged(tree, expected).findings == ()
-    default = replace(EXPECTED, cells=tuple(replace(c, page_bytes=0) for c in EXPECTED.cells))
+    default = structs.replace(
+        EXPECTED, cells=tuple(structs.replace(c, page_bytes=0) for c in EXPECTED.cells)
+    )
     assert judged(tree, default).findings == ()
     tree.memory(PAGES)
     assert [f.id for f in judged(tree, expected).findings] == ["live-page-size"] * 2
@@ -215,7 +229,7 @@ def test_interrupts_on_another_node_than_the_device_are_reported_once_a_device(
     assert judged(tree).findings == ()
     # Without a plan the node is the device's own.
     tree.put("sys/bus/pci/devices/0000:41:00.0/numa_node", "0\n")
-    document = replace(EXPECTED, devices=((GPU, None),))
+    document = structs.replace(EXPECTED, hostdevs=(GuestHostdev(GPU, None),))
     assert [f.id for f in judged(tree, document).findings] == ["live-interrupts"]
 
 
@@ -263,7 +277,7 @@ def test_a_process_that_keeps_a_pu_busy_is_a_warning_and_a_short_wake_up_is_none
 
 
 def test_what_may_run_everywhere_is_not_pinned_to_a_vm_that_has_every_core(tree: ProcTree) -> None:
-    whole = replace(EXPECTED, vcpu_pins=(pus("0-15"),) * 4)
+    whole = structs.replace(EXPECTED, vcpu_pins=(pus("0-15"),) * 4)
     idle = Neighbour(77, "daemon", None, 1, pus("0-15"), False, True, 0.0)
     assert verify_live(whole, replace(captured(tree), neighbours=(idle,))).findings == ()
     bound = replace(idle, floats=False)
@@ -272,9 +286,7 @@ def test_what_may_run_everywhere_is_not_pinned_to_a_vm_that_has_every_core(tree:
 
 
 def test_an_unpinned_vm_has_nothing_to_be_compared_with(tree: ProcTree) -> None:
-    free = LiveExpectation(
-        "vm", (None,) * 4, None, (), (LiveCell(0, MIB, pus(""), None, None),), ()
-    )
+    free = Vm(name="vm", vcpus=4, vcpu_pins=(None,) * 4, memory_bytes=MIB)
     tree.qemu({**THREADS, "CPU 0/KVM": "0-15"}, CELLS)
     assert judged(tree, free).findings == ()
 

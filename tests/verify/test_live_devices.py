@@ -1,17 +1,20 @@
 """Memory devices, vCPUs that are offline, and interrupts of a running VM."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Findings, Severity
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.units import GIB
-from homenode.verify.live.expectation import LiveCell, live_expectation_of_document
+from homenode.verify.live.memory import MemoryPiece, memory_pieces
 from homenode.verify.live.procfs import parse_vfio_interrupts
+from homenode.vm.model import MemoryDevice
 from tests.proc_trees import MIB, ProcTree
 from tests.verify.test_live import CELLS, EXPECTED, GPU, PAGES, THREADS, ids, judged, pus
+from tests.verify_documents import DEVICES, tuned
 
 
 @pytest.fixture
@@ -22,14 +25,21 @@ def tree(tmp_path: Path) -> ProcTree:
     return tree
 
 
-DIMM = LiveCell(1, 128 * MIB, pus("1"), "strict", None, "dimm0")
+DIMM = MemoryDevice(
+    alias="dimm0",
+    cell=1,
+    size_bytes=128 * MIB,
+    plugged_bytes=128 * MIB,
+    nodes=pus("1"),
+    mode="strict",
+)
 
 
 def with_dimm(tree: ProcTree, pages: str) -> Findings:
     """Judges the VM with a memory device of 128 MiB on cell 1."""
     tree.qemu(THREADS, CELLS, more={"memdimm0": (128, "1")})
     tree.memory((*PAGES, (128, pages)))
-    return judged(tree, replace(EXPECTED, cells=(*EXPECTED.cells, DIMM)))
+    return judged(tree, replace(EXPECTED, memory_devices=(DIMM,)))
 
 
 def test_memory_devices_are_compared_with_the_node_of_their_cell(tree: ProcTree) -> None:
@@ -44,11 +54,11 @@ def test_memory_devices_are_compared_with_the_node_of_their_cell(tree: ProcTree)
 def test_memory_devices_bound_elsewhere_or_not_there_are_reported(tree: ProcTree) -> None:
     tree.qemu(THREADS, CELLS, more={"memdimm0": (128, "0")})
     tree.memory((*PAGES, (128, "bind:0 kernelpagesize_kB=4")))
-    found = judged(tree, replace(EXPECTED, cells=(*EXPECTED.cells, DIMM)))
+    found = judged(tree, replace(EXPECTED, memory_devices=(DIMM,)))
     assert ids(found)[0] == ("live-binding", "memory device dimm0 (cell 1)")
     tree.qemu(THREADS, CELLS)
     tree.memory(PAGES)
-    found = judged(tree, replace(EXPECTED, cells=(*EXPECTED.cells, DIMM)))
+    found = judged(tree, replace(EXPECTED, memory_devices=(DIMM,)))
     assert ids(found) == [("live-memory-unknown", "memory device dimm0 (cell 1)")]
 
 
@@ -62,8 +72,8 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
         b"<memory model='dimm'><target><size unit='GiB'>1</size><node>0</node></target>"
         b"<alias name='dimm0'/></memory></devices></domain>"
     )
-    found = live_expectation_of_document(vm_of(open_domain(document, "vm.xml")))
-    assert found.cells[1:] == (LiveCell(0, GIB, pus("1"), "strict", None, "dimm0"),)
+    found = vm_of(open_domain(document, "vm.xml"))
+    assert memory_pieces(found)[1:] == (MemoryPiece(0, GIB, pus("1"), "strict", None, "dimm0"),)
     assert found.offline_vcpus == pus("1")
     one_by_one = document.replace(
         b"<numatune>",
@@ -71,6 +81,21 @@ def test_a_document_names_its_memory_devices_and_the_vcpus_that_are_offline() ->
     )
     facts = vm_of(open_domain(one_by_one, "vm.xml"))
     assert facts.offline_vcpus == pus("0")
+
+
+@pytest.mark.parametrize("layout", ["pin", "pin-numa", "pin-numa-pci"])
+def test_a_plan_says_of_a_process_what_its_document_does(layout: str) -> None:
+    """And where its devices are on the host; memory devices are the document's alone."""
+    tuning = tuned(layout)
+    document = vm_of(open_domain(tuning.document, "vm.xml"))
+    running = replace(document, memory_devices=(DIMM,), offline_vcpus=pus("3"))
+    planned = vm_as_it_runs(tuning.plan, running)
+    assert memory_pieces(planned) == memory_pieces(running)
+    for field in ("vcpu_pins", "emulator_pus", "iothread_pins", "offline_vcpus"):
+        assert getattr(planned, field) == getattr(running, field)
+    assert [(str(one.source), one.host_node) for one in planned.hostdevs] == [
+        (bdf, node) for node, bdf in enumerate(DEVICES)
+    ]
 
 
 def test_vcpus_that_are_offline_by_the_document_are_not_missing(tree: ProcTree) -> None:

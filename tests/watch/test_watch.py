@@ -26,9 +26,8 @@ from homenode.hypervisor.domain_state import LivePin
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.verify.live.expectation import LiveCell, LiveExpectation
 from homenode.verify.live.verification import verify_live
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 from homenode.watch.alert import Alert, DomainState, alerts
 from homenode.watch.domain_drift import domain_drift
 from homenode.watch.metrics import metrics
@@ -290,8 +289,17 @@ def test_memory_that_lies_elsewhere_than_planned_is_one_alert_until_it_is_back(
     host = seen(snapshot(), None).host
     tree = ProcTree(tmp_path)
     tree.qemu({}, ((256, "0"), (256, "1")))
-    cells = tuple(LiveCell(cell, 256 * MIB, CpuSet((cell,)), "strict", None) for cell in (0, 1))
-    expected = LiveExpectation("the plan", (), None, (), cells, ())
+    cells = tuple(
+        VmCell(
+            id=cell,
+            vcpus=CpuSet((cell,)),
+            memory_bytes=256 * MIB,
+            nodes=CpuSet((cell,)),
+            mode="strict",
+        )
+        for cell in (0, 1)
+    )
+    expected = Vm(name="gpu-vm", vcpus=2, memory_bytes=512 * MIB, cells=cells)
 
     def found(policy: str, pages: str) -> list[tuple[str, tuple[str, ...]]]:
         near = (256, "bind:0 anon=65536 N0=65536 kernelpagesize_kB=4")

@@ -73,7 +73,15 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
         memory_devices=_memory_devices(plan.memory_device_bytes),
         cells=() if flat else _cells(plan, binding),
         hostdevs=tuple(
-            GuestHostdev(d.bdf, d.address, uuid=d.uuid, is_managed=d.managed) for d in plan.devices
+            GuestHostdev(
+                d.bdf,
+                d.address,
+                uuid=d.uuid,
+                is_managed=d.managed,
+                cell=d.cell,
+                host_node=d.host_node,
+            )
+            for d in plan.devices
         ),
         mediated=left,
         controllers=tuple(
@@ -94,6 +102,19 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
         cpu_model=kept.cpu_model,
         offline_vcpus=kept.offline_vcpus,
         ballooned_bytes=kept.ballooned_bytes,
+    )
+
+
+def vm_as_it_runs(plan: Plan, document: Vm) -> Vm:
+    """The VM of a plan, with what no plan sets as the document has it by now: memory devices, vCPUs
+    that are offline, the balloon, a topology that is left as it was."""
+    planned = vm_of_plan(plan, document)
+    return replace(
+        planned,
+        cpu_topology=planned.cpu_topology or document.cpu_topology,
+        memory_devices=document.memory_devices,
+        offline_vcpus=document.offline_vcpus,
+        ballooned_bytes=document.ballooned_bytes,
     )
 
 

@@ -40,7 +40,9 @@ class GuestPciController:
 class GuestHostdev:
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
     <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
-    is_managed: libvirt binds it to VFIO at the start."""
+    is_managed: libvirt binds it to VFIO at the start. cell: the guest cell that it is on, where the
+    source says it by itself rather than by the bus. host_node: of the function, where it says that.
+    """
 
     source: Bdf
     address: GuestAddress | None
@@ -48,6 +50,8 @@ class GuestHostdev:
     is_interface: bool = False
     uuid: str | None = None
     is_managed: bool = True
+    cell: int | None = None
+    host_node: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,22 @@ class Vm(Struct, frozen=True, kw_only=True, gc=False):
     def cell_vcpus(self) -> tuple[CpuSet, ...]:
         """vCPUs of each guest cell in cell order, () for a flat guest."""
         return tuple(cell.vcpus for cell in self.cells)
+
+    @property
+    def cells_or_whole(self) -> tuple[VmCell, ...]:
+        """The cells; of a flat guest one with every vCPU and all memory."""
+        if self.cells:
+            return self.cells
+        mode, nodes = self.binding or (None, CpuSet())
+        whole = VmCell(
+            id=0,
+            vcpus=CpuSet(range(self.vcpus)),
+            memory_bytes=self.memory_bytes,
+            nodes=nodes,
+            mode=mode,
+            page_bytes=self.page_bytes,
+        )
+        return (whole,)
 
     @property
     def pinned_pus(self) -> CpuSet:

@@ -157,14 +157,12 @@ def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> It
     """Its threads and pages, as they are at this moment: nothing is waited for."""
     from homenode.verify.live.capture import capture_running_vm
     from homenode.verify.live.domain import what_to_watch
-    from homenode.verify.live.expectation import live_expectation_of_document
     from homenode.verify.live.verification import verify_live
 
-    expected = live_expectation_of_document(facts)
     try:
-        running = capture_running_vm(uuid, what_to_watch(expected, seconds=0), files)
+        running = capture_running_vm(uuid, what_to_watch(facts, seconds=0), files)
     except HomenodeError as error:
         not_read.append(Gap(f"VM {facts.name}: its threads and pages", error.message))
         return ()
     not_read += [Gap(f"VM {facts.name}: {one.subject}", one.reason) for one in running.gaps]
-    return verify_live(expected, running).findings
+    return verify_live(facts, running).findings

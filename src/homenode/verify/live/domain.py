@@ -1,20 +1,17 @@
 """A running libvirt domain against its plan, or against its own document. [I/O]"""
 
-from homenode.domain.cputune import iothread_ids
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import UsageError
 from homenode.findings import Findings
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.model import Plan
 from homenode.verify.live.capture import Watch, capture_running_vm
-from homenode.verify.live.expectation import (
-    LiveExpectation,
-    live_expectation_of_document,
-    live_expectation_of_plan,
-)
+from homenode.verify.live.memory import memory_pieces
 from homenode.verify.live.running_vm import RunningVm
 from homenode.verify.live.verification import verify_live
+from homenode.vm.model import Vm
 from homenode.wording import command_line
 
 
@@ -29,7 +26,7 @@ def verify_running_domain(name: str, connect: str, plan: Plan | None = None) -> 
 
 def observe_running_domain(
     name: str, connect: str, plan: Plan | None = None
-) -> tuple[LiveExpectation, RunningVm]:
+) -> tuple[Vm, RunningVm]:
     """What is expected of a running domain, and what its host's kernel shows. Raises as above."""
     if not is_local(connect):
         raise UsageError(
@@ -48,20 +45,16 @@ def observe_running_domain(
             f"{state.name}: expected a plan for it, found one for {plan.domain_name}",
             hint="leave --plan out to hold it against its own document",
         )
-    document = open_domain(virsh.live_document(state.uuid), f"the document of {state.name}")
-    facts = vm_of(document)
-    if plan is None:
-        expected = live_expectation_of_document(facts)
-    else:
-        expected = live_expectation_of_plan(plan, iothread_ids(document), facts)
+    found = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))
+    expected = found if plan is None else vm_as_it_runs(plan, found)
     return expected, capture_running_vm(state.uuid, what_to_watch(expected))
 
 
-def what_to_watch(expected: LiveExpectation, seconds: float = 0.5) -> Watch:
-    """What a VM of which that is expected is looked at with."""
+def what_to_watch(expected: Vm, seconds: float = 0.5) -> Watch:
+    """What such a VM is looked at with."""
     return Watch(
-        expected.vcpu_pus,
-        tuple(bdf for bdf, _ in expected.devices),
-        tuple(cell.memory_bytes for cell in expected.cells),
+        expected.pinned_pus,
+        tuple(hostdev.source for hostdev in expected.hostdevs),
+        tuple(piece.memory_bytes for piece in memory_pieces(expected)),
         seconds,
     )

@@ -6,23 +6,61 @@ from dataclasses import dataclass
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.units import KIB, format_bytes
-from homenode.verify.live.expectation import LiveCell, LiveExpectation
 from homenode.verify.live.running_vm import BackendObject, RamArea, RunningVm
+from homenode.vm.model import MemoryDevice, Vm, VmCell
 
 _MOVE = "memory does not follow a changed pin: shut the VM down and start it, or migratepages(8)"
 
 
 @dataclass(frozen=True, slots=True)
-class CellMemory:
-    """A cell with the mapping that is its memory; area None where none of its size was left."""
+class MemoryPiece:
+    """Memory that QEMU maps at once: a guest cell's own, or that of a memory device.
 
-    cell: LiveCell
+    nodes, mode, page_bytes: as VmCell has them. device: libvirt's alias ("dimm0"), None for a
+    cell's own.
+    """
+
+    cell: int
+    memory_bytes: int
+    nodes: CpuSet
+    mode: str | None
+    page_bytes: int | None
+    device: str | None = None
+
+
+def memory_pieces(vm: Vm) -> tuple[MemoryPiece, ...]:
+    """The pieces of a VM's memory: of its cells, or of all where it has none, then of devices.
+
+    Only a running domain's document has the aliases that QEMU's backends are named by.
+    """
+
+    def piece(one: VmCell | MemoryDevice, cell: int, size: int, alias: str | None) -> MemoryPiece:
+        return MemoryPiece(cell, size, one.nodes, one.mode, one.page_bytes, alias)
+
+    cells = [
+        piece(cell, cell.id, cell.memory_bytes, None)
+        for cell in vm.cells_or_whole
+        if cell.memory_bytes
+    ]
+    devices = [
+        piece(device, device.cell, device.size_bytes, device.alias)
+        for device in vm.memory_devices
+        if device.is_host_memory and device.alias is not None
+    ]
+    return (*cells, *devices)
+
+
+@dataclass(frozen=True, slots=True)
+class CellMemory:
+    """A piece with the mapping that is its memory; area None where none of its size was left."""
+
+    piece: MemoryPiece
     backend: BackendObject | None
     area: RamArea | None
 
 
-def cell_memory(expected: LiveExpectation, vm: RunningVm) -> tuple[CellMemory, ...]:
-    """The mapping of each cell.
+def cell_memory(expected: Vm, vm: RunningVm) -> tuple[CellMemory, ...]:
+    """The mapping of each piece.
 
     A file gives its cell by name. Anonymous memory is known by its size and by the nodes that QEMU
     was asked to bind it to; cells that agree in both share those mappings in any order, which
@@ -30,10 +68,11 @@ def cell_memory(expected: LiveExpectation, vm: RunningVm) -> tuple[CellMemory, .
     """
     left = list(vm.areas)
     matched = []
-    alone = sum(cell.device is None for cell in expected.cells) == 1
-    for cell in expected.cells:
-        backend = _backend(vm, cell, alone=alone)
-        size = cell.memory_bytes if backend is None else backend.size_bytes
+    pieces = memory_pieces(expected)
+    alone = sum(piece.device is None for piece in pieces) == 1
+    for piece in pieces:
+        backend = _backend(vm, piece, alone=alone)
+        size = piece.memory_bytes if backend is None else backend.size_bytes
         nodes = CpuSet() if backend is None else backend.host_nodes
         candidates = sorted(
             (area for area in left if 0 <= area.size_bytes - size < max(area.page_bytes, 64 * KIB)),
@@ -46,11 +85,11 @@ def cell_memory(expected: LiveExpectation, vm: RunningVm) -> tuple[CellMemory, .
         area = candidates[0] if candidates else None
         if area is not None:
             left.remove(area)
-        matched.append(CellMemory(cell, backend, area))
+        matched.append(CellMemory(piece, backend, area))
     return tuple(matched)
 
 
-def memory_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+def memory_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Cell by cell: binding, pages, page size; then what was swapped out."""
     if vm.areas:
         for memory in cell_memory(expected, vm):
@@ -70,11 +109,11 @@ def memory_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
         )
 
 
-def _backend(vm: RunningVm, cell: LiveCell, *, alone: bool) -> BackendObject | None:
+def _backend(vm: RunningVm, piece: MemoryPiece, *, alone: bool) -> BackendObject | None:
     # libvirt's names. Source: qemuBuildMemoryCellBackendStr and qemuBuildMemoryDimmBackendStr.
-    name = f"ram-node{cell.id}" if cell.device is None else f"mem{cell.device}"
+    name = f"ram-node{piece.cell}" if piece.device is None else f"mem{piece.device}"
     named = next((b for b in vm.backends if b.name == name), None)
-    if named is None and alone and cell.device is None:
+    if named is None and alone and piece.device is None:
         return next((b for b in vm.backends if b.name.endswith(".ram")), None)
     return named
 
@@ -87,15 +126,15 @@ def _named(area: RamArea, backend: BackendObject | None) -> bool:
 
 
 def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    cell, backend = memory.cell, memory.backend
-    if not cell.nodes or backend is None or not backend.host_nodes:
+    piece, backend = memory.piece, memory.backend
+    if not piece.nodes or backend is None or not backend.host_nodes:
         return  # bound for the whole process, if at all: its pages show it
-    if backend.host_nodes != cell.nodes:
+    if backend.host_nodes != piece.nodes:
         yield Finding(
             id="live-binding",
             severity=Severity.CRITICAL,
-            subject=memory_subject(cell),
-            expected=f"bound to node {cell.nodes}",
+            subject=memory_subject(piece),
+            expected=f"bound to node {piece.nodes}",
             observed=f"bound to node {backend.host_nodes}",
             cost="its vCPUs take the far node's memory for theirs",
             fix="the running VM is of another definition: shut it down and start it",
@@ -104,30 +143,30 @@ def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
 
 
 def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    cell, area, source = memory.cell, memory.area, f"/proc/{vm.process}/numa_maps"
-    if not cell.nodes:
+    piece, area, source = memory.piece, memory.area, f"/proc/{vm.process}/numa_maps"
+    if not piece.nodes:
         return
     if area is None:
         yield Finding(
             id="live-memory-unknown",
             severity=Severity.INCONCLUSIVE,
-            subject=memory_subject(cell),
-            expected=f"a mapping of {format_bytes(cell.memory_bytes)} on node {cell.nodes}",
+            subject=memory_subject(piece),
+            expected=f"a mapping of {format_bytes(piece.memory_bytes)} on node {piece.nodes}",
             observed="no mapping of that size",
             fix="virsh dommemstat, numastat -p",
             source=source,
         )
         return
-    here = sum(pages for node, pages in area.pages_by_node if node in cell.nodes)
-    away = tuple((node, pages) for node, pages in area.pages_by_node if node not in cell.nodes)
+    here = sum(pages for node, pages in area.pages_by_node if node in piece.nodes)
+    away = tuple((node, pages) for node, pages in area.pages_by_node if node not in piece.nodes)
     if away:
         strays = sum(pages for _, pages in away)
-        strict = cell.mode not in ("preferred", "interleave")
+        strict = piece.mode not in ("preferred", "interleave")
         yield Finding(
             id="live-memory",
             severity=Severity.CRITICAL if strict else Severity.WARNING,
-            subject=memory_subject(cell),
-            expected=f"every page on node {cell.nodes}",
+            subject=memory_subject(piece),
+            expected=f"every page on node {piece.nodes}",
             observed=stated_pages(area),
             cost=f"{100 * strays / (here + strays):.0f} % of it is read through the link "
             "between nodes",
@@ -138,8 +177,8 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
         yield Finding(
             id="live-memory-untouched",
             severity=Severity.INFO,
-            subject=memory_subject(cell),
-            expected=f"pages on node {cell.nodes}",
+            subject=memory_subject(piece),
+            expected=f"pages on node {piece.nodes}",
             observed=f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet",
             fix="<memoryBacking><allocation mode='immediate'/> or huge pages take it at the start",
             source=source,
@@ -147,14 +186,14 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
 
 
 def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
-    cell, area = memory.cell, memory.area
-    wanted = vm.default_huge_bytes if cell.page_bytes == 0 else cell.page_bytes
+    piece, area = memory.piece, memory.area
+    wanted = vm.default_huge_bytes if piece.page_bytes == 0 else piece.page_bytes
     if area is None or wanted is None or area.page_bytes == wanted:
         return
     yield Finding(
         id="live-page-size",
         severity=Severity.WARNING,
-        subject=memory_subject(cell),
+        subject=memory_subject(piece),
         expected=f"pages of {format_bytes(wanted)}",
         observed=f"pages of {format_bytes(area.page_bytes)}",
         cost="more address translations in the IOMMU and in the CPUs",
@@ -172,8 +211,8 @@ def stated_pages(area: RamArea) -> str:
     return " and ".join(parts) or "nothing touched yet"
 
 
-def memory_subject(cell: LiveCell) -> str:
+def memory_subject(piece: MemoryPiece) -> str:
     """What to call it: "memory of cell 1" or "memory device dimm0 (cell 1)"."""
-    if cell.device is None:
-        return f"memory of cell {cell.id}"
-    return f"memory device {cell.device} (cell {cell.id})"
+    if piece.device is None:
+        return f"memory of cell {piece.cell}"
+    return f"memory device {piece.device} (cell {piece.cell})"

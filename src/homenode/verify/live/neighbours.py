@@ -3,20 +3,23 @@
 from collections.abc import Iterator
 
 from homenode.findings import Finding, Severity
-from homenode.verify.live.expectation import LiveExpectation
+from homenode.indices import NodeIndex
 from homenode.verify.live.running_vm import RunningVm
+from homenode.vm.model import Vm
 
 BUSY_RATIO = 0.1
 """Of one PU's time, over which an unpinned process on the VM's PUs is worth a finding: below, it is
 a daemon that woke up."""
 
 
-def interrupt_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Devices whose interrupts other nodes serve. One finding for each device."""
     node_of = dict(vm.node_of_device) | {
-        bdf: node for bdf, node in expected.devices if node is not None
+        one.source: NodeIndex(one.host_node)
+        for one in expected.hostdevs
+        if one.host_node is not None
     }
-    for bdf in sorted({bdf for bdf, _ in expected.devices}):
+    for bdf in sorted({one.source for one in expected.hostdevs}):
         node = node_of.get(bdf)
         if node is None:
             continue
@@ -45,13 +48,13 @@ def interrupt_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Fin
         )
 
 
-def neighbour_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Other VMs and processes on the cores of the VM's vCPUs.
 
     On most hosts every process may run everywhere: that alone is no finding. One that may run
     nowhere else is, and so are another VM's vCPUs, and whatever keeps a PU of the VM busy.
     """
-    own = expected.vcpu_pus
+    own = expected.pinned_pus
     cores = vm.host.cores_of(own)
     for other in vm.neighbours:
         meeting = other.allowed & cores

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.verify.live.expectation import LiveExpectation
 from homenode.verify.live.running_vm import RunningVm, ThreadKind, VmThread
+from homenode.vm.model import Vm
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
@@ -14,10 +14,10 @@ first; it wakes up once an hour and no one can pin it for good."""
 _COST = "a vCPU on another node reads the VM's memory and its GPUs through the link between nodes"
 
 
-def thread_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """vCPUs, then IOThreads, then everything else that QEMU runs."""
     if any(thread.kind is ThreadKind.ALL_VCPUS for thread in vm.threads):
-        if expected.vcpu_pus:
+        if expected.is_pinned:
             yield _inconclusive(vm, "vCPUs", "one thread runs them all (TCG, thread=single)", None)
     else:
         yield from _vcpus(expected, vm)
@@ -46,10 +46,10 @@ def thread_findings(expected: LiveExpectation, vm: RunningVm) -> Iterator[Findin
         )
 
 
-def _vcpus(expected: LiveExpectation, vm: RunningVm) -> Iterator[Finding]:
+def _vcpus(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     found = {t.number: t for t in vm.threads if t.kind is ThreadKind.VCPU}
     pins = expected.vcpu_pins
-    if not found and any(pin is not None for pin in pins):
+    if not found and expected.is_pinned:
         why = "no thread is named CPU N/KVM (debug-threads=off?) and no cgroup distinguishes them"
         yield _inconclusive(vm, "vCPUs", why, "start it through libvirt")
         return
@@ -76,7 +76,7 @@ def _one(
     thread: VmThread | None,
     pus: CpuSet,
     id: str,
-    expected: LiveExpectation,
+    expected: Vm,
 ) -> Iterator[Finding]:
     if thread is None:
         yield Finding(
@@ -98,7 +98,7 @@ def _stray(
     allowed: CpuSet,
     pus: CpuSet,
     id: str,
-    expected: LiveExpectation,
+    expected: Vm,
     cost: str,
 ) -> Finding:
     fix = {

@@ -52,7 +52,7 @@ def test_every_rule_is_broken_by_some_of_them() -> None:
     rules = {
         word.value
         for call in calls
-        if isinstance(call.func, ast.Name) and call.func.id in ("Finding", "_refused")
+        if isinstance(call.func, ast.Name) and call.func.id in ("finding", "_refused")
         for word in [*call.args[:1], *(k.value for k in call.keywords if k.arg == "id")]
         if isinstance(word, ast.Constant)
     }

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.pci import PciDevice
@@ -74,13 +75,11 @@ def view_of_guest(
 def not_in_stand_in(stand_in: StandIn, source: str) -> Iterator[Finding]:
     """What of the document no test guest gives, each by name."""
     for what in stand_in.left_out:
-        yield Finding(
-            id="not-in-stand-in",
-            severity=Severity.INCONCLUSIVE,
-            subject=what,
+        yield finding(
+            "not-in-stand-in",
+            what,
             expected="the test guest to have it",
             observed="left out",
-            fix="look at the real guest: homenode verify VM.xml --guest ssh:HOST",
             source=source,
         )
 

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.units import KIB, format_bytes
 from homenode.verify.live.running_vm import BackendObject, RamArea, RunningVm
 from homenode.vm.model import MemoryDevice, Vm, VmCell
-
-_MOVE = "memory does not follow a changed pin: shut the VM down and start it, or migratepages(8)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +96,11 @@ def memory_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield from _pages(memory, vm)
             yield from _page_size(memory, vm)
     if vm.swapped_bytes:
-        yield Finding(
-            id="live-swapped",
-            severity=Severity.WARNING,
-            subject=vm.name,
+        yield finding(
+            "live-swapped",
+            vm.name,
             expected="no memory swapped out",
             observed=f"{format_bytes(vm.swapped_bytes)} swapped out",
-            cost="a vCPU that touches it waits for the disk",
-            fix="<memoryBacking><locked/></memoryBacking>, huge pages, or fewer VMs",
             source=f"/proc/{vm.process}/status",
         )
 
@@ -130,14 +126,11 @@ def _binding(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     if not piece.nodes or backend is None or not backend.host_nodes:
         return  # bound for the whole process, if at all: its pages show it
     if backend.host_nodes != piece.nodes:
-        yield Finding(
-            id="live-binding",
-            severity=Severity.CRITICAL,
-            subject=memory_subject(piece),
+        yield finding(
+            "live-binding",
+            memory_subject(piece),
             expected=f"bound to node {piece.nodes}",
             observed=f"bound to node {backend.host_nodes}",
-            cost="its vCPUs take the far node's memory for theirs",
-            fix="the running VM is of another definition: shut it down and start it",
             source=f"/proc/{vm.process}/cmdline",
         )
 
@@ -147,13 +140,11 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     if not piece.nodes:
         return
     if area is None:
-        yield Finding(
-            id="live-memory-unknown",
-            severity=Severity.INCONCLUSIVE,
-            subject=memory_subject(piece),
+        yield finding(
+            "live-memory-unknown",
+            memory_subject(piece),
             expected=f"a mapping of {format_bytes(piece.memory_bytes)} on node {piece.nodes}",
             observed="no mapping of that size",
-            fix="virsh dommemstat, numastat -p",
             source=source,
         )
         return
@@ -162,25 +153,22 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     if away:
         strays = sum(pages for _, pages in away)
         strict = piece.mode not in ("preferred", "interleave")
-        yield Finding(
-            id="live-memory",
-            severity=Severity.CRITICAL if strict else Severity.WARNING,
-            subject=memory_subject(piece),
+        yield finding(
+            "live-memory",
+            memory_subject(piece),
             expected=f"every page on node {piece.nodes}",
             observed=stated_pages(area),
+            severity=Severity.CRITICAL if strict else Severity.WARNING,
             cost=f"{100 * strays / (here + strays):.0f} % of it is read through the link "
             "between nodes",
-            fix=_MOVE,
             source=source,
         )
     elif not here:
-        yield Finding(
-            id="live-memory-untouched",
-            severity=Severity.INFO,
-            subject=memory_subject(piece),
+        yield finding(
+            "live-memory-untouched",
+            memory_subject(piece),
             expected=f"pages on node {piece.nodes}",
             observed=f"bound to node {area.policy_nodes or 'any'}, and nothing has touched it yet",
-            fix="<memoryBacking><allocation mode='immediate'/> or huge pages take it at the start",
             source=source,
         )
 
@@ -190,14 +178,11 @@ def _page_size(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
     wanted = vm.default_huge_bytes if piece.page_bytes == 0 else piece.page_bytes
     if area is None or wanted is None or area.page_bytes == wanted:
         return
-    yield Finding(
-        id="live-page-size",
-        severity=Severity.WARNING,
-        subject=memory_subject(piece),
+    yield finding(
+        "live-page-size",
+        memory_subject(piece),
         expected=f"pages of {format_bytes(wanted)}",
         observed=f"pages of {format_bytes(area.page_bytes)}",
-        cost="more address translations in the IOMMU and in the CPUs",
-        fix="reserve the pages on that node and start the VM again",
         source=f"/proc/{vm.process}/numa_maps",
     )
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from homenode.findings import Finding, Severity
+from homenode.catalogue import finding
+from homenode.findings import Finding
 from homenode.indices import NodeIndex
 from homenode.verify.live.running_vm import RunningVm
 from homenode.vm.model import Vm
@@ -35,14 +36,12 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         if not far:
             continue
         served = sorted({str(i.effective or i.allowed) for i in far})
-        yield Finding(
-            id="live-interrupts",
-            severity=Severity.WARNING,
-            subject=f"interrupts of {bdf}",
+        yield finding(
+            "live-interrupts",
+            f"interrupts of {bdf}",
             expected=f"served on node {node} (PUs {near})",
             observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
             f"{' '.join(served[:4])}{' ...' if len(served) > 4 else ''}",
-            cost="each crosses between nodes, unless the IOMMU posts them to the vCPU",
             fix=f"echo {near} > /proc/irq/{far[0].irq}/smp_affinity_list (irqbalance may undo it)",
             source="/proc/interrupts",
         )
@@ -65,57 +64,35 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
         busy = other.busy_ratio >= BUSY_RATIO
         load = f", busy {100 * other.busy_ratio:.0f} % of a PU there" if busy else ""
         if other.is_vcpu and not other.floats:
-            yield _finding(
+            yield finding(
                 "live-shared-core",
-                Severity.CRITICAL,
                 subject,
-                "no vCPU on the VM's cores",
-                f"{other.threads} vCPUs on PUs {meeting}{load}",
-                "two VMs take turns on a core, or share one as siblings",
-                "plan one of them again: homenode plan knows what runs",
+                expected="no vCPU on the VM's cores",
+                observed=f"{other.threads} vCPUs on PUs {meeting}{load}",
+                source="/proc",
             )
         elif other.is_vcpu:
-            yield _finding(
+            yield finding(
                 "live-floating-vm",
-                Severity.WARNING,
                 subject,
-                "vCPUs pinned apart from this VM's",
-                f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}",
-                "it takes time from the VM's vCPUs whenever the scheduler likes",
-                "pin it as well: homenode plan --layout pin",
+                expected="vCPUs pinned apart from this VM's",
+                observed=f"{other.threads} vCPUs that may run anywhere, on PUs {meeting} too{load}",
+                source="/proc",
             )
         elif other.allowed <= cores and not other.floats:
-            yield _finding(
+            yield finding(
                 "live-pinned-there",
-                Severity.WARNING,
                 subject,
-                "nothing else bound to the VM's cores",
-                f"{other.threads} threads that may run on PUs {other.allowed} only{load}",
-                "it takes time from the vCPUs there",
-                f"taskset -acp PUS {other.process}",
+                expected="nothing else bound to the VM's cores",
+                observed=f"{other.threads} threads that may run on PUs {other.allowed} only{load}",
+                fix=f"taskset -acp PUS {other.process}",
+                source="/proc",
             )
         elif busy:
-            yield _finding(
+            yield finding(
                 "live-busy-neighbour",
-                Severity.WARNING,
                 subject,
-                "the VM's PUs to itself",
-                f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s",
-                "it takes that time from the vCPUs there",
-                "isolcpus= or a cpuset for the host's own processes (systemd AllowedCPUs=)",
+                expected="the VM's PUs to itself",
+                observed=f"{100 * other.busy_ratio:.0f} % of a PU over {vm.watched_s:g} s",
+                source="/proc",
             )
-
-
-def _finding(
-    id: str, severity: Severity, subject: str, expected: str, observed: str, cost: str, fix: str
-) -> Finding:
-    return Finding(
-        id=id,
-        severity=severity,
-        subject=subject,
-        expected=expected,
-        observed=observed,
-        cost=cost,
-        fix=fix,
-        source="/proc",
-    )

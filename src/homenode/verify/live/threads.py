@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator
 
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.verify.live.running_vm import RunningVm, ThreadKind, VmThread
 from homenode.vm.model import Vm
 
 _KVMS_OWN = "kvm-nx-lpage-re"
 """A thread that Linux 6.13 and newer start in the VM's process, on the PUs of whichever vCPU ran
 first; it wakes up once an hour and no one can pin it for good."""
-
-_COST = "a vCPU on another node reads the VM's memory and its GPUs through the link between nodes"
 
 
 def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
@@ -42,7 +41,6 @@ def thread_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             expected.emulator_pus,
             "live-emulator",
             expected,
-            "QEMU's own work takes time from vCPUs",
         )
 
 
@@ -59,13 +57,11 @@ def _vcpus(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             yield from _one(vm, f"vCPU {number}", thread, pin, "live-vcpu", expected)
     more = sorted(n for n in found if n is not None and n >= len(pins))
     if more:
-        yield Finding(
-            id="live-vcpus",
-            severity=Severity.CRITICAL,
-            subject=vm.name,
+        yield finding(
+            "live-vcpus",
+            vm.name,
             expected=f"{len(pins)} vCPUs",
             observed=f"vCPUs {CpuSet(more)} as well",
-            fix="the running VM is of an earlier definition: shut it down and start it",
             source=expected.source,
         )
 
@@ -79,17 +75,15 @@ def _one(
     expected: Vm,
 ) -> Iterator[Finding]:
     if thread is None:
-        yield Finding(
-            id=f"{id}-missing",
-            severity=Severity.WARNING,
-            subject=subject,
+        yield finding(
+            f"{id}-missing",
+            subject,
             expected=f"a thread on PUs {pus}",
             observed="no such thread",
-            fix="is it offline, or is the running VM of an earlier definition?",
             source=expected.source,
         )
     elif not thread.allowed <= pus:
-        yield _stray(vm, subject, thread.allowed, pus, id, expected, _COST)
+        yield _stray(vm, subject, thread.allowed, pus, id, expected)
 
 
 def _stray(
@@ -99,7 +93,6 @@ def _stray(
     pus: CpuSet,
     id: str,
     expected: Vm,
-    cost: str,
 ) -> Finding:
     fix = {
         "live-vcpu": "virsh vcpupin {} {} {}",
@@ -107,23 +100,20 @@ def _stray(
         "live-emulator": "virsh emulatorpin {} {}",
     }[id]
     words = [vm.uuid, *([subject.rpartition(" ")[2]] if fix.count("{}") == 3 else []), str(pus)]
-    return Finding(
-        id=id,
-        severity=Severity.CRITICAL,
-        subject=subject,
+    return finding(
+        id,
+        subject,
         expected=f"PUs {pus}",
         observed=f"PUs {allowed or 'none'}",
-        cost=cost,
         fix=f"{fix.format(*words)} (homenode apply --live-pins does all of them)",
         source=expected.source,
     )
 
 
 def _inconclusive(vm: RunningVm, subject: str, why: str, fix: str | None) -> Finding:
-    return Finding(
-        id="live-threads",
-        severity=Severity.INCONCLUSIVE,
-        subject=subject,
+    return finding(
+        "live-threads",
+        subject,
         expected="a thread for each, where it is pinned",
         observed=why,
         fix=fix,

@@ -1,6 +1,7 @@
 """Live: a running VM, as the host's kernel shows it, against what it was planned to be."""
 
-from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.catalogue import finding
+from homenode.findings import Findings, in_order
 from homenode.verify.live.memory import (
     cell_memory,
     memory_findings,
@@ -24,13 +25,11 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
         *interrupt_findings(expected, vm),
         *neighbour_findings(expected, vm),
         *(
-            Finding(
-                id="live-unread",
-                severity=Severity.INCONCLUSIVE,
-                subject=gap.subject,
+            finding(
+                "live-unread",
+                gap.subject,
                 expected="something to judge by",
                 observed=gap.reason,
-                fix="run as root on the VM's host",
                 source=vm.name,
             )
             for gap in vm.gaps

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from homenode.catalogue import entry_of
 from homenode.errors import UsageError
 
 ENTRY = ("homenode.cli.on_define_domain", "main")
 PORTABLE = "homenode.kubevirt.portable"
+CATALOGUE = "homenode.catalogue"
 MAX_BYTES = 240 << 10
 """A ConfigMap holds 1 MiB, but `kubectl apply` keeps a copy in annotations, which hold 256 KiB."""
 
@@ -25,6 +27,9 @@ _REPLACED = {
     ("dataclasses", "field"): "field",
     ("dataclasses", "replace"): "replace",
     ("enum", "StrEnum"): "StrEnum",
+    ("msgspec", "Struct"): "Struct",
+    ("msgspec", "structs"): "structs",
+    ("msgspec", "UNSET"): "UNSET",
 }
 _TOP = '''\
 #!/usr/bin/python3 -IS
@@ -60,6 +65,17 @@ class Finder:
 
 
 '''
+_CATALOGUE = """\
+class Entry:
+    def __init__(self, severity, fix):
+        self.severities, self.fix = (severity,), fix
+
+ENTRIES = {entries!r}
+
+def entry_of(id):
+    return Entry(*ENTRIES[id])
+"""
+"""What the hook has in place of the catalogue and its pages."""
 _BOTTOM = """\
 sys.meta_path.insert(0, Finder)
 
@@ -83,7 +99,10 @@ def hook_file(read_source: Callable[[str], str | None], version: str) -> str:
     bundle.reach(*ENTRY)
     bundle.settle()
     parts = [_TOP.format(version=version)]
-    for name, text in sorted(bundle.texts().items()):
+    pages = {name: entry_of(name) for name in sorted(bundle.finding_ids())}
+    entries = {name: (str(page.severities[0]), page.fix) for name, page in pages.items()}
+    texts = bundle.texts() | {CATALOGUE: _CATALOGUE.format(entries=entries)}
+    for name, text in sorted(texts.items()):
         if "'''" in text or not text.isascii():
             text = ascii(text)
             parts.append(f"MODULES[{name!r}] = {text}\n")
@@ -134,6 +153,8 @@ class _Bundle:
 
     def reach(self, module_name: str, name: str) -> None:
         """Keep a definition and all that it names."""
+        if module_name == CATALOGUE:
+            return
         if self.read_source(f"{module_name}.{name}") is not None:
             self.module(f"{module_name}.{name}")  # `from package import module`
             return
@@ -186,6 +207,20 @@ class _Bundle:
             elif isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     self.reach(node.module, alias.name)
+
+    def finding_ids(self) -> set[str]:
+        """Of the findings that the hook makes."""
+        kept = [one for module in self.modules.values() for one in module.kept]
+        calls = (one for statement in kept for one in ast.walk(statement))
+        return {
+            part.value
+            for call in calls
+            if isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id == "plan_finding"
+            for part in ast.walk(call.args[0])
+            if isinstance(part, ast.Constant) and isinstance(part.value, str)
+        }
 
     def texts(self) -> dict[str, str]:
         """Module name -> its text for Python 3.9. What a package does by itself is left out."""
@@ -314,6 +349,7 @@ class _Writer(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         is_record = any("dataclass" in ast.unparse(d) for d in node.decorator_list)
+        is_record |= any(ast.unparse(base) == "Struct" for base in node.bases)
         is_tuple = any("NamedTuple" in ast.unparse(base) for base in node.bases)
         fields: list[str] = []
         body: list[ast.stmt] = []

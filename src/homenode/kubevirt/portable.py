@@ -1,6 +1,7 @@
 """Portable: what the hook file needs of newer Pythons, for the Python 3.9 of KubeVirt's sidecar.
 
-The generator of the hook file puts these in place of dataclasses, enum.StrEnum and zip(strict=).
+The generator of the hook file puts these in place of dataclasses, msgspec's records, enum.StrEnum
+and zip(strict=).
 Importing dataclasses costs more CPU than all of the hook's own work.
 """
 
@@ -27,6 +28,8 @@ class Made:
 
 
 _NO_DEFAULT = object()
+UNSET: Any = object()
+"""msgspec.UNSET: an argument that is not given, where None says something."""
 
 
 def field(*, default_factory: Callable[[], Any] | None = None, metadata: Any = None) -> Any:
@@ -93,6 +96,19 @@ def dataclass(cls: Any = None, *, order: bool = False, kw_only: bool = False, **
 def replace(value: Any, **changes: Any) -> Any:
     """dataclasses.replace."""
     return type(value)(**{**{name: getattr(value, name) for name in value.__fields__}, **changes})
+
+
+class Struct:
+    """msgspec.Struct as far as the package's records use it."""
+
+    def __init_subclass__(cls, kw_only: bool = False, **_: bool) -> None:
+        dataclass(cls, kw_only=kw_only)
+
+
+class structs:  # noqa: N801 - in place of a module
+    """msgspec.structs."""
+
+    replace = staticmethod(replace)
 
 
 def zip_strict(*columns: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

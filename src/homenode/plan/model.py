@@ -200,7 +200,7 @@ def plan_finding(
     entry = entry_of(id)
     return PlanFinding(
         id=id,
-        severity=severity or entry.severities[0].value,
+        severity=severity or str(entry.severities[0]),
         subject=subject,
         detail=detail,
         fix=entry.fix if fix is UNSET else fix,

@@ -39,15 +39,6 @@ from homenode.vm.model import GuestAddress
 MOST_SPARE_PORTS = 16
 
 
-SWITCH_WARNING = plan_finding(
-    "mirrored-switch-slow-link",
-    "mirrored PCIe switches",
-    "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
-    "between GPUs "
-    "below one switch",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class MirroredPcie:
     """The guest's PCIe tree. address_of holds devices with a place only; cell_of likewise, and
@@ -177,7 +168,14 @@ def mirror_cells(
     if request.pci_granularity is not PciGranularity.CELL:
         findings += tuple(_displaced_finding(assignment) for assignment in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
-        findings += (SWITCH_WARNING,)
+        findings += (
+            plan_finding(
+                "mirrored-switch-slow-link",
+                "mirrored PCIe switches",
+                "QEMU's switch ports report links of Gen1 x1, from which NCCL computes 0.2 GB/s "
+                "between GPUs below one switch",
+            ),
+        )
     findings += _without_bus(cells, with_bus)
     findings += _unguarded(request, controllers, address_of)
     return MirroredPcie(controllers, address_of, cell_of, group_of, findings)

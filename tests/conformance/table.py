@@ -4,8 +4,9 @@ from tests.conformance.kubelet import KUBELET
 from tests.conformance.kubevirt import KUBEVIRT
 from tests.conformance.libvirt import LIBVIRT
 from tests.conformance.nova import NOVA
+from tests.conformance.proxmox import PROXMOX
 from tests.conformance.qemu import QEMU_JUDGE
 from tests.conformance.slurmd import SLURMD
 from tests.conformance.xen import XEN
 
-JUDGES = (LIBVIRT, QEMU_JUDGE, NOVA, XEN, SLURMD, KUBELET, KUBEVIRT)
+JUDGES = (LIBVIRT, QEMU_JUDGE, PROXMOX, NOVA, XEN, SLURMD, KUBELET, KUBEVIRT)

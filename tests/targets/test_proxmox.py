@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import subprocess
 from pathlib import Path
 
@@ -17,9 +16,6 @@ from homenode.units import GIB, MIB
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
-
-HELPERS = Path(os.environ.get("QEMU_SERVER", "/none")) / "src/PVE/QemuServer/Helpers.pm"
-"""In a checkout of Proxmox's qemu-server, where a variable names one."""
 
 
 @pytest.mark.parametrize(
@@ -40,23 +36,21 @@ def test_the_time_of_a_start_is_proxmoxs(keys: set[str], memory_bytes: int, seco
     assert start_timeout_s(keys, memory_bytes) == seconds
 
 
-@pytest.mark.lab
-@pytest.mark.skipif(not HELPERS.exists(), reason="needs QEMU_SERVER, a checkout of qemu-server")
-def test_proxmoxs_own_perl_agrees_on_the_time_of_a_start() -> None:
-    text = HELPERS.read_text()
-    start = text.index("sub config_aware_timeout")
-    body = text[start : text.index("\n}\n", start) + 3]
-    draw = random.Random(20261123)
-    names = ["net0", "net12", "hostpci0", "hostpci15", "hugepages", "cores", "nethost", "args"]
-    cases = [
-        (draw.sample(names, draw.randrange(len(names))), draw.randrange(1, 2**21))
-        for _ in range(300)
-    ]
-    hashes = [(",".join(f"{key}=>1" for key in keys), mib) for keys, mib in cases]
-    asked = "".join(f"print config_aware_timeout({{{h}}}, {mib}), ' ';" for h, mib in hashes)
-    done = subprocess.run(["perl", "-e", body + asked], capture_output=True, text=True, check=True)
-    ours = [start_timeout_s(keys, mib * MIB) for keys, mib in cases]
-    assert list(map(int, done.stdout.split())) == ours
+def test_a_vm_with_huge_pages_that_is_bound_to_no_node_names_one() -> None:
+    """Proxmox wants hostnodes with huge pages."""
+    planned = written("proxmox", HOST, options("default", page_bytes=2 * MIB))
+    assert b"hostnodes=0,policy=preferred" in planned.rendering.document
+
+
+def test_memory_on_nodes_that_are_no_range_is_refused() -> None:
+    """Proxmox makes host-nodes=0,8 of them, which QEMU takes for an option named 8."""
+    name = "x86-2p2n8c8t-nodes-0-and-8"
+    wanted = options("pin-bound", vcpus=6, memory_bytes=2 * GIB)
+    with pytest.raises(InputError, match="a range of host nodes, found 0,8"):
+        written("proxmox", name, wanted)
+    assert (
+        b"hostnodes=8" in written("proxmox", name, options("pin-numa", vcpus=6)).rendering.document
+    )
 
 
 def timeouts(planned: TargetPlan) -> list[PlanFinding]:

@@ -26,7 +26,7 @@ from tests.targets.written import again, host_named, options, rendered, written
 
 REFUSED_FOR = {
     "openstack": {"one host node", "a host node of its own"},
-    "proxmox": {"x86_64"},
+    "proxmox": {"x86_64", "a range of host nodes"},
     "xen": {"x86_64"},
     "cloud-hypervisor": {"one host node"},
     "incus": {"x86_64", "a guest cell for each host node", "random order", "equal shares"},

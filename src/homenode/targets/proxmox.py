@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
+from homenode.indices import NodeIndex
 from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import GuestCache, Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
@@ -85,7 +86,7 @@ SUPPORT = {
     Feature.CELLS: native("`numaN: cpus=,memory=`, at most 8"),
     Feature.UNEQUAL_CELLS: native("`numaN: memory=`"),
     Feature.DISTANCES: indirect("by -numa dist in `args`", "its web page does not show them"),
-    Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`"),
+    Feature.MEMORY_NODES: native("`numaN: hostnodes=,policy=`, a range of nodes"),
     Feature.MEMORY_MODE: native("`numaN: policy=`"),
     Feature.HUGE_PAGES: native("`hugepages: 2` or `1024`"),
     Feature.DEVICES: native("`hostpciN`, at most 16; in `args` where the layout shows PCIe"),
@@ -150,7 +151,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
         wanted["vcpus"] = str(plan.vcpus)
     if plan.page_bytes is not None:
         wanted["hugepages"] = str(plan.page_bytes // MIB) if plan.page_bytes else "any"
-    lines = _numa_lines(plan)
+    lines = _numa_lines(plan, host)
     of_user = not plan.vcpu_pins and not lines and _OUR_HOOK not in conf.values.get(_HOOK_KEY, "")
     if of_user and sum(bool(NUMA.match(key)) for key in conf.values) == 1:
         del wanted["numa"]  # one cell, which the layout leaves as it was
@@ -222,15 +223,17 @@ def _refuse(plan: Plan, conf: Conf, source: str) -> None:
         raise InputError(
             f"proxmox: expected huge pages of 2 MiB or 1 GiB, found {plan.page_bytes} bytes"
         )
-    spread = plan.memory_mode is not None and any(
-        len(nodes) > 1
-        for nodes in (
-            [cell.host_nodes for cell in plan.cells]
-            if plan.layout.cells is GuestCells.MIRRORED
-            else [plan.memory_nodes]
-        )
-    )
-    if plan.page_bytes is not None and spread:
+    mirrored = plan.layout.cells is GuestCells.MIRRORED
+    bound = [CpuSet(cell.host_nodes) for cell in plan.cells] if mirrored else []
+    bound = [] if plan.memory_mode is None else bound or [CpuSet(plan.memory_nodes)]
+    for nodes in bound:
+        if "," in str(nodes):
+            raise InputError(
+                f"proxmox: expected the memory of a cell on a range of host nodes, found {nodes}: "
+                "QEMU refuses what Proxmox makes of others",
+                hint="choose a layout with a cell per node, or --max-nodes 1",
+            )
+    if plan.page_bytes is not None and any(len(nodes) > 1 for nodes in bound):
         raise InputError(
             "proxmox: expected one host node for huge pages of a cell, found several",
             hint="choose a layout with a cell per node, or plan without --page-size",
@@ -272,7 +275,11 @@ def _semicolons(numbers: CpuSet) -> str:
     return str(numbers).replace(",", ";")
 
 
-def _numa_lines(plan: Plan) -> dict[str, str | None]:
+def _memory_nodes(host: Host) -> tuple[NodeIndex, ...]:
+    return tuple(node.index for node in host.nodes if node.memory_bytes and node.pus)
+
+
+def _numa_lines(plan: Plan, host: Host | None) -> dict[str, str | None]:
     if not _has_nodes(plan):
         return {}
     lines: dict[str, str | None] = {}
@@ -286,8 +293,10 @@ def _numa_lines(plan: Plan) -> dict[str, str | None]:
             nodes = CpuSet(cell.host_nodes if mirrored else plan.memory_nodes)
             bound = f",hostnodes={_semicolons(nodes)},policy={POLICIES[plan.memory_mode]}"
         elif plan.page_bytes is not None:
-            # Proxmox asks for the nodes of huge pages; preferred leaves them as the layout has it.
-            bound = f",hostnodes={_semicolons(CpuSet(plan.nodes[:1]))},policy=preferred"
+            # Proxmox asks for the nodes of huge pages, of a VM that is bound to none as well;
+            # preferred leaves the others to it.
+            first = (*plan.nodes, *(() if host is None else _memory_nodes(host)), NodeIndex(0))[0]
+            bound = f",hostnodes={first},policy=preferred"
         lines[f"numa{cell.id}"] = f"cpus={_semicolons(cell.vcpus)}{bound},memory={size}"
     return lines
 

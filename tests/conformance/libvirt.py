@@ -22,7 +22,7 @@ from homenode.targets.vm_file import size_of_options
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.units import KIB
-from homenode.vm.layout import PRESETS, GuestCells
+from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
@@ -74,6 +74,14 @@ def _shown_cells(plan: Plan, given: bytes) -> tuple[PlannedCell, ...]:
     return cells_of(plan)
 
 
+def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
+    """Where the layout leaves the PCIe tree as it was, an expander bus of a single cell stays."""
+    found: dict[str, int | None] = {str(device.bdf): device.cell for device in plan.devices}
+    if plan.layout.pcie is not GuestPcie.MIRRORED and _shown_cells(plan, given):
+        found |= dict(read_document(given.decode())["devices"])  # type: ignore[call-overload]
+    return found
+
+
 def _planned(plan: Plan, given: bytes) -> Facts:
     cells = _shown_cells(plan, given)
     per_cell = [CpuSet(cell.host_nodes) for cell in cells]
@@ -87,7 +95,7 @@ def _planned(plan: Plan, given: bytes) -> Facts:
         "cells": [(cell.vcpus, cell.memory_bytes, cell.distances) for cell in cells],
         "memory of cells": per_cell if cells_of(plan) and plan.memory_mode is not None else [],
         "huge pages": plan.page_bytes,
-        "devices": [(str(device.bdf), device.cell) for device in plan.devices],
+        "devices": list(_device_cells(plan, given).items()),
     }
     if len(places) == len(plan.devices):  # else libvirt chooses them
         facts["addresses"] = places
@@ -219,13 +227,18 @@ def command_of(text: str) -> list[str]:
     return [word for word in argv if word != "-S"]
 
 
+def _with_default(rows: list[list[int]], cells: int) -> list[list[int]]:
+    """Distances of a machine that has no SLIT: libvirt writes none that are the default."""
+    if rows or cells < 2:
+        return rows
+    return [[10 if i == j else 20 for j in range(cells)] for i in range(cells)]
+
+
 def _started(printed: str, devices: int) -> Facts:
     """What a QEMU that is started by libvirt's command says. Raises QemuError."""
     machine = machine_of(command_of(printed), [f"rng{i}" for i in range(devices)])
     read = dict(read_facts(machine))
-    cells = range(len(machine.cells()))
-    if len(cells) > 1 and not read["distances"]:  # libvirt writes none that are the default
-        read["distances"] = [[10 if i == j else 20 for j in cells] for i in cells]
+    read["distances"] = _with_default(machine.distances(), len(machine.cells()))
     return {f"started: {k}": v for k, v in read.items() if k not in ("bound memory", "huge pages")}
 
 
@@ -242,12 +255,13 @@ def _answer(name: str, tuning: Tuning, given: bytes, about: str) -> tuple[Answer
     finally:
         _virsh("undefine", "--nvram", NAME)
     read = read_document(printed)
+    cells = _shown_cells(plan, given)
+    rows = [list(cell.distances[: len(cells)]) for cell in cells if cell.distances]
     wanted = {
         **planned_facts(plan),
-        "cells": {
-            i: (set(cell.vcpus), cell.memory_bytes)
-            for i, cell in enumerate(_shown_cells(plan, given))
-        },
+        "cells": {i: (set(cell.vcpus), cell.memory_bytes) for i, cell in enumerate(cells)},
+        "distances": _with_default(rows, len(cells)),
+        "cell of each device": list(_device_cells(plan, given).values()),
     }
     try:
         started = _started(printed, len(plan.devices))

@@ -13,8 +13,9 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError, ParseError
 from homenode.plan.options import PlanOptions
-from homenode.targets import cloud_hypervisor, incus, openstack, proxmox, qemu, qm_conf, xen
+from homenode.targets import qemu, qm_conf, xen
 from homenode.targets.json_edit import with_members
+from homenode.targets.target import target_named
 from homenode.targets.vm_file import kind_of, read_vm
 from homenode.units import GIB, MIB
 from homenode.vm.layout import Pinning
@@ -158,7 +159,7 @@ def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:
     soft, said = tuned(asked, floating)
     assert soft["cpus_soft"] == hard["cpus"] and "cpus" not in soft
     assert "target-soft-affinity" not in said
-    assert xen.read_facts(asked, "vm.cfg").vcpu_pins
+    assert xen.read_vm(asked, "vm.cfg").is_pinned
     # Pins of other layouts are pins.
     pinned, _ = tuned(asked, plain("pin-numa"))
     assert "cpus" in pinned and "cpus_soft" not in pinned
@@ -266,20 +267,9 @@ def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
     for target in ("proxmox", "xen", "incus", "cloud-hypervisor"):
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
         chosen = {str(device.bdf) for device in after.plan.devices}
-        there = {str(bdf) for bdf, _ in read_facts(target, after.rendering.document).devices}
+        vm = target_named(target).read_vm(after.rendering.document, "vm")
+        there = {str(one.source) for one in vm.hostdevs}
         assert there == chosen
-
-
-def read_facts(target: str, content: bytes):  # type: ignore[no-untyped-def]
-    modules = {
-        "proxmox": proxmox,
-        "xen": xen,
-        "incus": incus,
-        "qemu": qemu,
-        "cloud-hypervisor": cloud_hypervisor,
-        "openstack": openstack,
-    }
-    return modules[target].read_facts(content, "vm")
 
 
 BROKEN = [

@@ -24,7 +24,6 @@ from homenode.targets.docs_page import targets_page
 from homenode.targets.target import (
     TARGETS,
     Feature,
-    VmFacts,
     features_of,
     lost_features,
     target_named,
@@ -32,7 +31,7 @@ from homenode.targets.target import (
 from homenode.targets.vm_file import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import GuestAddress, Vm
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
@@ -61,29 +60,30 @@ def asking_for_much() -> Plan:
     )
 
 
-def shown(facts: VmFacts, feature: Feature) -> bool | None:
+def shown(vm: Vm, feature: Feature) -> bool | None:
     """Whether a file says a feature of that plan; None where reading it back cannot show it."""
-    cells = [cell for cell in facts.cells if cell.vcpus]
+    cells = [cell for cell in vm.cells if cell.vcpus]
     stated = {
-        Feature.VCPU_PINS: bool(facts.vcpu_pins),
-        Feature.EMULATOR_PINS: facts.emulator_pus is not None,
-        Feature.TOPOLOGY: facts.topology is not None,
-        Feature.THREADS: facts.topology is not None and facts.topology[3] > 1,
-        Feature.DIES: facts.topology is not None and facts.topology[1] > 1,
+        Feature.VCPU_PINS: vm.is_pinned,
+        Feature.EMULATOR_PINS: vm.emulator_pus is not None,
+        Feature.TOPOLOGY: vm.cpu_topology is not None,
+        Feature.THREADS: vm.cpu_topology is not None and vm.cpu_topology[3] > 1,
+        Feature.DIES: vm.cpu_topology is not None and vm.cpu_topology[1] > 1,
         Feature.CELLS: len(cells) > 1,
         Feature.UNEQUAL_CELLS: len({cell.memory_bytes for cell in cells}) > 1,
         Feature.DISTANCES: any(cell.distances for cell in cells),
-        Feature.MEMORY_NODES: any(cell.host_nodes for cell in cells),
-        Feature.HUGE_PAGES: facts.page_bytes is not None,
-        Feature.DEVICES: bool(facts.devices),
-        Feature.DEVICE_CELLS: any(cell is not None for _, cell in facts.devices),
-        Feature.INITIATORS: bool(facts.initiators),
-        Feature.IOMMU: facts.has_iommu,
+        Feature.MEMORY_NODES: any(cell.nodes for cell in cells),
+        Feature.HUGE_PAGES: vm.page_bytes is not None,
+        Feature.DEVICES: bool(vm.hostdevs),
+        Feature.DEVICE_CELLS: any(one.cell is not None for one in vm.hostdevs),
+        Feature.INITIATORS: any(one.initiator_cells for one in vm.hostdevs),
+        Feature.IOMMU: vm.has_iommu,
     }
     return stated.get(feature)
 
 
 ELSEWHERE = {
+    "xen": {Feature.TOPOLOGY, Feature.THREADS},  # of homenode's own record in the file
     "proxmox": {Feature.VCPU_PINS},  # in the hook script
     "openstack": {
         Feature.VCPU_PINS,
@@ -107,12 +107,12 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
         cells = zip(plan.cells, sizes, strict=True)
         plan = replace(plan, cells=tuple(replace(c, memory_bytes=size) for c, size in cells))
     content = module.render(plan, guest, host, None, "vm").document
-    facts = module.read_facts(content, "vm")
+    vm = module.read_vm(content, "vm")
     if target == "incus":
-        facts = incus.with_host(facts, host)
+        vm = incus.with_host(vm, host)
     lost = lost_features(target, plan)
     for feature in sorted(features_of(plan)):
-        seen = shown(facts, feature)
+        seen = shown(vm, feature)
         if seen is None or feature in ELSEWHERE.get(target, ()):
             continue
         derived = target == "incus" and feature in (Feature.CELLS, Feature.MEMORY_NODES)

@@ -80,6 +80,7 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
                 is_managed=d.managed,
                 cell=d.cell,
                 host_node=d.host_node,
+                initiator_cells=CpuSet(d.initiator_cells),
             )
             for d in plan.devices
         ),

@@ -9,8 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -19,22 +17,21 @@ from homenode.plan.model import Plan
 from homenode.targets.qemu_command import size_of, size_text
 from homenode.targets.script import PREPARE, plan_values, quoted, without_continuation
 from homenode.targets.target import (
-    CellFact,
     Feature,
     Rendering,
-    VmFacts,
-    guest_of,
+    default_machine,
     indirect,
     lost,
     native,
     one_node_each,
+    passed_through,
     refuse_many_vcpus,
     refuse_unsafe_name,
 )
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 from homenode.wording import printable
 
 TITLE = "Cloud Hypervisor"
@@ -77,6 +74,8 @@ SUPPORT = {
         "vGPUs are refused",
     ),
 }
+
+UNREAD = frozenset(("iothreads",))
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
@@ -196,20 +195,8 @@ def _of(options: Iterable[Option], name: str) -> list[dict[str, str]]:
     ]
 
 
-def read_guest(content: bytes, source: str) -> Vm:
+def read_vm(content: bytes, source: str) -> Vm:
     """The VM of a command."""
-    _, options = parse(content, source)
-    facts = read_facts(content, source)
-    arm = any("aarch64" in value for option in options for value in option.values)
-    guest = guest_of("vm", facts, architecture="aarch64" if arm else "x86_64")
-    platform = next(iter(_of(options, "--platform")), {})
-    security = "tdx" if platform.get("tdx") == "on" else None
-    security = "sev-snp" if platform.get("sev_snp") == "on" else security
-    return structs.replace(guest, launch_security=security)
-
-
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a command says."""
     _, options = parse(content, source)
     cpus = next(iter(_of(options, "--cpus")), {"boot": "1"})
     topology = None
@@ -237,17 +224,8 @@ def read_facts(content: bytes, source: str) -> VmFacts:
         if "device_id" in keys:
             ids[number] = keys["device_id"]
         cells.append(_cell(keys, number, zones, sizes, len(nodes), source))
-    if not cells and zones:
-        homes = {keys["host_numa_node"] for keys in zones.values() if "host_numa_node" in keys}
-        if homes:
-            cells = [
-                CellFact(
-                    CpuSet(),
-                    sum(sizes.values()),
-                    CpuSet.parse(",".join(sorted(homes)), source),
-                    "strict",
-                )
-            ]
+    homes = {keys["host_numa_node"] for keys in zones.values() if "host_numa_node" in keys}
+    bound = ("strict", CpuSet.parse(",".join(sorted(homes)), source)) if homes else None
     devices, name_of = [], {}
     for keys in _of(options, "--device"):
         host = _device(keys)
@@ -260,16 +238,29 @@ def read_facts(content: bytes, source: str) -> VmFacts:
         if name in name_of:
             initiators.setdefault(name_of[name], []).append(number)
     pages = {cell_pages(keys, source) for keys in (*zones.values(), memory)} - {None}
-    return VmFacts(
+    owned = {bdf: CpuSet(numbers) for bdf, numbers in initiators.items()}
+    hostdevs, mediated = passed_through(devices, owned)
+    arm = any("aarch64" in value for option in options for value in option.values)
+    architecture = "aarch64" if arm else "x86_64"
+    platform = next(iter(_of(options, "--platform")), {})
+    security = "tdx" if platform.get("tdx") == "on" else None
+    return Vm(
+        name="vm",
+        source=source,
+        architecture=architecture,
+        machine=default_machine(architecture),
+        launch_security="sev-snp" if platform.get("sev_snp") == "on" else security,
+        cpu_mode="host-passthrough",
         vcpus=vcpus,
+        cpu_topology=topology,
         memory_bytes=total,
         page_bytes=max((page for page in pages if page is not None), default=None),
-        topology=topology,
+        binding=bound,
         cells=tuple(cells),
-        vcpu_pins=_affinity(cpus.get("affinity"), vcpus, source),
-        devices=tuple(devices),
-        initiators=tuple((bdf, CpuSet(cells)) for bdf, cells in initiators.items()),
+        vcpu_pins=_affinity(cpus.get("affinity"), vcpus, source) or (None,) * vcpus,
         emulator_pus=_emulator(content, source),
+        hostdevs=hostdevs,
+        mediated=mediated,
     )
 
 
@@ -297,7 +288,7 @@ def _cell(
     sizes: Mapping[str, int],
     count: int,
     source: str,
-) -> CellFact:
+) -> VmCell:
     names = _list(keys.get("memory_zones", ""))
     unknown = [name for name in names if name not in zones]
     if unknown:
@@ -308,15 +299,16 @@ def _cell(
         other, _, distance = pair.partition("@")
         stated[_number({"n": other}, "n", source)] = _number({"d": distance}, "d", source)
     pages = {cell_pages(zones[name], source) for name in names} - {None}
-    return CellFact(
-        CpuSet.parse(",".join(_list(keys.get("cpus", ""))), f"{source}: cpus")
+    return VmCell(
+        id=number,
+        vcpus=CpuSet.parse(",".join(_list(keys.get("cpus", ""))), f"{source}: cpus")
         if keys.get("cpus")
         else CpuSet(),
-        sum(sizes[name] for name in names),
-        CpuSet.parse(",".join(homes), source) if homes else None,
-        "strict" if homes else None,
-        tuple(stated[i] for i in sorted(stated)) if len(stated) == count > 1 else (),
-        max((page for page in pages if page is not None), default=None),
+        memory_bytes=sum(sizes[name] for name in names),
+        nodes=CpuSet.parse(",".join(homes), source) if homes else CpuSet(),
+        mode="strict" if homes else None,
+        distances=tuple(stated[i] for i in sorted(stated)) if len(stated) == count > 1 else (),
+        page_bytes=max((page for page in pages if page is not None), default=None),
     )
 
 
@@ -353,7 +345,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
         return Rendering(text.encode(), ((".prepare.sh", prepare.encode()),))
     text, options = parse(given, source)
     after = _edited(text, options, plan)
-    same = read_facts(after.encode(), source) == read_facts(given, source)
+    same = read_vm(after.encode(), source) == read_vm(given, source)
     text = text if same and not plan.vcpu_pins else after
     return Rendering(text.encode(), ((".prepare.sh", prepare.encode()),))
 

@@ -9,7 +9,7 @@ of sections and adds sections.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -20,14 +20,13 @@ from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PlanFinding, PlannedCell, plan_finding
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
-    CellFact,
     Feature,
     Rendering,
-    VmFacts,
-    guest_of,
+    default_machine,
     indirect,
     lost,
     native,
+    passed_through,
     pus_of,
     refuse_arm,
     refuse_many_vcpus,
@@ -49,7 +48,7 @@ from homenode.targets.yaml_edit import (
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 
 TITLE = "Incus"
 SOURCE = "doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3"
@@ -101,6 +100,8 @@ SUPPORT = {
         "vGPUs are refused",
     ),
 }
+
+UNREAD = frozenset(("iothreads", "topology", "pages", "cell-pages"))
 
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
 _FACTOR = {
@@ -166,28 +167,13 @@ def parse(content: bytes, source: str) -> Instance:
     return Instance(lines, top, inside["config"], devices)
 
 
-def read_guest(content: bytes, source: str) -> Vm:
-    """The VM of an instance."""
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of an instance; which cells come of it depends on the host: `with_host`."""
     instance = parse(content, source)
-    facts = read_facts(content, source)
     known = ("type", "name", "architecture")
     top = {b.key: scalar_of(instance.lines, b, source) for b in instance.top if b.key in known}
     if top.get("type") == "container":
         raise InputError(f"{source}: expected a virtual machine, found a container")
-    name = top.get("name") or "instance"
-    guest = guest_of(name, facts, architecture=top.get("architecture", "x86_64"))
-    if instance.value(_RECORD, source) == Siblings.EXPOSED:
-        guest = siblings_shown(guest)
-    return structs.replace(
-        guest,
-        firmware="efi",
-        launch_security="sev" if instance.value("security.sev", source) == "true" else None,
-    )
-
-
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a configuration says; which cells come of it depends on the host: `cells_of`."""
-    instance = parse(content, source)
     limit = instance.value("limits.cpu", source) or "1"
     pins: tuple[CpuSet, ...] = ()
     if limit.isascii() and limit.isdigit():
@@ -201,51 +187,64 @@ def read_facts(content: bytes, source: str) -> VmFacts:
     if match is None:
         raise ParseError(f"{source}: limits.memory", "a size such as 4GiB", memory)
     huge = instance.value("limits.memory.hugepages", source) in ("true", "1", "yes", "on")
-    devices = []
-    for _, device in instance.devices:
-        if device.get("type") == "pci" or (
-            device.get("type") == "gpu" and device.get("gputype", "physical") == "physical"
-        ):
-            address = device.get("address" if device.get("type") == "pci" else "pci")
-            if address:
-                devices.append((Bdf.parse(address, f"{source}: device"), None))
     sizes, rows = _overrides(instance.value("raw.qemu.conf", source) or "", source)
-    cells = tuple(
-        CellFact(CpuSet(), sizes.get(i), None, "strict", rows.get(i, ()))
-        for i in range(max([*sizes, *rows, -1]) + 1)
-    )
-    return VmFacts(
+    architecture = top.get("architecture", "x86_64")
+    hostdevs, _ = passed_through(_passed(instance, source))
+    vm = Vm(
+        name=top.get("name") or "instance",
+        source=source,
+        architecture=architecture,
+        machine=default_machine(architecture),
+        firmware="efi",
+        launch_security="sev" if instance.value("security.sev", source) == "true" else None,
+        cpu_mode="host-passthrough",
         vcpus=vcpus,
         memory_bytes=int(match[1]) * _FACTOR[match[2] or ""],
         page_bytes=0 if huge else None,
-        cells=cells,
-        vcpu_pins=pins,
-        devices=tuple(devices),
+        cells=tuple(
+            VmCell(id=i, vcpus=CpuSet(), memory_bytes=sizes.get(i, 0), distances=rows.get(i, ()))
+            for i in range(max([*sizes, *rows, -1]) + 1)
+        ),
+        vcpu_pins=pins or (None,) * vcpus,
+        hostdevs=hostdevs,
     )
+    exposed = instance.value(_RECORD, source) == Siblings.EXPOSED
+    return siblings_shown(vm) if exposed else vm
 
 
-def with_host(facts: VmFacts, host: Host) -> VmFacts:
-    """The facts with what Incus derives from the PUs on this host: order of vCPUs, cells, shape."""
-    pus = pus_of(tuple(pin for pin in facts.vcpu_pins if pin is not None))
+def _passed(instance: Instance, source: str) -> Iterator[tuple[Bdf, None]]:
+    for _, device in instance.devices:
+        kind = device.get("type")
+        is_gpu = kind == "gpu" and device.get("gputype", "physical") == "physical"
+        address = device.get("address" if kind == "pci" else "pci")
+        if (kind == "pci" or is_gpu) and address:
+            yield Bdf.parse(address, f"{source}: device"), None
+
+
+def with_host(vm: Vm, host: Host) -> Vm:
+    """The VM with what Incus derives from the PUs on this host: order of vCPUs, cells, shape."""
+    pus = pus_of(tuple(pin for pin in vm.vcpu_pins if pin is not None))
     ordered = incus_order(pus, host)
     node_of = {pu.index: pu.node for pu in host.pus}
     nodes = sorted({node for pu in ordered if (node := node_of.get(pu)) is not None})
     if not ordered or not nodes:
-        return facts
-    given = dict(enumerate(facts.cells))
-    share = (facts.memory_bytes or 0) // len(nodes)
+        return vm
+    given = dict(enumerate(vm.cells))
+    share = vm.memory_bytes // len(nodes)
     cells = []
     for number, node in enumerate(nodes):
         stated = given.get(number)
         vcpus = CpuSet(i for i, pu in enumerate(ordered) if node_of[pu] == node)
         size = stated.memory_bytes if stated is not None and stated.memory_bytes else share
         row = stated.distances if stated is not None else ()
-        cells.append(CellFact(vcpus, size, CpuSet([node]), "strict", row, facts.page_bytes))
-    return replace(
-        facts,
+        cells.append(
+            VmCell(id=number, vcpus=vcpus, memory_bytes=size, nodes=CpuSet([node]), distances=row)
+        )
+    return structs.replace(
+        vm,
         cells=tuple(cells),
         vcpu_pins=tuple(CpuSet([pu]) for pu in ordered),
-        topology=_derived_topology(ordered, host),
+        cpu_topology=_derived_topology(ordered, host),
     )
 
 
@@ -331,7 +330,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
         "limits.memory": f"{memory}MiB",
         _RECORD: str(Siblings.EXPOSED) if shows_siblings(plan) else None,
     }
-    if instance is not None and read_facts(given or b"", source).memory_bytes == plan.memory_bytes:
+    if instance is not None and read_vm(given or b"", source).memory_bytes == plan.memory_bytes:
         wanted["limits.memory"] = instance.value("limits.memory", source)
     if plan.vcpu_pins:
         wanted["limits.cpu.nodes"] = None

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import structs
-
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -21,11 +19,9 @@ from homenode.plan.model import Plan, PlanFinding, PlannedDevice, plan_finding
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
 from homenode.targets.target import (
-    CellFact,
     Feature,
     Rendering,
-    VmFacts,
-    guest_of,
+    default_machine,
     indirect,
     lost,
     native,
@@ -37,7 +33,7 @@ from homenode.targets.target import (
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 from homenode.wording import printable
 
 TITLE = "OpenStack"
@@ -85,6 +81,10 @@ SUPPORT = {
         "`resources:VGPU=1` for a mediated device, an alias for functions", "which is Nova's choice"
     ),
 }
+
+UNREAD = frozenset(
+    ("pins", "emulator", "iothreads", "binding", "cell-binding", "device", "device-cell")
+)
 
 _LISTED = re.compile(r"(?<![^=,\s])([^=,\s]++)='([^']*+)'", re.ASCII)
 _OWNED = re.compile(
@@ -147,60 +147,66 @@ def _number(flavor: Mapping[str, Any], key: str, source: str) -> int:
     return value
 
 
-def read_guest(content: bytes, source: str) -> Vm:
-    """The VM of a flavor, with its image where there is one."""
-    _, document = _document(content, source)
-    flavor = _flavor(document, source)
-    facts = read_facts(content, source)
-    image = document.get("image") or {}
-    properties = image.get("properties", image) if isinstance(image, dict) else {}
-    guest = guest_of(
-        str(flavor.get("name") or "server"),
-        facts,
-        architecture=str(
-            properties.get("hw_architecture", properties.get("architecture", "x86_64"))
-        ),
-    )
-    encrypted = _specs(flavor, source).get("hw:mem_encryption", "")
-    return structs.replace(
-        guest,
-        firmware="efi" if properties.get("hw_firmware_type") == "uefi" else None,
-        launch_security="sev" if encrypted.lower() in ("true", "1", "yes") else None,
-    )
-
-
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a flavor says. Which PUs and which functions, it does not."""
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of a flavor, with its image where there is one. Which PUs and which functions it gets,
+    a flavor does not say."""
     _, document = _document(content, source)
     flavor = _flavor(document, source)
     specs = _specs(flavor, source)
+    image = document.get("image") or {}
+    properties = image.get("properties", image) if isinstance(image, dict) else {}
+    architecture = str(properties.get("hw_architecture", properties.get("architecture", "x86_64")))
+    encrypted = specs.get("hw:mem_encryption", "").lower() in ("true", "1", "yes")
     vcpus = _number(flavor, "vcpus", source)
-    memory = _number(flavor, "ram", source) * MIB
     shape = [specs.get(f"hw:cpu_{name}") for name in ("sockets", "cores", "threads")]
     topology = None
     if all(one is not None and one.isascii() and one.isdigit() for one in shape):
         sockets, cores, threads = (int(one) for one in shape if one is not None)
         topology = (sockets, 1, cores, threads)
-    count = specs.get("hw:numa_nodes", "0")
+    memory = _number(flavor, "ram", source) * MIB
+    page = _page_bytes(specs.get("hw:mem_page_size"))
+    return Vm(
+        name=str(flavor.get("name") or "server"),
+        source=source,
+        architecture=architecture,
+        machine=default_machine(architecture),
+        firmware="efi" if properties.get("hw_firmware_type") == "uefi" else None,
+        launch_security="sev" if encrypted else None,
+        cpu_mode="host-passthrough",
+        vcpus=vcpus,
+        memory_bytes=memory,
+        page_bytes=page,
+        cpu_topology=topology,
+        vcpu_pins=(None,) * vcpus,
+        cells=_cells(specs, vcpus, memory, page, source),
+        has_iommu="hw:viommu_model" in specs,
+    )
+
+
+def _cells(
+    specs: Mapping[str, str], vcpus: int, memory_bytes: int, page_bytes: int | None, source: str
+) -> tuple[VmCell, ...]:
+    text = specs.get("hw:numa_nodes", "0")
+    count = int(text) if text.isdigit() and len(text) < 4 else 0
     cells = []
-    for i in range(int(count) if count.isdigit() and len(count) < 4 else 0):
-        mask = specs.get(f"hw:numa_cpus.{i}")
-        size = specs.get(f"hw:numa_mem.{i}")
+    for i in range(count):
+        mask, size = specs.get(f"hw:numa_cpus.{i}"), specs.get(f"hw:numa_mem.{i}")
         if mask is not None and not _MASK.match(mask):
             raise ParseError(f"{source}: hw:numa_cpus.{i}", "vCPUs", mask)
         if size is not None and not (size.isdigit() and len(size) < 12):
             raise ParseError(f"{source}: hw:numa_mem.{i}", "MiB", size)
-        share = vcpus // int(count)
-        given = CpuSet.parse(mask, source) if mask else CpuSet(range(i * share, (i + 1) * share))
-        cells.append(CellFact(given, None if size is None else int(size) * MIB, None))
-    return VmFacts(
-        vcpus=vcpus,
-        memory_bytes=memory,
-        page_bytes=_page_bytes(specs.get("hw:mem_page_size")),
-        topology=topology,
-        cells=tuple(cells),
-        has_iommu="hw:viommu_model" in specs,
-    )
+        share = vcpus // count
+        cells.append(
+            VmCell(
+                id=i,
+                vcpus=CpuSet.parse(mask, source)
+                if mask
+                else CpuSet(range(i * share, (i + 1) * share)),
+                memory_bytes=memory_bytes // count if size is None else int(size) * MIB,
+                page_bytes=page_bytes,
+            )
+        )
+    return tuple(cells)
 
 
 def _page_bytes(text: str | None) -> int | None:

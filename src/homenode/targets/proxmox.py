@@ -41,8 +41,7 @@ from homenode.targets.qm_conf import (
     start_timeout_s,
     vmid_of,
 )
-from homenode.targets.qm_conf import read_facts as read_facts
-from homenode.targets.qm_conf import read_guest as read_guest
+from homenode.targets.qm_conf import read_vm as read_vm
 from homenode.targets.qm_hook import hook_script
 from homenode.targets.target import (
     Feature,
@@ -105,6 +104,9 @@ SUPPORT = {
         "its web page does not show it, and another VM can take it",
     ),
 }
+
+UNREAD = frozenset(("pins", "emulator", "iothreads"))
+"""The hook script has them."""
 
 _MOST_CELLS = 8
 _MOST_DEVICES = 16
@@ -175,7 +177,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
         args = " ".join(
             (*filter(None, [args]), *(w for pair in uuid_words(plan, guest) for w in pair))
         )
-    hole = None if given is None else read_facts(given, source).hole_bytes
+    hole = None if given is None else read_vm(given, source).pcihole64_bytes
     wanted["args"] = _with_args(args, _args_of(plan, hole, mirrored=mirrored), source)
     findings += _timeout({**conf.values, **wanted}, plan, vmid_of(source) or "VMID")
     hook = hook_script(plan, mirrored=mirrored)

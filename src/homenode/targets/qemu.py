@@ -12,7 +12,6 @@ from homenode.targets.qemu_command import (
     Tree,
     cpu_text,
     escaped,
-    facts_of,
     fields_of,
     has_backend,
     numa_words,
@@ -22,13 +21,13 @@ from homenode.targets.qemu_command import (
     smp_text,
     uuid_words,
     vfio_text,
+    vm_of_command,
 )
 from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values, quoted
 from homenode.targets.target import (
     Feature,
     Rendering,
-    VmFacts,
-    guest_of,
+    default_machine,
     indirect,
     native,
     refuse_unsafe_name,
@@ -79,6 +78,8 @@ SUPPORT = {
         "nothing keeps another VM from taking the same vGPU",
     ),
 }
+
+UNREAD = frozenset(("iothreads",))
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
@@ -324,27 +325,28 @@ def _tree(
     return tuple(used.values()), places
 
 
-def read_guest(content: bytes, source: str) -> Vm:
-    """The VM of one of our scripts."""
-    facts = read_facts(content, source)
-    if facts.vcpus is None or facts.memory_bytes is None:
-        raise ParseError(source, "-smp and -m", "none")
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of one of our scripts: its command line and its pins. Raises ParseError."""
     words = words_of(content, source)
     options = dict(options_of(words[1:], source))
-    name = dict(fields_of(options.get("name") or "")[1]).get("guest", "vm")
+    vm = vm_of_command(options_of(words[1:], source), source)
+    vcpus, emulator, iothreads = pins_in(content.decode("utf-8", "replace"))
     is_arm = words[0].endswith("aarch64")
-    guest = guest_of(
-        name,
-        facts,
-        architecture="aarch64" if is_arm else "x86_64",
-        machine=(options.get("machine") or "").partition(",")[0] or None,
-    )
+    architecture = "aarch64" if is_arm else "x86_64"
+    machine = (options.get("machine") or "").partition(",")[0]
     return structs.replace(
-        guest,
-        domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
+        vm,
+        name=dict(fields_of(options.get("name") or "")[1]).get("guest", "vm"),
         uuid=canonical_uuid(options.get("uuid") or ""),
-        iommu_model=None if not facts.has_iommu else "smmuv3" if is_arm else "intel",
+        domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
+        architecture=architecture,
+        machine=machine or default_machine(architecture),
         cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
+        vcpu_pins=vcpus or vm.vcpu_pins,
+        emulator_pus=emulator,
+        iothread_ids=tuple(range(1, len(iothreads) + 1)),
+        iothread_pins=tuple((n, pus) for n, pus in enumerate(iothreads, 1) if pus),
+        iommu_model=None if not vm.has_iommu else "smmuv3" if is_arm else "intel",
     )
 
 
@@ -355,13 +357,6 @@ def words_of(content: bytes, source: str) -> tuple[str, ...]:
     if not words:
         raise ParseError(source, "a script of homenode with a qemu=( ) array", "none")
     return words
-
-
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a script says: its command line and its pins. Raises ParseError."""
-    facts = facts_of(options_of(words_of(content, source)[1:], source), source)
-    vcpus, emulator, iothreads = pins_in(content.decode("utf-8", "replace"))
-    return replace(facts, vcpu_pins=vcpus, emulator_pus=emulator, iothread_pus=iothreads)
 
 
 def is_script(content: bytes) -> bool:

@@ -15,10 +15,10 @@ from homenode.errors import ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
 from homenode.plan.request import MemoryMode
-from homenode.targets.target import CellFact, VmFacts, is_vgpu
+from homenode.targets.target import is_vgpu, passed_through
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
 
 DEVICE_OF_MODEL: Mapping[str, str] = {
     "pcie-expander-bus": "pxb-pcie",
@@ -273,7 +273,7 @@ def _set_of(pairs: Iterable[tuple[str, str]], key: str, source: str) -> CpuSet:
     return CpuSet.parse(",".join(ranges), source) if ranges else CpuSet()
 
 
-def facts_of(options: Options, source: str) -> VmFacts:
+def vm_of_command(options: Options, source: str) -> Vm:
     """What a command line says: topology, cells and their memory, devices and their cells.
 
     A later -smp adds to and overrides an earlier one, as QEMU merges them. Raises ParseError.
@@ -310,22 +310,35 @@ def facts_of(options: Options, source: str) -> VmFacts:
     for cell in sorted(nodes):
         _, of_memory = objects.get(dict(nodes[cell]).get("memdev", ""), ("", ()))
         row = tuple(distances[cell, o] for o in sorted(nodes) if (cell, o) in distances)
-        cells.append(_cell(_set_of(nodes[cell], "cpus", source), of_memory, row, source))
-    flat = _cell(CpuSet(), objects[backing][1], (), source) if backing in objects else None
+        cells.append(_cell(cell, _set_of(nodes[cell], "cpus", source), of_memory, row, source))
+    flat = _cell(0, CpuSet(), objects[backing][1], (), source) if backing in objects else None
     pages = {cell.page_bytes for cell in (*cells, *([flat] if flat else []))} - {None}
-    if flat is not None and not cells and flat.host_nodes:
-        cells = [flat]
+    bound = None
+    if flat is not None and flat.nodes and not cells:
+        bound = (flat.mode or "default", flat.nodes)
     tree = device_tree(options, source)
-    return VmFacts(
-        vcpus=_number(smp, "cpus", source) if "cpus" in smp else None,
+    if memory is None:
+        raise ParseError(source, "-smp and -m", "none")
+    vcpus = _number(smp, "cpus", source) if "cpus" in smp else 1
+    hostdevs, mediated = passed_through(
+        ((device.host, device.cell) for device in tree.devices),
+        dict(_initiators(objects, tree, source)),
+    )
+    return Vm(
+        name="vm",
+        source=source,
+        cpu_mode="host-passthrough",
+        vcpus=vcpus,
         memory_bytes=memory,
         page_bytes=max((page for page in pages if page is not None), default=None),
-        topology=_topology(smp, source),
+        cpu_topology=_topology(smp, source),
+        binding=bound,
         cells=tuple(cells),
-        devices=tuple((d.host, d.cell) for d in tree.devices),
-        initiators=_initiators(objects, tree, source),
+        vcpu_pins=(None,) * vcpus,
+        hostdevs=hostdevs,
+        mediated=mediated,
         has_iommu=has_iommu,
-        hole_bytes=hole,
+        pcihole64_bytes=hole,
     )
 
 
@@ -348,8 +361,12 @@ def _topology(smp: Mapping[str, str], source: str) -> tuple[int, int, int, int] 
 
 
 def _cell(
-    vcpus: CpuSet, memory: tuple[tuple[str, str], ...], row: tuple[int, ...], source: str
-) -> CellFact:
+    number: int,
+    vcpus: CpuSet,
+    memory: tuple[tuple[str, str], ...],
+    row: tuple[int, ...],
+    source: str,
+) -> VmCell:
     keys = dict(memory)
     huge = keys.get("hugetlb") == "on" or "hugepages" in keys.get("mem-path", "")
     page = None
@@ -357,14 +374,14 @@ def _cell(
         path = re.search(r"([0-9]{1,12})kB", keys.get("mem-path", ""))
         page = size_of(keys["hugetlbsize"], source) if "hugetlbsize" in keys else 0
         page = int(path[1]) * KIB if path else page
-    nodes = _set_of(memory, "host-nodes", source)
-    return CellFact(
-        vcpus,
-        size_of(keys["size"], f"{source}: memory of a cell") if "size" in keys else 0,
-        nodes or None,
-        _MODE_OF_POLICY.get(keys.get("policy", "")),
-        row,
-        page,
+    return VmCell(
+        id=number,
+        vcpus=vcpus,
+        memory_bytes=size_of(keys["size"], f"{source}: memory of a cell") if "size" in keys else 0,
+        nodes=_set_of(memory, "host-nodes", source),
+        mode=_MODE_OF_POLICY.get(keys.get("policy", "")),
+        distances=row,
+        page_bytes=page,
     )
 
 

@@ -7,7 +7,7 @@ pve-q35-4.0.cfg.
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
 
@@ -16,8 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.request import MemoryMode
-from homenode.targets.qemu_command import escaped, facts_of, options_of, ranges_text
-from homenode.targets.target import VmFacts, guest_of
+from homenode.targets.qemu_command import escaped, options_of, ranges_text, vm_of_command
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, Vm
 
@@ -117,36 +116,40 @@ def is_short_conf(content: bytes) -> bool:
         return False
 
 
-def read_guest(content: bytes, source: str) -> Vm:
-    """The VM of a configuration. Raises ParseError or InputError."""
-    conf = parse(content, source)
-    values = conf.values
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of a configuration; the pins of single vCPUs are in the hook script.
+
+    Raises ParseError or InputError.
+    """
+    values = parse(content, source).values
     sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
     machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
-    arch = values.get("arch", "x86_64")
-    facts = read_facts(content, source)
-    shape = facts.topology or (sockets, 1, cores, 1)
-    devices = [name for name, _ in facts.devices]
-    if len(set(devices)) < len(devices):
+    vm = vm_of_command(options_of(command(content, source)[1:], source), source)
+    names = [*(one.source for one in vm.hostdevs), *(one.uuid for one in vm.mediated)]
+    if len(set(names)) < len(names):
         raise InputError(f"{source}: expected each host device once, found one twice")
-    guest = guest_of(
-        values.get("name") or f"VM {vmid_of(source) or ''}".strip(),
-        replace(facts, vcpus=sockets * cores, page_bytes=_page_bytes(values, source)),
-        architecture=arch,
-        machine="q35" if "q35" in machine else machine,
-    )
     cpu = dict(pairs_of(values.get("cpu", "")))
     model = cpu.get("", cpu.get("cputype", "kvm64"))
+    affinity = values.get("affinity")
+    pages = _page_bytes(values, source)
     return structs.replace(
-        guest,
-        domain_type="qemu" if values.get("kvm") == "0" else "kvm",
-        cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
-        cpu_topology=shape if "cores" in values or "sockets" in values else None,
+        vm,
+        name=values.get("name") or f"VM {vmid_of(source) or ''}".strip(),
         uuid=canonical_uuid(dict(pairs_of(values.get("smbios1", ""))).get("uuid", "")),
-        addresses=OWN_SLOTS if "q35" in machine else (),
+        domain_type="qemu" if values.get("kvm") == "0" else "kvm",
+        architecture=values.get("arch", "x86_64"),
+        machine="q35" if "q35" in machine else machine,
         firmware="efi" if values.get("bios") == "ovmf" else None,
-        has_iommu="viommu" in values.get("machine", ""),
         launch_security="sev" if values.get("amd-sev") else None,
+        cpu_mode={"host": "host-passthrough", "max": "maximum"}.get(model, "custom"),
+        vcpus=sockets * cores,
+        cpu_topology=vm.cpu_topology or (sockets, 1, cores, 1)
+        if "cores" in values or "sockets" in values
+        else None,
+        page_bytes=pages if vm.page_bytes is None else vm.page_bytes,
+        emulator_pus=None if affinity is None else CpuSet.parse(affinity, f"{source}: affinity"),
+        addresses=OWN_SLOTS if "q35" in machine else (),
+        has_iommu=vm.has_iommu or "viommu" in values.get("machine", ""),
     )
 
 
@@ -223,14 +226,6 @@ def _arg_words(values: Mapping[str, str], source: str) -> list[str]:
         return shlex.split(values.get("args", ""))
     except ValueError as error:
         raise ParseError(f"{source}: args", "words of a shell", str(error)) from None
-
-
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a configuration says; the pins of single vCPUs are in the hook script."""
-    affinity = parse(content, source).values.get("affinity")
-    facts = facts_of(options_of(command(content, source)[1:], source), source)
-    pus = None if affinity is None else CpuSet.parse(affinity, f"{source}: affinity")
-    return replace(facts, emulator_pus=pus)
 
 
 def command(content: bytes, source: str) -> tuple[str, ...]:

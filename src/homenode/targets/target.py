@@ -1,9 +1,10 @@
 """Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from types import MappingProxyType
 from typing import Protocol, cast
 
 from msgspec import structs
@@ -22,7 +23,7 @@ from homenode.plan.model import (
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestHostdev, GuestMediated, Vm, VmCell
+from homenode.vm.model import GuestHostdev, GuestMediated, Vm
 
 
 class Feature(StrEnum):
@@ -74,6 +75,23 @@ FEATURE_WORDS: Mapping[Feature, str] = {
 }
 
 
+FACTS_OF: Mapping[Feature, tuple[str, ...]] = {
+    Feature.VCPU_PINS: ("pins",),
+    Feature.EMULATOR_PINS: ("emulator",),
+    Feature.IOTHREAD_PINS: ("iothreads",),
+    Feature.TOPOLOGY: ("topology",),
+    Feature.CELLS: ("cells", "cell-vcpus", "cell-memory", "distances", "cell-binding"),
+    Feature.DISTANCES: ("distances",),
+    Feature.MEMORY_NODES: ("binding", "cell-binding"),
+    Feature.HUGE_PAGES: ("pages", "cell-pages"),
+    Feature.DEVICES: ("device",),
+    Feature.DEVICE_CELLS: ("device-cell",),
+    Feature.INITIATORS: ("initiators",),
+    Feature.IOMMU: ("iommu",),
+}
+"""The facts of vm/facts.py that a target which lacks a feature cannot say."""
+
+
 class Level(StrEnum):
     """How far a target goes for a feature."""
 
@@ -115,61 +133,24 @@ class Rendering:
     findings: tuple[PlanFinding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CellFact:
-    """A guest cell. memory_bytes: None = an equal share. host_nodes: None = not stated. mode:
-    libvirt's name. distances: () = not stated. page_bytes: of its huge pages, None = ordinary."""
-
-    vcpus: CpuSet
-    memory_bytes: int | None
-    host_nodes: CpuSet | None
-    mode: str | None = None
-    distances: tuple[int, ...] = ()
-    page_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class VmFacts:
-    """What a file says. None and () = not stated.
-
-    vcpu_pins: by vCPU. topology: sockets, dies, cores, threads. cells: a VM without cells whose
-    memory is bound has one without vCPUs. devices: host functions and UUIDs of mediated devices in
-    the file's order, each with its guest cell, None where it has none. initiators: the cells of a
-    GPU's own memory.
-    """
-
-    vcpus: int | None
-    memory_bytes: int | None
-    page_bytes: int | None = None
-    topology: tuple[int, int, int, int] | None = None
-    cells: tuple[CellFact, ...] = ()
-    vcpu_pins: tuple[CpuSet | None, ...] = ()
-    emulator_pus: CpuSet | None = None
-    iothread_pus: tuple[CpuSet, ...] = ()
-    devices: tuple[tuple[Bdf | str, int | None], ...] = ()
-    initiators: tuple[tuple[Bdf, CpuSet], ...] = ()
-    has_iommu: bool = False
-    hole_bytes: int | None = None
-
-
 class Target(Protocol):
     """A module of this package. TITLE: for people. SOURCE: the documentation, with its version.
 
-    read_guest, read_facts raise ParseError or InputError. render raises InputError where the target
+    UNREAD: ids of facts of vm/facts.py that a file of it does not say, though the target may give
+    them. read_vm raises ParseError or InputError. render raises InputError where the target
     cannot take the plan safely; given: the target's own file that is edited, None = a new one.
     """
 
     TITLE: str
     SOURCE: str
     SUPPORT: Mapping[Feature, Support]
+    UNREAD: frozenset[str]
 
     def render(
         self, plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str
     ) -> Rendering: ...
 
-    def read_guest(self, content: bytes, source: str) -> Vm: ...
-
-    def read_facts(self, content: bytes, source: str) -> VmFacts: ...
+    def read_vm(self, content: bytes, source: str) -> Vm: ...
 
 
 TARGETS = ("qemu", "proxmox", "openstack", "cloud-hypervisor", "xen", "incus")
@@ -251,31 +232,24 @@ def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
     return tuple(found)
 
 
-def guest_of(
-    name: str, facts: VmFacts, *, architecture: str = "x86_64", machine: str | None = None
-) -> Vm:
-    """A guest of which only this is known, on the machine type that has a PCIe tree."""
-    vcpus = facts.vcpus or 1
-    return Vm(
-        name=name,
-        uuid=None,
-        domain_type="kvm",
-        architecture=architecture,
-        machine=machine or ("virt" if architecture == "aarch64" else "q35"),
-        vcpus=vcpus,
-        memory_bytes=facts.memory_bytes or 0,
-        page_bytes=facts.page_bytes,
-        iothread_ids=tuple(range(1, len(facts.iothread_pus) + 1)),
-        cpu_mode="host-passthrough",
-        cpu_topology=facts.topology,
-        cells=tuple(
-            VmCell(id=i, vcpus=cell.vcpus)
-            for i, cell in enumerate(c for c in facts.cells if c.vcpus)
-        ),
-        hostdevs=tuple(GuestHostdev(one, None) for one, _ in facts.devices if isinstance(one, Bdf)),
-        mediated=tuple(GuestMediated(d, None) for d, _ in facts.devices if isinstance(d, str)),
-        has_iommu=facts.has_iommu,
-    )
+def default_machine(architecture: str) -> str:
+    """The machine type that has a PCIe tree."""
+    return "virt" if architecture == "aarch64" else "q35"
+
+
+def passed_through(
+    devices: Iterable[tuple[Bdf | str, int | None]],
+    initiators: Mapping[Bdf, CpuSet] = MappingProxyType({}),
+) -> tuple[tuple[GuestHostdev, ...], tuple[GuestMediated, ...]]:
+    """Functions and mediated devices of a file that names them with their guest cells."""
+    functions, mediated = [], []
+    for name, cell in devices:
+        if isinstance(name, str):
+            mediated.append(GuestMediated(name, None, cell))
+        else:
+            more = initiators.get(name, CpuSet())
+            functions.append(GuestHostdev(name, None, cell=cell, initiator_cells=more))
+    return tuple(functions), tuple(mediated)
 
 
 def refuse_arm(guest: Vm, target: str, what: str) -> None:

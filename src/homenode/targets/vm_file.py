@@ -9,7 +9,7 @@ from homenode.domain.read import read_vm as read_domain
 from homenode.errors import InputError, UsageError
 from homenode.plan.options import PlanOptions
 from homenode.targets import cloud_hypervisor, incus, openstack, qemu, qm_conf, xen
-from homenode.targets.target import VmFacts, guest_of, target_named
+from homenode.targets.target import default_machine, target_named
 from homenode.topology import Host
 from homenode.vm.model import GuestHostdev, Vm
 
@@ -71,7 +71,7 @@ def read_vm(content: bytes, source: str, named: str | None = None) -> VmFile:
     kind = kind_of(content, source, named)
     if kind == LIBVIRT:
         return VmFile(kind, read_domain(content, source), content, source)
-    return VmFile(kind, target_named(kind).read_guest(content, source), content, source)
+    return VmFile(kind, target_named(kind).read_vm(content, source), content, source)
 
 
 def size_of_options(options: PlanOptions) -> tuple[int, int]:
@@ -100,9 +100,19 @@ def vm_of_options(
     options: PlanOptions, architecture: str | None, name: str = DEFAULT_NAME
 ) -> VmFile:
     """A VM of which only options say something. Raises UsageError without vCPUs and memory."""
-    facts = VmFacts(*size_of_options(options))
-    guest = guest_of(name, facts, architecture=architecture or "x86_64")
-    return VmFile(None, guest, None, "options")
+    vcpus, memory_bytes = size_of_options(options)
+    architecture = architecture or "x86_64"
+    vm = Vm(
+        name=name,
+        source="options",
+        architecture=architecture,
+        machine=default_machine(architecture),
+        cpu_mode="host-passthrough",
+        vcpus=vcpus,
+        memory_bytes=memory_bytes,
+        vcpu_pins=(None,) * vcpus,
+    )
+    return VmFile(None, vm, None, "options")
 
 
 def on_host(vm: VmFile, host: Host) -> VmFile:

@@ -8,22 +8,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.target import (
-    CellFact,
     Feature,
     Rendering,
-    VmFacts,
-    guest_of,
+    default_machine,
     indirect,
     lost,
     native,
     one_node_each,
+    passed_through,
     refuse_arm,
     refuse_many_vcpus,
     refuse_unsafe_name,
@@ -34,7 +31,7 @@ from homenode.targets.target import (
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.vm.layout import GuestCells, Pinning
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 
 TITLE = "Xen"
 SOURCE = "xl.cfg(5) of Xen 4.20"
@@ -80,6 +77,8 @@ SUPPORT = {
     ),
     Feature.VGPUS: lost("xl gives whole functions to pciback alone", "vGPUs are refused"),
 }
+
+UNREAD = frozenset(("iothreads",))
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]++)|(?P<comment>\#[^\n]*+)|(?P<end>[\n;])|(?P<equals>\+?=)|(?P<open>\[)|"""
@@ -187,21 +186,6 @@ def _values(pairs: tuple[Pair, ...]) -> dict[str, Value]:
     return {pair.key: pair.value for pair in pairs}
 
 
-def read_guest(content: bytes, source: str) -> Vm:
-    """The VM of a configuration."""
-    _, pairs = parse(content, source)
-    values = _values(pairs)
-    facts = read_facts(content, source)
-    name = values.get("name")
-    if not isinstance(name, str) or not name:
-        raise ParseError(source, 'name="NAME"', "none")
-    guest = guest_of(name, facts)
-    if _EXPOSED in content.decode():
-        guest = siblings_shown(guest)
-    firmware = "efi" if values.get("firmware") in ("uefi", "ovmf") else None
-    return structs.replace(guest, firmware=firmware)
-
-
 def _count(values: Mapping[str, Value], key: str, default: int, source: str) -> int:
     value = values.get(key, default)
     if not isinstance(value, int) or not 0 < value < 1 << 40:
@@ -209,15 +193,14 @@ def _count(values: Mapping[str, Value], key: str, default: int, source: str) -> 
     return value
 
 
-def read_facts(content: bytes, source: str) -> VmFacts:
-    """What a configuration says."""
-    _, pairs = parse(content, source)
+def read_vm(content: bytes, source: str) -> Vm:
+    """The VM of a configuration."""
+    text, pairs = parse(content, source)
     values = _values(pairs)
     vcpus = _count(values, "vcpus", 1, source)
     nodes = values.get("vnuma", [])
     if not isinstance(nodes, list):
         raise ParseError(f"{source}: vnuma", "a list", str(nodes)[:60])
-    cells = tuple(_cell(node, f"{source}: vnuma") for node in nodes)
     cpus = values.get("cpus", values.get("cpus_soft", []))
     pins: tuple[CpuSet | None, ...] = ()
     if isinstance(cpus, list):
@@ -227,13 +210,24 @@ def read_facts(content: bytes, source: str) -> VmFacts:
     devices = values.get("pci", [])
     if not isinstance(devices, list):
         raise ParseError(f"{source}: pci", "a list", str(devices)[:60])
-    return VmFacts(
+    name = values.get("name")
+    if not isinstance(name, str) or not name:
+        raise ParseError(source, 'name="NAME"', "none")
+    functions = (Bdf.parse(_function(str(one)), f"{source}: pci") for one in devices)
+    hostdevs, _ = passed_through((bdf, None) for bdf in functions)
+    vm = Vm(
+        name=name,
+        source=source,
+        machine=default_machine("x86_64"),
+        firmware="efi" if values.get("firmware") in ("uefi", "ovmf") else None,
+        cpu_mode="host-passthrough",
         vcpus=vcpus,
         memory_bytes=_count(values, "memory", 128, source) * MIB,
-        cells=cells,
-        vcpu_pins=pins,
-        devices=tuple((Bdf.parse(_function(str(one)), f"{source}: pci"), None) for one in devices),
+        cells=tuple(_cell(number, node, f"{source}: vnuma") for number, node in enumerate(nodes)),
+        vcpu_pins=pins or (None,) * vcpus,
+        hostdevs=hostdevs,
     )
+    return siblings_shown(vm) if _EXPOSED in text else vm
 
 
 def _function(spec: str) -> str:
@@ -241,7 +235,7 @@ def _function(spec: str) -> str:
     return spec.partition(",")[0].partition("@")[0].removeprefix("bdf=")
 
 
-def _cell(node: Value, source: str) -> CellFact:
+def _cell(number: int, node: Value, source: str) -> VmCell:
     if not isinstance(node, list):
         raise ParseError(source, "a list for each node", str(node)[:60])
     keys = dict(str(one).partition("=")[::2] for one in node)
@@ -252,12 +246,12 @@ def _cell(node: Value, source: str) -> CellFact:
     numbers = (keys["pnode"], keys["size"], *rows)
     if not all(one.strip().isdigit() and len(one) < 12 for one in numbers):
         raise ParseError(source, "numbers", " ".join(numbers))
-    return CellFact(
-        CpuSet.parse(keys["vcpus"], source),
-        int(keys["size"]) * MIB,
-        CpuSet([int(keys["pnode"])]),
-        "strict",
-        tuple(map(int, rows)),
+    return VmCell(
+        id=number,
+        vcpus=CpuSet.parse(keys["vcpus"], source),
+        memory_bytes=int(keys["size"]) * MIB,
+        nodes=CpuSet([int(keys["pnode"])]),
+        distances=tuple(map(int, rows)),
     )
 
 

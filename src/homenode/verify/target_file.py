@@ -1,28 +1,34 @@
 """TargetFile: a hypervisor's file, read back, against the plan that it was written for."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from homenode.cpuset import CpuSet
+from msgspec.structs import replace
+
+from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.plan.model import Plan, PlannedCell
+from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
+from homenode.plan.model import Plan
 from homenode.targets import incus
 from homenode.targets.script import pins_in
 from homenode.targets.target import (
+    FACTS_OF,
     FEATURE_WORDS,
-    CellFact,
     Feature,
     Level,
     Rendering,
-    VmFacts,
     features_of,
     target_named,
 )
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
-from homenode.units import format_bytes
+from homenode.vm.facts import diff
 from homenode.vm.layout import GuestCells
+from homenode.vm.model import Vm
 from homenode.wording import printable
+
+_OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
+"""Facts of a document of libvirt: a file of others has controllers and addresses of its own."""
 
 _AGAIN = "write the file again: homenode plan --target, with the same options"
 
@@ -42,27 +48,32 @@ def verify_target(
     pins. What the target cannot express is given of, and not compared. Raises ParseError.
     """
     module = target_named(target)
-    facts = module.read_facts(content, source)
+    vm = module.read_vm(content, source)
     if target == "incus" and host is not None:
-        facts = incus.with_host(facts, host)
+        vm = incus.with_host(vm, host)
     support = module.SUPPORT
-    asked = features_of(plan)
-    lost = {feature for feature in asked if support[feature].level is Level.LOST}
-    found = list(_differences(facts, plan, lost, target, source, host))
+    lost = {feature for feature in features_of(plan) if support[feature].level is Level.LOST}
+    found = list(_cells_added(plan, vm, source)) if target == "incus" else []
+    skipped = _unsaid(plan, vm, target, lost)
+    if found or (target == "incus" and host is None):
+        skipped |= {*FACTS_OF[Feature.CELLS], "binding"}
+    for one in diff(_as_said(plan, lost), vm, skipped):
+        found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
     written = _written_again(content, source, target, plan, host)
     if target == "proxmox":
         found += _hook(hook, plan, source, written)
     if not found and written is not None:
         found += _missing_lines(content, written.document, source)
     found += [
-        Finding(
-            id="target-lost",
+        finding(
+            "target-lost",
+            FEATURE_WORDS[feature],
+            f"{module.TITLE} to say it",
+            support[feature].how,
+            source,
             severity=Severity.INFO,
-            subject=FEATURE_WORDS[feature],
-            expected=f"{module.TITLE} to say it",
-            observed=support[feature].how,
             cost=support[feature].loses,
-            source=source,
+            fix=None,
         )
         for feature in Feature
         if feature in lost
@@ -80,7 +91,7 @@ def _written_again(
     if host is None and target in ("openstack", "incus"):
         return None
     module = target_named(target)
-    vm = VmFile(target, module.read_guest(content, source), content, source)
+    vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
     own = {controller.index for controller in plan.controllers}
     elsewhere = [d for d in plan.devices if d.address is not None and d.address.bus not in own]
@@ -100,128 +111,46 @@ def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Find
         there[line] -= 1
 
 
-def _differs(subject: str, expected: object, observed: object, source: str) -> Finding:
-    return Finding(
-        id="plan-target",
-        severity=Severity.CRITICAL,
-        subject=subject,
-        expected=str(expected),
-        observed=str(observed),
-        fix=_AGAIN,
-        source=source,
-    )
+def _differs(
+    subject: str, expected: object, observed: object, source: str, fact: str = "target"
+) -> Finding:
+    return finding(f"plan-{fact}", subject, str(expected), str(observed), source, fix=_AGAIN)
 
 
-def _differences(
-    facts: VmFacts,
-    plan: Plan,
-    lost: set[Feature],
-    target: str,
-    source: str,
-    host: Host | None,
-) -> Iterator[Finding]:
-    if facts.vcpus != plan.vcpus:
-        yield _differs("vCPUs", plan.vcpus, facts.vcpus, source)
-    if facts.memory_bytes != plan.memory_bytes:
-        found = "none" if facts.memory_bytes is None else format_bytes(facts.memory_bytes)
-        yield _differs("memory", format_bytes(plan.memory_bytes), found, source)
-    if plan.topology is not None and Feature.TOPOLOGY not in lost and facts.topology is not None:
-        wanted = tuple(plan.topology)
-        if Feature.DIES in lost:
-            wanted = (wanted[0], 1, wanted[1] * wanted[2], wanted[3])
-        if facts.topology != wanted and target != "incus":
-            yield _differs("sockets, dies, cores, threads", wanted, facts.topology, source)
-    elif plan.topology is not None and Feature.TOPOLOGY not in lost and target != "incus":
-        yield _differs("sockets, dies, cores, threads", tuple(plan.topology), "none", source)
-    if plan.page_bytes is not None and Feature.HUGE_PAGES not in lost:
-        same = facts.page_bytes == plan.page_bytes or (target == "incus" and facts.page_bytes == 0)
-        if not same:
-            yield _differs("huge pages", plan.page_bytes, facts.page_bytes, source)
-    if target != "incus" or host is not None:
-        yield from _cells(facts, plan, lost, target, source)
-    yield from _pins(facts, plan, target, source)
-    yield from _devices(facts, plan, lost, target, source)
-    if plan.iommu_needed and Feature.IOMMU not in lost and not facts.has_iommu:
-        yield _differs("guest IOMMU", "one", "none", source)
+def _unsaid(plan: Plan, vm: Vm, target: str, lost: Collection[Feature]) -> set[str]:
+    """Facts that a target's file does not say, or that the plan leaves to it."""
+    facts = {*unsaid(plan), *KEPT, *_OF_DOCUMENTS, *target_named(target).UNREAD}
+    facts |= {fact for feature in lost for fact in FACTS_OF.get(feature, ())}
+    # Where memory follows the vCPUs, or another program pins the emulator.
+    facts |= {"binding"} if vm.binding is None else set()
+    facts |= {"emulator"} if vm.emulator_pus is None and target != "qemu" else set()
+    return facts
 
 
-def _cells(
-    facts: VmFacts, plan: Plan, lost: set[Feature], target: str, source: str
-) -> Iterator[Finding]:
-    if plan.layout.cells is GuestCells.FLAT:
-        several = len([cell for cell in facts.cells if cell.vcpus]) > 1
-        if several and target == "incus":
-            yield Finding(
-                id="target-cells-added",
-                severity=Severity.WARNING,
-                subject="guest cells",
-                expected="a flat guest",
-                observed=f"{len(facts.cells)} cells, which Incus makes of its PUs' nodes",
-                cost="programs see nodes that the layout was to hide",
-                fix="plan with --layout pin-numa, or --max-nodes 1",
-                source=source,
-            )
-        elif several:
-            yield _differs("guest cells", "a flat guest", len(facts.cells), source)
-        if (
-            plan.memory_mode is not None
-            and not several
-            and facts.cells
-            and facts.cells[0].host_nodes is not None
-        ):
-            nodes = CpuSet(plan.memory_nodes)
-            if facts.cells[0].host_nodes != nodes:
-                yield _differs("host nodes", nodes, facts.cells[0].host_nodes, source)
-        return
-    planned = [c for c in plan.cells if c.vcpus or c.memory_bytes or Feature.INITIATORS not in lost]
-    if len(facts.cells) != len(planned):
-        yield _differs("guest cells", len(planned), len(facts.cells), source)
-        return
-    for cell, fact in zip(planned, facts.cells, strict=True):
-        yield from _cell(cell, fact, plan, lost, target, source)
-
-
-def _cell(
-    cell: PlannedCell, fact: CellFact, plan: Plan, lost: set[Feature], target: str, source: str
-) -> Iterator[Finding]:
-    where = f"cell {cell.id}"
-    if fact.vcpus != cell.vcpus:
-        yield _differs(f"{where}: vCPUs", cell.vcpus or "none", fact.vcpus or "none", source)
-    if (fact.memory_bytes or 0) != cell.memory_bytes:
-        wanted = format_bytes(cell.memory_bytes)
-        yield _differs(f"{where}: memory", wanted, format_bytes(fact.memory_bytes or 0), source)
-    # OpenStack's nodes are Nova's choice, and a flavor does not name them.
-    if plan.memory_mode is not None and target != "openstack" and cell.memory_bytes:
-        if fact.host_nodes != CpuSet(cell.host_nodes):
-            yield _differs(f"{where}: host nodes", CpuSet(cell.host_nodes), fact.host_nodes, source)
-        if Feature.MEMORY_MODE not in lost and fact.mode not in (None, str(plan.memory_mode)):
-            yield _differs(f"{where}: memory mode", plan.memory_mode, fact.mode, source)
-    distances = cell.distances
+def _as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
+    """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
+    GPU's own memory where it has no initiators."""
+    vm = vm_of_plan(plan)
+    if Feature.DIES in lost and vm.cpu_topology is not None:
+        sockets, dies, cores, threads = vm.cpu_topology
+        vm = replace(vm, cpu_topology=(sockets, 1, dies * cores, threads))
     if Feature.INITIATORS in lost:
-        distances = distances[: len(fact.distances)]
-    if len(plan.cells) > 1 and Feature.DISTANCES not in lost and fact.distances != distances:
-        yield _differs(f"{where}: distances", distances, fact.distances or "none", source)
+        cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
+        cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
+        vm = replace(vm, cells=tuple(cut))
+    return vm
 
 
-def _pins(facts: VmFacts, plan: Plan, target: str, source: str) -> Iterator[Finding]:
-    if target in ("proxmox", "openstack"):
-        return  # a hook script, or Nova
-    if len(plan.vcpu_pins) != len(facts.vcpu_pins):
-        yield _differs("pinned vCPUs", len(plan.vcpu_pins), len(facts.vcpu_pins), source)
-        return
-    wrong = [
-        f"vCPU {i}: {wanted} and {found}"
-        for i, (wanted, found) in enumerate(zip(plan.vcpu_pins, facts.vcpu_pins, strict=True))
-        if wanted != found
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        yield _differs("PUs of vCPUs", "those of the plan", f"{'; '.join(wrong[:3])}{more}", source)
-    has_emulator = target == "qemu" or (
-        target == "cloud-hypervisor" and facts.emulator_pus is not None
-    )
-    if has_emulator and facts.emulator_pus != plan.emulator_pus:
-        yield _differs("emulator's PUs", plan.emulator_pus, facts.emulator_pus, source)
+def _cells_added(plan: Plan, vm: Vm, source: str) -> Iterator[Finding]:
+    """Incus makes cells of its PUs' nodes, whatever was planned."""
+    if plan.layout.cells is GuestCells.FLAT and len(vm.cell_vcpus) > 1 and any(vm.cell_vcpus):
+        yield finding(
+            "target-cells-added",
+            "guest cells",
+            expected="a flat guest",
+            observed=f"{len(vm.cells)} cells, which Incus makes of its PUs' nodes",
+            source=source,
+        )
 
 
 def _hook(
@@ -231,15 +160,12 @@ def _hook(
     if not plan.vcpu_pins:
         return
     if hook is None:
-        yield Finding(
-            id="target-hook-missing",
-            severity=Severity.WARNING,
-            subject="hook script",
-            expected="the pins of single vCPUs",
-            observed="no hook script",
-            cost="vCPUs float over the VM's PUs",
-            fix="keep the file *.hook.sh with the configuration",
-            source=source,
+        yield finding(
+            "target-hook-missing",
+            "hook script",
+            "the pins of single vCPUs",
+            "no hook script",
+            source,
         )
         return
     vcpus, emulator, _ = pins_in(hook.decode("utf-8", "replace"))
@@ -250,31 +176,3 @@ def _hook(
     planned = None if written is None else dict(written.companions).get(".hook.sh")
     if vcpus == plan.vcpu_pins and emulator == plan.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")
-
-
-def _devices(
-    facts: VmFacts, plan: Plan, lost: set[Feature], target: str, source: str
-) -> Iterator[Finding]:
-    if target == "openstack":
-        return  # a flavor names kinds of device
-    found = dict(facts.devices)
-    names = {device.bdf: device.uuid or device.bdf for device in plan.devices}
-    for device in plan.devices:
-        name = names[device.bdf]
-        if name not in found:
-            yield _differs(f"device {name}", "passed through", "not there", source)
-        elif Feature.DEVICE_CELLS not in lost and found[name] != device.cell:
-            shown = "none" if found[name] is None else f"cell {found[name]}"
-            wanted = "none" if device.cell is None else f"cell {device.cell}"
-            yield _differs(f"device {name}: guest cell", wanted, shown, source)
-    surplus = set(found) - set(names.values())
-    if surplus:
-        more = ", ".join(sorted(map(str, surplus)))
-        yield _differs("devices", "those of the plan alone", f"{more} as well", source)
-    if Feature.INITIATORS not in lost:
-        cells = dict(facts.initiators)
-        for device in plan.devices:
-            planned = CpuSet(device.initiator_cells)
-            if planned and cells.get(device.bdf) != planned:
-                there = cells.get(device.bdf, "none")
-                yield _differs(f"device {device.bdf}: own memory", planned, there, source)

@@ -21,15 +21,19 @@ Said = Mapping[str, Any]
 
 
 class Fact(Struct, frozen=True, kw_only=True, gc=False):
-    """One row. id: also of the finding, behind "plan-". subject: where a document has it, for what
-    is said of the whole VM. of: what a VM says. fields: of Vm that it is made of, which the tables
-    of formats name. same: whether two values mean the same. show: a value as text; None = nothing
-    there. show_both: what is shown of two long values, (subject, expected, observed). alone: a
-    thing of which only the second source says something is a difference, too. after: facts whose
-    difference, of the same thing or of the whole VM, says it already."""
+    """One row.
+
+    id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
+    VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
+    tables of formats name. same: whether two values mean the same. show: a value as text; None =
+    nothing there. show_both: what is shown of two long values, (subject, expected, observed).
+    alone: a thing of which only the second source says something is a difference, too. after: facts
+    whose difference, of the same thing or of the whole VM, says it already.
+    """
 
     id: str
     subject: str = ""
+    title: str = ""
     of: Callable[[Vm], Said]
     fields: tuple[str, ...]
     same: Callable[[Any, Any], bool] = eq
@@ -40,10 +44,11 @@ class Fact(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Difference(Struct, frozen=True, kw_only=True, gc=False):
-    """fact: the row. subject: the thing. expected, observed: as text."""
+    """fact: the row. subject: the thing; title: the same in words. expected, observed: as text."""
 
     fact: Fact
     subject: str
+    title: str
     expected: str
     observed: str
 
@@ -66,10 +71,16 @@ def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[Differenc
             if any({(other, thing), (other, "")} & differing for other in fact.after):
                 continue
             differing.add((fact.id, thing))
-            subject, expected, observed = thing or fact.subject, fact.show(want), fact.show(have)
+            named, expected, observed = thing, fact.show(want), fact.show(have)
             if fact.show_both is not None:
-                subject, expected, observed = fact.show_both(want, have)
-            yield Difference(fact=fact, subject=subject, expected=expected, observed=observed)
+                named, expected, observed = fact.show_both(want, have)
+            yield Difference(
+                fact=fact,
+                subject=named or fact.subject,
+                title=named or fact.title,
+                expected=expected,
+                observed=observed,
+            )
 
 
 def _said(value: Any) -> Said:
@@ -160,12 +171,14 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="vcpus",
         subject="<vcpu>",
+        title="number of vCPUs",
         of=lambda vm: _said(vm.vcpus),
         fields=("vcpus",),
     ),
     Fact(
         id="memory",
         subject="<memory>",
+        title="memory",
         of=lambda vm: _said(vm.memory_bytes),
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
@@ -173,6 +186,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="memory-devices",
         subject="memory devices",
+        title="memory devices",
         of=lambda vm: _said(vm.memory_device_bytes),
         fields=("memory_devices",),
         show=format_bytes,
@@ -194,6 +208,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="pages",
         subject="<hugepages>",
+        title="huge pages",
         of=lambda vm: _said((vm.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
@@ -201,6 +216,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="topology",
         subject="<topology>",
+        title="sockets, dies, cores, threads",
         of=lambda vm: _said(vm.cpu_topology or ()),
         fields=("cpu_topology",),
         show=_shape,
@@ -208,6 +224,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="domain-type",
         subject="<domain>",
+        title="accelerator",
         of=lambda vm: _said(vm.domain_type),
         fields=("domain_type",),
         show="type {}".format,
@@ -215,6 +232,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="machine",
         subject="<os><type>",
+        title="machine type",
         of=lambda vm: _said(vm.machine or "the default machine"),
         fields=("machine",),
         same=_same_machine,
@@ -222,12 +240,14 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="firmware",
         subject="<os>",
+        title="firmware",
         of=lambda vm: _said("bios" if vm.firmware in (None, "bios") else "efi"),
         fields=("firmware",),
     ),
     Fact(
         id="cpu",
         subject="<cpu>",
+        title="CPU model",
         of=lambda vm: _said((vm.cpu_mode, vm.cpu_model)),
         fields=("cpu_mode", "cpu_model"),
         same=_same_cpu,
@@ -236,6 +256,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="vcpus-online",
         subject="<vcpu>",
+        title="vCPUs at the start",
         of=lambda vm: _said(vm.offline_vcpus),
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
@@ -243,6 +264,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="current-memory",
         subject="<currentMemory>",
+        title="memory at the start",
         of=lambda vm: _said(vm.ballooned_bytes),
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
@@ -257,6 +279,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="emulator",
         subject="<emulatorpin>",
+        title="emulator's PUs",
         of=lambda vm: _said(vm.emulator_pus or CpuSet()),
         fields=("emulator_pus",),
         show=_pus,
@@ -264,6 +287,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="iothreads",
         subject="<iothreadpin>",
+        title="IOThreads' PUs",
         of=lambda vm: _said(vm.iothread_pins),
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
@@ -271,6 +295,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="cells",
         subject="<numa>",
+        title="guest cells",
         of=lambda vm: _said(tuple(cell.id for cell in vm.cells)),
         fields=("cells", "binding", "page_bytes"),
         same=lambda planned, found: planned == found or (not planned and len(found) == 1),
@@ -307,6 +332,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(
         id="binding",
         subject="<numatune><memory>",
+        title="binding of memory",
         of=lambda vm: _said(vm.binding or (None, CpuSet())),
         fields=("binding",),
         same=_same_binding,
@@ -354,6 +380,30 @@ FACTS: tuple[Fact, ...] = (
         fields=("hostdevs",),
         show=lambda address: f"guest address {address or 'not set'}",
         after=("device",),
+    ),
+    Fact(
+        id="device-cell",
+        of=lambda vm: _devices(vm, lambda device: device.cell),
+        fields=("hostdevs",),
+        show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
+        after=("device", "device-address"),
+    ),
+    Fact(
+        id="initiators",
+        of=lambda vm: {
+            f"own memory of {device.source}": device.initiator_cells or None
+            for device in vm.hostdevs
+        },
+        fields=("hostdevs",),
+        show=lambda cells: f"cells {cells or 'none'}",
+    ),
+    Fact(
+        id="iommu",
+        subject="<iommu>",
+        title="guest IOMMU",
+        of=lambda vm: _said(vm.has_iommu or None),
+        fields=("iommu_model",),
+        show=lambda there: "one" if there else "none",
     ),
 )
 """In the order in which differences are shown."""

@@ -41,7 +41,8 @@ class GuestHostdev:
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
     <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
     is_managed: libvirt binds it to VFIO at the start. cell: the guest cell that it is on, where the
-    source says it by itself rather than by the bus. host_node: of the function, where it says that.
+    source says it by itself rather than by the bus; host_node: of the function, likewise.
+    initiator_cells: those of a GPU's own memory.
     """
 
     source: Bdf
@@ -52,6 +53,7 @@ class GuestHostdev:
     is_managed: bool = True
     cell: int | None = None
     host_node: int | None = None
+    initiator_cells: CpuSet = CpuSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class GuestMediated:
 
     uuid: str
     address: GuestAddress | None
+    cell: int | None = None
 
 
 class MemoryDevice(Struct, frozen=True, kw_only=True, gc=False):

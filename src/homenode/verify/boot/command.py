@@ -7,16 +7,15 @@ What needs the real host goes: KVM, host nodes, huge pages, vfio-pci, firmware.
 from collections.abc import Sequence
 
 from homenode.bdf import Bdf
-from homenode.errors import ParseError
 from homenode.targets.qemu_command import (
     DEVICE_OF_MODEL,
     Options,
     device_tree,
-    facts_of,
     fields_of,
     joined,
     options_of,
     size_of,
+    vm_of_command,
 )
 from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice
@@ -52,11 +51,9 @@ def stand_in_of_command(
     words: program first. machine: a type that this QEMU has. Raises ParseError.
     """
     options = options_of(words[1:], source)
-    facts = facts_of(options, source)
+    facts = vm_of_command(options, source)
     tree = device_tree(options, source)
-    if facts.vcpus is None or facts.memory_bytes is None:
-        raise ParseError(source, "-smp and -m", "none")
-    sizes = [cell.memory_bytes or 0 for cell in facts.cells if cell.vcpus]
+    sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
     left = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
     bare = StandIn(
@@ -65,7 +62,7 @@ def stand_in_of_command(
         0,
         ratio,
         (),
-        facts.topology,
+        facts.cpu_topology,
         CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
         tree.controllers,
         tuple(
@@ -82,7 +79,7 @@ def stand_in_of_command(
     )
     cells = (
         tuple(
-            StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes or 0), cell.distances)
+            StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
             for cell in facts.cells
             if cell.vcpus or cell.memory_bytes
         )

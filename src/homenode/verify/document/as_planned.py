@@ -31,6 +31,9 @@ _COSTS: dict[Callable[[Document, Plan], Document], str] = {
     edit_cpu: "the guest's CPUs are not those that the plan describes",
     edit_iommu: "vCPUs above 255 take no interrupts, and the VM does not start",
 }
+_BY_ADDRESS = frozenset(("device-cell", "initiators"))
+"""A device's bus says its cell in a document; elements that no fact names say the other."""
+
 _FIELD_OF_PATH = {f"/domain/{row.path}": row.field for row in ELEMENTS if row.field is not None}
 _SHOWN = 4
 
@@ -45,7 +48,7 @@ def as_planned(
     change, and for what else the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)
-    for one in diff(vm_of_plan(plan, vm), vm, unsaid(plan)):
+    for one in diff(vm_of_plan(plan, vm), vm, unsaid(plan) | _BY_ADDRESS):
         named.update(one.fact.fields)
         yield finding(
             f"plan-{one.fact.id}", one.subject, one.expected, one.observed, document.source

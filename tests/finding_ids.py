@@ -16,11 +16,12 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
 
     Of a condition at the call both texts.
     """
-    for call in _calls(path, callables):
+    for call in calls(path, callables):
         yield from _ids(call)
 
 
-def _calls(path: Path, callables: Collection[str]) -> Iterator[ast.Call]:
+def calls(path: Path, callables: Collection[str]) -> Iterator[ast.Call]:
+    """Calls of these names."""
     for node in nodes(path):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
             continue
@@ -71,7 +72,7 @@ def words_of_source() -> frozenset[str]:
 
 def severities_given(path: Path) -> Iterator[tuple[str, str]]:
     """(id, severity) of each finding whose id is a text, for every severity that stands there."""
-    for call in _calls(path, ANY | _OF_PLANS):
+    for call in calls(path, ANY | _OF_PLANS):
         for word in call.keywords:
             if word.arg == "severity":
                 names, severities = tuple(_ids(call)), tuple(_severities(word.value))

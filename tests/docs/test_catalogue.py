@@ -1,5 +1,6 @@
 """Every finding is in the catalogue, which docs/findings is and `homenode explain` prints."""
 
+import ast
 import re
 from collections import Counter
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 from homenode.catalogue import Entry, catalogue, entries, finding
 from homenode.findings import Severity
 from tests.doc_pages import DOCS
-from tests.finding_ids import all_ids, severities_given, words_of_source
-from tests.source_trees import FILES
+from tests.finding_ids import all_ids, calls, severities_given, words_of_source
+from tests.source_trees import FILES, nodes
 
 PAGES = sorted(path for path in (DOCS / "findings").glob("*.md") if path.stem != "README")
 LONG = ("Cause", "Cost", "Fix", "Source")
@@ -21,6 +22,22 @@ def test_every_finding_that_homenode_makes_is_in_the_catalogue() -> None:
     assert len(made) > 250
     missing = sorted(made - catalogue().keys())
     assert not missing, f"add a section to a page of docs/findings: {missing}"
+
+
+def test_findings_are_made_from_their_pages_and_none_while_a_module_is_imported() -> None:
+    """So that no start reads the pages."""
+    makers = {"homenode/catalogue.py", "homenode/plan/model.py"}
+    for path in FILES:
+        inside = {
+            call
+            for function in nodes(path)
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for call in ast.walk(function)
+        }
+        for call in calls(path, {"Finding", "PlanFinding"}):
+            assert path.as_posix().endswith(tuple(makers)), f"{path}:{call.lineno}"
+        for call in calls(path, {"finding", "plan_finding"}):
+            assert call in inside, f"{path}:{call.lineno}"
 
 
 def test_the_catalogue_has_no_finding_that_homenode_does_not_make() -> None:

@@ -19,10 +19,6 @@ from homenode.topology import Host
 from homenode.verify.document.pins import neighbour, severity_of_neighbour
 from homenode.vm.model import GuestHostdev, GuestPciController, Vm
 
-LOST_LOCALITY_COST = (
-    "the guest cannot tell where the device is: 12.6 against 15.6 GB/s host to device (KubeVirt)"
-)
-
 
 def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
     """The guest cell whose expander bus a device hangs on; None on pcie.0."""

@@ -7,6 +7,9 @@ meets them, which is that of the vCPUs, whatever their cells are called.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from msgspec import UNSET, UnsetType
+
+from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.units import MIB, format_bytes
@@ -85,22 +88,17 @@ def check(
     agree: bool,
     source: str,
     *,
-    severity: Severity = Severity.CRITICAL,
-    cost: str | None = None,
-    fix: str | None = None,
+    severity: Severity | None = None,
+    cost: str | UnsetType | None = UNSET,
+    fix: str | UnsetType | None = UNSET,
 ) -> Check:
-    """A line, with a finding unless the two agree."""
-    finding = Finding(
-        id=f"guest-{id}",
-        severity=severity,
-        subject=subject,
-        expected=expected,
-        observed=observed,
-        cost=cost,
-        fix=fix,
-        source=source,
+    """A line, with the finding `guest-ID` unless the two agree."""
+    if agree:
+        return Check(subject, expected, observed, None)
+    wrong = finding(
+        f"guest-{id}", subject, expected, observed, source, severity=severity, cost=cost, fix=fix
     )
-    return Check(subject, expected, observed, None if agree else finding)
+    return Check(subject, expected, observed, wrong)
 
 
 def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
@@ -112,7 +110,6 @@ def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
         str(observed.vcpus),
         wanted == observed.vcpus,
         observed.source,
-        fix="bring them online in the guest, or look why its kernel left them out",
     )
 
 
@@ -127,8 +124,6 @@ def _nodes(
         str(found),
         wanted == found,
         observed.source,
-        cost="the guest's programs cannot tell near memory from far",
-        fix="look for numa=off on the guest's kernel command line",
     )
     for cell in expected.cells:
         node = node_of_cell.get(cell.id)
@@ -139,8 +134,6 @@ def _nodes(
             "no such node" if node is None else f"node {node.index}: vCPUs {node.vcpus or 'none'}",
             node is not None and node.vcpus == cell.vcpus,
             observed.source,
-            cost="vCPUs take another node's memory for theirs",
-            fix="apply the planned document again and start the VM again",
         )
 
 
@@ -164,8 +157,6 @@ def _distances(
             "none" if found is None else " ".join(map(str, found)),
             found == row,
             observed.source,
-            cost="the guest's kernel prefers the wrong node when one is full",
-            fix="apply the planned document again and start the VM again",
         )
 
 
@@ -195,9 +186,7 @@ def _memory(
             "not given" if found is None else format_bytes(found),
             found is not None and least <= found <= most + MIB,
             observed.source,
-            severity=Severity.WARNING if found is not None else Severity.INCONCLUSIVE,
-            cost="memory is not shared out as the vCPUs are",
-            fix="look for mem=, crashkernel= and huge pages in the guest, and for balloons",
+            severity=None if found is not None else Severity.INCONCLUSIVE,
         )
 
 
@@ -216,7 +205,6 @@ def _cpu_groups(
             observed.packages or None,
             observed.source,
             None,
-            "licences and schedulers count sockets",
         )
         cores = expected.runs_of(topology.threads)
         yield _groups(
@@ -226,7 +214,6 @@ def _cpu_groups(
             observed.cores or None,
             observed.source,
             reason,
-            "the guest's scheduler takes siblings for cores, or cores for siblings",
         )
     if expected.l3 is not None:
         yield _groups(
@@ -236,7 +223,6 @@ def _cpu_groups(
             observed.l3,
             observed.source,
             reason,
-            "threads that share data are not put where they share a cache",
         )
 
 
@@ -247,12 +233,21 @@ def _groups(
     found: tuple[CpuSet, ...] | None,
     source: str,
     reason: str | None,
-    cost: str,
 ) -> Check:
     expected, observed = _stated(wanted), "not given" if found is None else _stated(found)
     if reason is not None or found is None:
         why = observed if reason is None else f"{observed}; {reason}"
-        doubt = check(id, subject, expected, why, False, source, severity=Severity.INCONCLUSIVE)
+        doubt = check(
+            id,
+            subject,
+            expected,
+            why,
+            False,
+            source,
+            severity=Severity.INCONCLUSIVE,
+            cost=None,
+            fix=None,
+        )
         return Check(subject, expected, observed, doubt.finding)
     return check(
         id,
@@ -261,8 +256,6 @@ def _groups(
         observed,
         set(wanted) == set(found),
         source,
-        cost=cost,
-        fix="look at <topology>, <cache> and, on AMD, topoext in the domain's <cpu>",
     )
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from homenode.findings import Severity
 from homenode.pci import PciLink
 from homenode.topology import Host
-from homenode.verify.document.devices import LOST_LOCALITY_COST
 from homenode.verify.guest.checks import Check, check, match_nodes
 from homenode.verify.guest.expectation import Expectation, ExpectedDevice
 from homenode.verify.guest.observation import Observation, ObservedDevice, ObservedNode
@@ -48,8 +47,6 @@ def _device(
             "no function there",
             False,
             observed.source,
-            cost="the guest cannot use the device",
-            fix="look for overlapping bus windows: homenode verify VM.xml",
         )
         return
     if _is_other(device, found):
@@ -60,8 +57,6 @@ def _device(
             f"{found.vendor_id:04x}:{found.device_id:04x}",
             False,
             observed.source,
-            cost="another device is where this one was planned",
-            fix="apply the planned document again and start the VM again",
         )
         return
     yield check(
@@ -71,10 +66,6 @@ def _device(
         f"{_node(found.node)}, as {found.address}",
         _agrees(device, home, found.node),
         observed.source,
-        cost=LOST_LOCALITY_COST
-        if found.node is None
-        else "the guest takes remote memory for local",
-        fix="plug it below the expander bus of its cell: homenode plan --layout pin-numa-pci",
     )
 
 
@@ -108,9 +99,7 @@ def _by_ids(
         node = next(iter(nodes))
         stated = f"{_node(node)}, as all {len(alike)} of its kind"
         agree = _agrees(device, home, node)
-        return check(
-            "device-node", subject, wanted, stated, agree, observed.source, cost=LOST_LOCALITY_COST
-        )
+        return check("device-node", subject, wanted, stated, agree, observed.source)
     reason = "its guest address is not known" + (
         f", and {len(alike)} of its kind differ" if alike else ""
     )
@@ -122,6 +111,7 @@ def _by_ids(
         False,
         observed.source,
         severity=Severity.INCONCLUSIVE,
+        cost=None,
         fix="name the running domain's document too: virsh dumpxml NAME > VM.xml",
     )
 
@@ -146,9 +136,6 @@ def _link(device: ExpectedDevice, observed: Observation, host: Host) -> Iterator
         f"{slowest:g} GT/s in all lanes on the slowest part of its path",
         slowest >= wanted,
         observed.source,
-        severity=Severity.WARNING,
-        cost="NCCL computes bandwidths from it and may choose slower paths",
-        fix="machine type pc-q35-4.0 or newer, or an NCCL topology file: homenode nccl-topo",
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding
 from homenode.pci import PciDevice
 from homenode.topology import Host
 from homenode.units import MIB, format_bytes
@@ -150,7 +150,4 @@ def _huge_pages(observed: Observation) -> Iterator[Check]:
                 stated,
                 all(counts),
                 observed.source,
-                severity=Severity.WARNING,
-                cost="programs bound to a node without pages fail or take remote ones",
-                fix="set nr_hugepages of each node in the guest",
             )

@@ -238,11 +238,11 @@ def test_a_booted_stand_in_has_the_bus_numbers_that_were_derived(what: str) -> N
     outcome = _boot(xml)
     assert outcome.guest is not None, outcome.findings
     stand_in, seen = outcome.stand_in, paths_of_guest(outcome.guest)
-    buses = bus_numbers(stand_in.controllers)
+    buses = bus_numbers(stand_in.vm.controllers)
     derived = dict(side(xml).bus_ids)
     compared = 0
     for address, bdf in stand_in.devices:
-        path = path_of_address(address, stand_in.controllers)
+        path = path_of_address(address, stand_in.vm.controllers)
         assert path is not None
         assert seen[path] == kernel_address(address, buses), path
         if bdf is not None:

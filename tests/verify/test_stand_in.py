@@ -56,19 +56,21 @@ def argv(xml: bytes) -> str:
 
 def test_the_stand_in_has_the_documents_cells_distances_and_tree() -> None:
     made = stand_in(tuned("pin-numa-pci").document)
-    assert [cell.vcpus for cell in made.cells] == [CpuSet([0, 1]), CpuSet([2, 3])]
-    assert [cell.distances for cell in made.cells] == [(10, 20), (20, 10)]
-    assert [c.model for c in made.controllers] == ["pcie-expander-bus"] * 2 + ["pcie-root-port"] * 2
+    assert [cell.vcpus for cell in made.vm.cells] == [CpuSet([0, 1]), CpuSet([2, 3])]
+    assert [cell.distances for cell in made.vm.cells] == [(10, 20), (20, 10)]
+    assert [c.model for c in made.vm.controllers] == ["pcie-expander-bus"] * 2 + [
+        "pcie-root-port"
+    ] * 2
     assert made.devices == (
         (GuestAddress(0, 3, 0, 0), Bdf.parse(DEVICES[0])),
         (GuestAddress(0, 4, 0, 0), Bdf.parse(DEVICES[1])),
     )
-    assert made.memory_bytes == 2 * 192 * MIB
+    assert made.vm.memory_bytes == 2 * 192 * MIB
 
 
 def test_devices_without_an_address_get_a_port_on_the_root_bus() -> None:
     made = stand_in(tuned("default").document)
-    assert [(c.model, str(c.address)) for c in made.controllers] == [
+    assert [(c.model, str(c.address)) for c in made.vm.controllers] == [
         ("pcie-root-port", "0000:00:02.0"),
         ("pcie-root-port", "0000:00:03.0"),
     ]
@@ -83,10 +85,10 @@ def test_memory_is_scaled_down_in_proportion_and_never_up() -> None:
         ("cpus='2,3' memory='2048'", f"cpus='2,3' memory='{256 * 1024}'"),
     )
     made = stand_in(xml)
-    sizes = [cell.memory_bytes for cell in made.cells]
+    sizes = [cell.memory_bytes for cell in made.vm.cells]
     assert sizes == [576 * MIB, 192 * MIB] and sum(sizes) <= MOST_BYTES
     tiny = stand_in(changed(PLAIN, ("<memory unit='GiB'>4", "<memory unit='MiB'>128")))
-    assert tiny.memory_bytes == 128 * MIB
+    assert tiny.vm.memory_bytes == 128 * MIB
 
 
 def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
@@ -394,16 +396,20 @@ def test_many_vcpus_without_kvm_are_another_guest_than_that_of_the_pcie_tree() -
     made = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=False)
     assert APART in made.left_out and made.needs_qemu
     vcpus, tree = made.guests
-    assert (vcpus.vcpus, vcpus.topology, vcpus.offline) == (64, made.topology, made.offline)
-    assert [cell.vcpus for cell in vcpus.cells] == [cell.vcpus for cell in made.cells]
-    assert not (vcpus.devices or vcpus.controllers or vcpus.uefi or vcpus.space)
-    assert (tree.devices, tree.controllers, tree.space) == (
+    assert (vcpus.vm.vcpus, vcpus.vm.cpu_topology, vcpus.vm.offline_vcpus) == (
+        64,
+        made.vm.cpu_topology,
+        made.vm.offline_vcpus,
+    )
+    assert [cell.vcpus for cell in vcpus.vm.cells] == [cell.vcpus for cell in made.vm.cells]
+    assert not (vcpus.devices or vcpus.vm.controllers or vcpus.uefi or vcpus.space)
+    assert (tree.devices, tree.vm.controllers, tree.space) == (
         made.devices,
-        made.controllers,
+        made.vm.controllers,
         made.space,
     )
-    assert tree.uefi and [cell.vcpus for cell in tree.cells] == [CpuSet([0]), CpuSet([1])]
-    assert [cell.memory_bytes for cell in tree.cells] == [192 * MIB] * 2
+    assert tree.uefi and [cell.vcpus for cell in tree.vm.cells] == [CpuSet([0]), CpuSet([1])]
+    assert [cell.memory_bytes for cell in tree.vm.cells] == [192 * MIB] * 2
     words = shlex.join(stand_in_argv(tree, "n", FILES, "quiet", kvm=False))
     assert "-smp 2,sockets=2,dies=1,cores=1,threads=1" in words
     with_kvm = stand_in_of(opened, facts, SKYLAKE, "q35", host=host, has_ovmf=True, kvm=True)

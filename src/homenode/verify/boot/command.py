@@ -6,6 +6,8 @@ What needs the real host goes: KVM, host nodes, huge pages, vfio-pci, firmware.
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from homenode.bdf import Bdf
 from homenode.targets.qemu_command import (
     DEVICE_OF_MODEL,
@@ -19,7 +21,8 @@ from homenode.targets.qemu_command import (
 )
 from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice
-from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, StandInCell, memory_ratio
+from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, memory_ratio
+from homenode.vm.model import VmCell
 
 _AS_GIVEN = ("smp", "numa")
 _NO_PART_OF_THE_GUEST = frozenset(
@@ -56,51 +59,40 @@ def stand_in_of_command(
     sizes = [cell.memory_bytes for cell in facts.cells if cell.vcpus]
     ratio = memory_ratio(sizes or [facts.memory_bytes])
     left = [f"mediated device {d.host}" for d in tree.devices if isinstance(d.host, str)]
-    bare = StandIn(
-        machine,
-        facts.vcpus,
-        0,
-        ratio,
-        (),
-        facts.cpu_topology,
-        CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
-        tree.controllers,
-        tuple(
-            sorted(
-                (
-                    (d.address, d.host)
-                    for d in tree.devices
-                    if d.address is not None and isinstance(d.host, Bdf)
-                ),
-                key=lambda pair: pair[0],
-            )
-        ),
-        (),
+    endpoints = sorted(
+        (device.address, device.host)
+        for device in tree.devices
+        if device.address is not None and isinstance(device.host, Bdf)
     )
-    cells = (
-        tuple(
-            StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
-            for cell in facts.cells
-            if cell.vcpus or cell.memory_bytes
+    vm = replace(
+        facts,
+        machine=machine,
+        memory_bytes=0,
+        cells=(),
+        controllers=tree.controllers,
+        hostdevs=(),
+        mediated=(),
+    )
+    bare = StandIn(
+        vm=vm,
+        memory_ratio=ratio,
+        cpu=CpuChoice("custom", SUBSTITUTE, (), None, f"model substituted: {SUBSTITUTE}"),
+        devices=tuple(endpoints),
+    )
+    cells = tuple(
+        VmCell(
+            id=cell.id,
+            vcpus=cell.vcpus,
+            memory_bytes=bare.scaled(cell.memory_bytes),
+            distances=cell.distances,
         )
-        if sizes
-        else ()
+        for cell in facts.cells
+        if sizes and (cell.vcpus or cell.memory_bytes)
     )
     total = sum(c.memory_bytes for c in cells) or bare.scaled(facts.memory_bytes)
     booted = _booted(options, source, machine, bare, total, left)
-    stand_in = StandIn(
-        machine,
-        bare.vcpus,
-        min(total, MOST_BYTES),
-        ratio,
-        cells,
-        bare.topology,
-        bare.cpu,
-        bare.controllers,
-        bare.devices,
-        tuple(dict.fromkeys(left)),
-    )
-    return stand_in, booted
+    vm = replace(vm, memory_bytes=min(total, MOST_BYTES), cells=cells)
+    return replace(bare, vm=vm, left_out=tuple(dict.fromkeys(left))), booted
 
 
 def _booted(

@@ -7,7 +7,10 @@ no backend and no driver.
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace as placed
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -19,7 +22,7 @@ from homenode.topology import Host
 from homenode.units import MIB
 from homenode.verify.boot.address_map import AddressMap, address_map
 from homenode.verify.boot.cpu_choice import CpuChoice
-from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
 
 LEAST_CELL_BYTES = 192 * MIB
 """The guest's kernel and files take about 100 MiB of the first node."""
@@ -56,41 +59,22 @@ _CHIPSET_SLOTS = {True: (0, 0x1F), False: (0, 1)}
 """Of bus 0, by "is q35": the host bridge; q35's LPC, SATA and SMBus; i440fx's IDE and USB."""
 
 
-@dataclass(frozen=True, slots=True)
-class StandInCell:
-    """A cell of the test guest; memory_bytes is scaled down."""
+class StandIn(Struct, frozen=True, kw_only=True, gc=False):
+    """The guest to boot. vm: what it is: its machine is "q35", "pc", or a version of these, its
+    memory is scaled down, its controllers stand parents before children, the root left out.
 
-    vcpus: CpuSet
-    memory_bytes: int
-    distances: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StandIn:
-    """The guest to boot. machine: "q35", "pc", or a version of these.
-
-    memory_ratio: (stand-in bytes, real bytes), for scaling expectations. cells: () = flat.
-    topology: sockets, dies, cores, threads; None = the hypervisor's default.
-    controllers: parents before children, the root left out. devices: (address, function of the
-    host or None for what is no hostdev), ascending.
-    left_out: what of the document the test guest does not have. acpi: whether it has ACPI tables.
-    offline: vCPUs that are not there at the start. switches: (feature, is on). is_shared: its
-    memory is a shared memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF
-    is its firmware. room: None = the devices' BARs are not stood in for.
+    memory_ratio: (stand-in bytes, real bytes), for scaling expectations. devices: (address,
+    function of the host or None for what is no hostdev), ascending. left_out: what of the document
+    the test guest does not have. switches: (feature, is on). is_shared: its memory is a shared
+    memfd. iommu: the switches of an Intel IOMMU, None = it has none. uefi: OVMF is its firmware.
+    space: None = the devices' BARs are not stood in for.
     """
 
-    machine: str
-    vcpus: int
-    memory_bytes: int
+    vm: Vm
     memory_ratio: tuple[int, int]
-    cells: tuple[StandInCell, ...]
-    topology: tuple[int, int, int, int] | None
     cpu: CpuChoice
-    controllers: tuple[GuestPciController, ...]
     devices: tuple[tuple[GuestAddress, Bdf | None], ...]
-    left_out: tuple[str, ...]
-    acpi: bool = True
-    offline: CpuSet = CpuSet()
+    left_out: tuple[str, ...] = ()
     switches: tuple[tuple[str, bool], ...] = ()
     is_shared: bool = False
     iommu: tuple[str, ...] | None = None
@@ -98,9 +82,13 @@ class StandIn:
     space: AddressMap | None = None
 
     @property
+    def machine(self) -> str:
+        return self.vm.machine or "pc"
+
+    @property
     def first_vcpus(self) -> int:
         """How many vCPUs there are before the first that is offline."""
-        return min(self.offline, default=self.vcpus)
+        return min(self.vm.offline_vcpus, default=self.vm.vcpus)
 
     @property
     def needs_qemu(self) -> bool:
@@ -116,13 +104,18 @@ class StandIn:
         number = itertools.count()
         cells = tuple(
             replace(cell, vcpus=CpuSet([next(number)])) if cell.vcpus else cell
-            for cell in self.cells
+            for cell in self.vm.cells
         )
-        tree = replace(
-            self, vcpus=max(1, next(number)), cells=cells, topology=None, offline=CpuSet()
+        few = replace(
+            self.vm,
+            vcpus=max(1, next(number)),
+            cells=cells,
+            cpu_topology=None,
+            offline_vcpus=CpuSet(),
         )
-        vcpus = replace(self, controllers=(), devices=(), iommu=None, uefi=False, space=None)
-        return (vcpus, tree)
+        bare = replace(self.vm, controllers=())
+        vcpus = replace(self, vm=bare, devices=(), iommu=None, uefi=False, space=None)
+        return (vcpus, replace(self, vm=few))
 
     def scaled(self, memory_bytes: int) -> int:
         """What some memory of the real guest is in the test guest, in whole MiB."""
@@ -133,7 +126,7 @@ class StandIn:
     def shared_slots(self) -> frozenset[tuple[int, int]]:
         """(bus, device) of slots where a function other than 0 sits."""
         places = [address for address, _ in self.devices]
-        places += [c.address for c in self.controllers if c.address is not None]
+        places += [c.address for c in self.vm.controllers if c.address is not None]
         return frozenset((a.bus, a.device) for a in places if a.function)
 
 
@@ -173,34 +166,41 @@ def stand_in_of(
     wants_uefi = guest.firmware is not None and guest.firmware != "bios"
     space = address_map(document, guest, host) if direct and host is not None else None
     bare = StandIn(
-        machine,
-        guest.vcpus,
-        0,
-        ratio,
-        (),
-        guest.cpu_topology,
-        cpu,
-        controllers,
-        devices,
-        (),
-        facts.has_acpi,
-        facts.offline_vcpus,
-        _switches(document),
-        _is_shared(document),
-        _iommu(document) if direct else None,
-        wants_uefi and has_ovmf and direct,
-        space,
+        vm=Vm(
+            name=guest.name,
+            source=facts.source,
+            machine=machine,
+            vcpus=guest.vcpus,
+            offline_vcpus=guest.offline_vcpus,
+            cpu_topology=guest.cpu_topology,
+            memory_bytes=0,
+            controllers=controllers,
+            has_acpi=facts.has_acpi,
+        ),
+        memory_ratio=ratio,
+        cpu=cpu,
+        devices=devices,
+        switches=_switches(document),
+        is_shared=_is_shared(document),
+        iommu=_iommu(document) if direct else None,
+        uefi=wants_uefi and has_ovmf and direct,
+        space=space,
     )
     left = tuple(_left_out(document, facts, bare, host, has_ovmf))
     if direct and not kvm and guest.vcpus > MOST_TOGETHER and (controllers or devices):
         left = (*left, APART)
-    bare = replace(bare, left_out=left)
     cells = tuple(
-        StandInCell(cell.vcpus, bare.scaled(cell.memory_bytes), cell.distances)
+        VmCell(
+            id=cell.id,
+            vcpus=cell.vcpus,
+            memory_bytes=bare.scaled(cell.memory_bytes),
+            distances=cell.distances,
+        )
         for cell in facts.cells
     )
     total = sum(cell.memory_bytes for cell in cells) or bare.scaled(guest.memory_bytes)
-    return replace(bare, memory_bytes=total, cells=cells)
+    vm = replace(bare.vm, memory_bytes=total, cells=cells)
+    return replace(bare, vm=vm, left_out=left)
 
 
 def memory_ratio(sizes: list[int]) -> tuple[int, int]:
@@ -302,7 +302,7 @@ def _tree(
             endpoints[hostdev.address] = hostdev.source
     slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
     controllers = [
-        c if c.address is not None else replace(c, address=GuestAddress(0, 0, next(slots), 0))
+        c if c.address is not None else placed(c, address=GuestAddress(0, 0, next(slots), 0))
         for c in known
     ]
     next_index = max(buses) + 1

@@ -25,7 +25,7 @@ def stand_in_argv(
         *_later_vcpus(stand_in),
         *_firmware(stand_in, files),
         *_iommu(stand_in),
-        *(word for c in stand_in.controllers for word in ("-device", tree.controller(c))),
+        *(word for c in stand_in.vm.controllers for word in ("-device", tree.controller(c))),
         *(
             word
             for address, bdf in stand_in.devices
@@ -52,11 +52,11 @@ def boot_words(files: BootFiles, command: str, *, kvm: bool = False) -> tuple[st
 
 def _machine(stand_in: StandIn, *, kvm: bool) -> str:
     words = [stand_in.machine]
-    words += [] if stand_in.acpi else ["acpi=off"]
+    words += [] if stand_in.vm.has_acpi else ["acpi=off"]
     words += [f"{n}={_on(is_on)}" for n, is_on in stand_in.switches if n in ("vmport", "smm")]
     if stand_in.iommu is not None and kvm:
         words.append("kernel-irqchip=split")
-    if stand_in.is_shared and not stand_in.cells:
+    if stand_in.is_shared and not stand_in.vm.cells:
         words.append("memory-backend=m0")
     return ",".join(words)
 
@@ -67,8 +67,8 @@ def _on(is_on: bool) -> str:
 
 def _memory(stand_in: StandIn) -> str:
     """Memory that is not there moves the PCI window to where the real guest has it."""
-    size = f"{stand_in.memory_bytes // MIB}M"
-    if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.memory_bytes:
+    size = f"{stand_in.vm.memory_bytes // MIB}M"
+    if stand_in.space is None or stand_in.space.memory_bytes <= stand_in.vm.memory_bytes:
         return size
     return f"{size},slots=1,maxmem={stand_in.space.memory_bytes // MIB}M"
 
@@ -89,13 +89,13 @@ def _firmware(stand_in: StandIn, files: BootFiles) -> list[str]:
 
 def _later_vcpus(stand_in: StandIn) -> list[str]:
     """The vCPUs behind the first that is offline, each by its place in the topology."""
-    if not stand_in.offline:
+    if not stand_in.vm.offline_vcpus:
         return []
-    _, dies, cores, threads = stand_in.topology or (stand_in.vcpus, 1, 1, 1)
+    _, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
     name = stand_in.cpu.model or {"host-passthrough": "host"}.get(stand_in.cpu.mode, "max")
     words = []
-    for vcpu in range(stand_in.first_vcpus, stand_in.vcpus):
-        if vcpu in stand_in.offline:
+    for vcpu in range(stand_in.first_vcpus, stand_in.vm.vcpus):
+        if vcpu in stand_in.vm.offline_vcpus:
             continue
         core, thread = divmod(vcpu, threads)
         die, core = divmod(core, cores)
@@ -129,8 +129,8 @@ def _cpu(stand_in: StandIn) -> str:
 
 
 def _smp(stand_in: StandIn) -> str:
-    sockets, dies, cores, threads = stand_in.topology or (stand_in.vcpus, 1, 1, 1)
-    most = f",maxcpus={stand_in.vcpus}" if stand_in.offline else ""
+    sockets, dies, cores, threads = stand_in.vm.cpu_topology or (stand_in.vm.vcpus, 1, 1, 1)
+    most = f",maxcpus={stand_in.vm.vcpus}" if stand_in.vm.offline_vcpus else ""
     shape = f"sockets={sockets},dies={dies},cores={cores},threads={threads}"
     return f"{stand_in.first_vcpus}{most},{shape}"
 
@@ -138,13 +138,13 @@ def _smp(stand_in: StandIn) -> str:
 def _numa(stand_in: StandIn) -> list[str]:
     words = []
     backend = "memory-backend-memfd,share=on" if stand_in.is_shared else "memory-backend-ram"
-    if stand_in.is_shared and not stand_in.cells:
-        words += ["-object", f"{backend},id=m0,size={stand_in.memory_bytes}"]
-    for i, cell in enumerate(stand_in.cells):
+    if stand_in.is_shared and not stand_in.vm.cells:
+        words += ["-object", f"{backend},id=m0,size={stand_in.vm.memory_bytes}"]
+    for i, cell in enumerate(stand_in.vm.cells):
         words += ["-object", f"{backend},id=m{i},size={cell.memory_bytes}"]
         vcpus = ranges_text("cpus", cell.vcpus)
         words += ["-numa", f"node,nodeid={i}{vcpus},memdev=m{i}"]
-    for i, cell in enumerate(stand_in.cells):
+    for i, cell in enumerate(stand_in.vm.cells):
         for j, distance in enumerate(cell.distances):
             words += ["-numa", f"dist,src={i},dst={j},val={distance}"]
     return words

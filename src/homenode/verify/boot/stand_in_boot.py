@@ -120,7 +120,7 @@ def boot_stand_in(
         through_libvirt=uri is not None and options.connect is not None,
         kvm=kvm,
     )
-    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     found: tuple[Finding, ...] = ()
     through = None if stand_in.needs_qemu else uri
     started = time.monotonic()
@@ -141,7 +141,7 @@ def boot_stand_in(
         for each, part, source in _parts(stand_in, facts.source):
             own = folder / part
             laid = _lay_out(own, files.kernel, image, ovmf if each.uefi else None, user)
-            command = kernel_command(each.vcpus, kvm=kvm)
+            command = kernel_command(each.vm.vcpus, kvm=kvm)
             argv = (program, *stand_in_argv(each, name, laid, command, kvm=kvm)[1:])
             guests.append(_guest(each, source, own, argv, user, ends))
         if through is not None:
@@ -169,9 +169,10 @@ def boot_stand_in(
     how = "QEMU directly" if through is None else f"libvirt at {through}"
     how = f"through {how}, {'KVM' if kvm else 'TCG'}, {files.stated}"
     if len(guests) > 1:
+        all_vcpus, few = (guest.stand_in.vm.vcpus for guest in guests)
         how += (
-            f"; two guests at once: {guests[0].stand_in.vcpus} vCPUs, their cells and caches; the "
-            f"PCIe tree, BARs and firmware with {guests[1].stand_in.vcpus}"
+            f"; two guests at once: {all_vcpus} vCPUs, their cells and caches; the PCIe tree, BARs "
+            f"and firmware with {few}"
         )
     return Booted(stand_in, seen, how, time.monotonic() - started, (*found, *refused, *said))
 
@@ -193,12 +194,12 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     types = [v for name, v in options_of(words[1:], source) if name == "machine" and v is not None]
     wanted = types[-1].partition(",")[0] if types else None
     stand_in, rendered = stand_in_of_command(words, source, _machine(program, wanted))
-    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vcpus
+    limit_s = options.timeout_s or _BASE_S + _PER_VCPU_S * stand_in.vm.vcpus
     started = time.monotonic()
     with boot_folder() as folder, contextlib.ExitStack() as ends:
         user = os.geteuid()
         laid = _lay_out(folder, files.kernel, initramfs(files.busybox), None, user)
-        command = kernel_command(stand_in.vcpus, kvm=False)
+        command = kernel_command(stand_in.vm.vcpus, kvm=False)
         argv = (program, *rendered, *boot_words(laid, command))
         guest = _guest(stand_in, source, folder, argv, user, ends)
         refused = _run_qemu([guest], limit_s)
@@ -413,7 +414,7 @@ def _read(guest: _Guest, name: str) -> tuple[Host | None, tuple[Finding, ...]]:
         paths[path]: str(bdf)
         for address, bdf in stand_in.devices
         if bdf is not None
-        and (path := path_of_address(address, stand_in.controllers)) is not None
+        and (path := path_of_address(address, stand_in.vm.controllers)) is not None
         and path in paths
     }
     return host, tuple(kernel_findings(log, names, guest.source))

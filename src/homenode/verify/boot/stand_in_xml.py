@@ -27,7 +27,7 @@ def stand_in_xml(stand_in: StandIn, name: str, files: BootFiles, command: str, *
     lines = [
         f"<domain type={quoteattr('kvm' if kvm else 'qemu')}>",
         f"  <name>{_text(name)}</name>",
-        f"  <memory unit='MiB'>{stand_in.memory_bytes // MIB}</memory>",
+        f"  <memory unit='MiB'>{stand_in.vm.memory_bytes // MIB}</memory>",
         *([_SHARED] if stand_in.is_shared else []),
         *_vcpus(stand_in),
         "  <os>",
@@ -59,18 +59,21 @@ _SHARED = "  <memoryBacking><source type='memfd'/><access mode='shared'/></memor
 
 def _features(stand_in: StandIn) -> str:
     switches = (f"<{n} state='{'on' if is_on else 'off'}'/>" for n, is_on in stand_in.switches)
-    return f"{'<acpi/>' if stand_in.acpi else ''}<apic/>{''.join(switches)}"
+    return f"{'<acpi/>' if stand_in.vm.has_acpi else ''}<apic/>{''.join(switches)}"
 
 
 def _vcpus(stand_in: StandIn) -> list[str]:
     """Those that are offline can be plugged later, and so those behind the first of them."""
-    if not stand_in.offline:
-        return [f"  <vcpu placement='static'>{stand_in.vcpus}</vcpu>"]
-    there = stand_in.vcpus - len(stand_in.offline)
-    lines = [f"  <vcpu placement='static' current='{there}'>{stand_in.vcpus}</vcpu>", "  <vcpus>"]
+    if not stand_in.vm.offline_vcpus:
+        return [f"  <vcpu placement='static'>{stand_in.vm.vcpus}</vcpu>"]
+    there = stand_in.vm.vcpus - len(stand_in.vm.offline_vcpus)
+    lines = [
+        f"  <vcpu placement='static' current='{there}'>{stand_in.vm.vcpus}</vcpu>",
+        "  <vcpus>",
+    ]
     order = 0
-    for vcpu in range(stand_in.vcpus):
-        is_on = vcpu not in stand_in.offline
+    for vcpu in range(stand_in.vm.vcpus):
+        is_on = vcpu not in stand_in.vm.offline_vcpus
         order += is_on
         state = f"enabled='{'yes' if is_on else 'no'}'"
         state += f" hotpluggable='{'no' if vcpu < stand_in.first_vcpus else 'yes'}'"
@@ -87,8 +90,8 @@ def _cpu(stand_in: StandIn) -> list[str]:
     lines = [_cpu_start(stand_in.cpu)]
     if stand_in.cpu.model is not None:
         lines.append(f"    <model fallback='allow'>{stand_in.cpu.model}</model>")
-    if stand_in.topology is not None:
-        sockets, dies, cores, threads = stand_in.topology
+    if stand_in.vm.cpu_topology is not None:
+        sockets, dies, cores, threads = stand_in.vm.cpu_topology
         lines.append(
             f"    <topology sockets='{sockets}' dies='{dies}' cores='{cores}' threads='{threads}'/>"
         )
@@ -98,9 +101,9 @@ def _cpu(stand_in: StandIn) -> list[str]:
     for name, is_on in stand_in.cpu.features:
         policy = "require" if is_on else "disable"
         lines.append(f"    <feature policy='{policy}' name={quoteattr(name)}/>")
-    if stand_in.cells:
+    if stand_in.vm.cells:
         lines.append("    <numa>")
-        for i, cell in enumerate(stand_in.cells):
+        for i, cell in enumerate(stand_in.vm.cells):
             vcpus = f" cpus='{format_set(cell.vcpus)}'" if cell.vcpus else ""
             lines.append(
                 f"      <cell id='{i}'{vcpus} memory='{cell.memory_bytes // MIB}' unit='MiB'>"
@@ -126,7 +129,7 @@ def _cpu_start(cpu: CpuChoice) -> str:
 def _controllers(stand_in: StandIn) -> list[str]:
     root = "pcie-root" if "q35" in stand_in.machine else "pci-root"
     lines = [f"    <controller type='pci' index='0' model='{root}'/>"]
-    for controller in stand_in.controllers:
+    for controller in stand_in.vm.controllers:
         lines.append(
             f"    <controller type='pci' index='{controller.index}' model='{controller.model}'>"
         )

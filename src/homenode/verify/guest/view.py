@@ -41,8 +41,8 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     observation = observation_of(guest)
     reason = stand_in.cpu.substituted
     tolerance = Tolerance(reason, STAND_IN_KERNEL_BYTES)
-    if stand_in.offline:
-        expected = without_vcpus(expected, stand_in.offline)
+    if stand_in.vm.offline_vcpus:
+        expected = without_vcpus(expected, stand_in.vm.offline_vcpus)
     scaled = of_stand_in(expected, stand_in)
     lines = (
         *compare(scaled, observation, tolerance),
@@ -119,7 +119,7 @@ def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
         devices=tuple(
             replace(
                 device,
-                path=path_of_address(address_of[device.bdf], stand_in.controllers)
+                path=path_of_address(address_of[device.bdf], stand_in.vm.controllers)
                 if device.bdf in address_of
                 else None,
                 vendor_id=None,

@@ -20,7 +20,7 @@ from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
 from homenode.verify.boot.cpu_choice import choose_cpu
 from homenode.verify.boot.stand_in import stand_in_of
-from homenode.verify.guest.expectation import expectation_of_document, without_vcpus
+from homenode.verify.guest.expectation import expectation_of, without_vcpus
 from homenode.verify.live.domain import what_to_watch
 from homenode.vm.layout import PRESETS
 from tests.domain_corpus import NAMES, sample
@@ -103,7 +103,7 @@ def test_a_mutated_document_is_verified_or_refused(xml: bytes) -> None:
         document = open_domain(xml, "mutated")
         facts = vm_of(document)
         findings_of(xml, host=small_host())
-        without_vcpus(expectation_of_document(facts), facts.offline_vcpus)
+        without_vcpus(expectation_of(facts), facts.offline_vcpus)
         what_to_watch(facts)
         stand_in_of(document, facts, choose_cpu(document, kvm=False), "q35")
     except (InputError, HostError) as error:

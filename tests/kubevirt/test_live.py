@@ -14,7 +14,7 @@ from homenode.plan.request import PciGranularity
 from homenode.plan.shape.pcie_document import expander_above
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
-from homenode.verify.guest.expectation import expectation_of_document
+from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import view_of_stand_in
 from tests.domain.test_libvirt import libvirt, virsh
 from tests.kubevirt_documents import (
@@ -150,7 +150,7 @@ def test_a_booted_guest_reports_the_node_of_each_of_ibms_eight_gpus() -> None:
     facts = vm_of(opened)
     booted = boot_stand_in(opened, facts, BootOptions(connect="none", timeout_s=600))
     assert booted.guest is not None, booted.findings
-    seen = view_of_stand_in(expectation_of_document(facts), booted.stand_in, booted.guest)
+    seen = view_of_stand_in(expectation_of(facts), booted.stand_in, booted.guest)
     node_of_gpu = {
         line.subject.removeprefix("device 0000:"): line.observed.partition(",")[0]
         for line in seen.checks

@@ -10,6 +10,7 @@ from homenode.domain.read import open_domain, vm_of
 from homenode.domain.requirements import INITIATORS, required_versions
 from homenode.domain.rewrite import rewrite
 from homenode.pci import DeviceKind
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
@@ -19,7 +20,7 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.verify.document.as_planned import as_planned
-from homenode.verify.guest.expectation import expectation_of_document, expectation_of_plan
+from homenode.verify.guest.expectation import expectation_of
 from tests.guest_shapes import placed
 from tests.small_hosts import small_request
 
@@ -82,7 +83,7 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     document = open_domain(tuned, "vm.xml")
     facts = vm_of(document)
     assert not list(as_planned(document, facts, plan))
-    for expected in (expectation_of_plan(plan), expectation_of_document(facts)):
+    for expected in (expectation_of(vm_of_plan(plan)), expectation_of(facts)):
         assert [cell.id for cell in expected.cells] == [0]
         assert expected.distances in (None, ((10,),))
     assert nodesets(rewrite(tuned, plan_on(NEW, "pin"))) == []

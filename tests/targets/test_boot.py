@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from homenode.errors import HomenodeError
+from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
@@ -15,7 +16,7 @@ from homenode.targets.planned import plan_for_target
 from homenode.targets.vm_file import read_vm
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
-from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import GuestView, view_of_stand_in
 from tests.targets.written import options, written
 
@@ -38,7 +39,7 @@ def _bootable() -> None:
 def seen(words: tuple[str, ...], plan: Plan) -> GuestView:
     booted = boot_command(words, "vm", BootOptions(timeout_s=500))
     assert booted.guest is not None, booted.findings
-    return view_of_stand_in(expectation_of_plan(plan), booted.stand_in, booted.guest)
+    return view_of_stand_in(expectation_of(vm_of_plan(plan)), booted.stand_in, booted.guest)
 
 
 def wrong(view: GuestView) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
 from homenode.process import run
@@ -26,7 +27,7 @@ from homenode.verify.boot.initramfs import initramfs
 from homenode.verify.boot.libvirt import answering
 from homenode.verify.boot.stand_in import APART
 from homenode.verify.boot.stand_in_boot import Booted, BootOptions, boot_stand_in
-from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import GuestView, view_of_stand_in
 from tests.verify_documents import DEVICES, PLAIN, changed, swapped, tuned
 
@@ -104,7 +105,7 @@ def view(booted: dict[str, Future[Booted]], name: str) -> GuestView:
     assert outcome.guest is not None, outcome.findings
     xml, plan = documents()[name]
     facts = vm_of(open_domain(xml, "vm.xml"))
-    expected = expectation_of_plan(plan, document=facts)
+    expected = expectation_of(vm_as_it_runs(plan, facts), document=facts)
     return view_of_stand_in(expected, outcome.stand_in, outcome.guest)
 
 
@@ -190,7 +191,7 @@ def test_a_window_without_a_bus_for_its_port_loses_the_device_also_in_a_guest_of
     options = BootOptions("none", timeout_s=600, keep=tmp_path)
     outcome = boot_stand_in(document, facts, options)
     assert outcome.guest is not None, outcome.findings
-    expected = expectation_of_plan(right.plan, document=facts)
+    expected = expectation_of(vm_as_it_runs(right.plan, facts), document=facts)
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert named(seen) == {("guest-device-missing", f"device {DEVICES[0]}")}
     assert seen.observation.vcpus == CpuSet(range(4))
@@ -262,7 +263,9 @@ def test_a_libvirt_whose_guest_never_ends_leaves_the_boot_to_qemu(
     assert outcome.guest is not None and outcome.how.startswith("through QEMU directly")
     (finding,) = outcome.findings
     assert finding.id == "libvirt-could-not-start" and "power off within 1 s" in finding.observed
-    expected = expectation_of_plan(tuned("default").plan, document=vm_of(document))
+    expected = expectation_of(
+        vm_as_it_runs(tuned("default").plan, vm_of(document)), document=vm_of(document)
+    )
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     assert node_of_device(seen) == dict.fromkeys(DEVICES, "numa_node -1") and not named(seen)
 
@@ -281,7 +284,7 @@ def test_libvirt_boots_the_stand_in_and_leaves_nothing_behind(tmp_path: Path) ->
     if "libvirt-could-not-start" in said:
         pytest.skip(f"this libvirtd starts no guests: {said['libvirt-could-not-start']}")
     assert outcome.how.startswith("through libvirt") and outcome.guest is not None
-    expected = expectation_of_plan(tuning.plan, document=facts)
+    expected = expectation_of(vm_as_it_runs(tuning.plan, facts), document=facts)
     assert not named(view_of_stand_in(expected, outcome.stand_in, outcome.guest))
     name = ElementTree.parse(tmp_path / "kept" / "domain.xml").findtext("name")
     listed = run(("virsh", "-q", "-c", uri, "list", "--all", "--name"), 30).stdout

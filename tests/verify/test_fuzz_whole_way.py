@@ -18,6 +18,7 @@ from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.findings import are_bad
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import PciGranularity
@@ -27,7 +28,7 @@ from homenode.tuning import Tuning, tune
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
-from homenode.verify.guest.expectation import expectation_of_plan
+from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import view_of_stand_in
 from homenode.vm.layout import PRESETS
 
@@ -111,7 +112,9 @@ def booted(case: Case) -> None:
     facts = vm_of(document)
     outcome = boot_stand_in(document, facts, BootOptions("none", timeout_s=900), case.host)
     assert outcome.guest is not None, f"seed {case.seed}: {outcome.findings}"
-    expected = expectation_of_plan(case.tuning.plan, document=facts, host=case.host)
+    expected = expectation_of(
+        vm_as_it_runs(case.tuning.plan, facts), document=facts, host=case.host
+    )
     seen = view_of_stand_in(expected, outcome.stand_in, outcome.guest)
     found = [one for one in (*outcome.findings, *seen.findings) if are_bad([one])]
     assert not found, f"seed {case.seed}: {found}"

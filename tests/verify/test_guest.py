@@ -3,19 +3,17 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
+from homenode.plan.as_vm import vm_as_it_runs, vm_of_plan
 from homenode.plan.model import GuestCache, GuestTopology, Plan
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
-from homenode.verify.guest.expectation import (
-    expectation_of_document,
-    expectation_of_plan,
-    groups_of,
-)
+from homenode.verify.guest.expectation import expectation_of, groups_of
 from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
 from homenode.verify.guest.view import GuestView, view_of_guest
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
@@ -24,7 +22,7 @@ from tests.verify_guests import guest_host
 
 
 def seen(guest: Host, layout: str = "pin-numa-pci", plan: Plan | None = None) -> GuestView:
-    expected = expectation_of_plan(plan or tuned(layout).plan, host=small_host())
+    expected = expectation_of(vm_of_plan(plan or tuned(layout).plan), host=small_host())
     return view_of_guest(expected, guest, small_host())
 
 
@@ -124,12 +122,12 @@ def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() ->
 
 def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
     plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.PASSTHROUGH)
-    expected = expectation_of_plan(plan, host=small_host())
+    expected = expectation_of(vm_of_plan(plan), host=small_host())
     assert expected.l3 == (CpuSet([0, 1]), CpuSet([2, 3]))
-    assert expectation_of_plan(plan).l3 is None
+    assert expectation_of(vm_of_plan(plan)).l3 is None
     first = plan.vcpu_pins[0]
     unknown = tuple(replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus)
-    assert expectation_of_plan(plan, host=replace(small_host(), pus=unknown)).l3 is None
+    assert expectation_of(vm_of_plan(plan), host=replace(small_host(), pus=unknown)).l3 is None
 
 
 def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
@@ -144,7 +142,7 @@ def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
     # AMD's siblings need topoext, with which Linux takes the socket for an L3.
     assert plan.topology is not None
     siblings = replace(plan, topology=plan.topology._replace(cores=1, threads=2))
-    assert expectation_of_plan(siblings).l3 is None
+    assert expectation_of(vm_of_plan(siblings)).l3 is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:
@@ -168,13 +166,13 @@ def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
         tuning.plan, devices=tuple(replace(d, address=None) for d in tuning.plan.devices)
     )
     facts = vm_of(open_domain(tuning.document, "vm.xml"))
-    expected = expectation_of_plan(unplaced, document=facts, host=small_host())
+    expected = expectation_of(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())
     assert not view_of_guest(expected, guest_host(), small_host()).findings
 
 
 def test_a_document_alone_promises_what_it_says() -> None:
     facts = vm_of(open_domain(tuned("pin-numa-pci").document, "vm.xml"))
-    expected = expectation_of_document(facts)
+    expected = expectation_of(facts)
     assert not view_of_guest(expected, guest_host(), None).findings
     assert ids(view_of_guest(expected, guest_host(distance=42), None).findings) == {
         "guest-distances"
@@ -194,11 +192,12 @@ def test_vcpus_that_the_document_has_offline_are_not_missed() -> None:
     )
     facts = facts_of((">4</vcpu>", " current='2'>4</vcpu>"), ("<cputune>", states))
     assert facts.offline_vcpus == CpuSet((1, 3))
-    expected = expectation_of_document(facts)
-    view = view_of_guest(expected, guest_host(cores=1), None, facts)
+    expected = expectation_of(facts)
+    view = view_of_guest(expected, guest_host(cores=1), None)
     assert not view.findings, view.findings
-    assert "guest-vcpus" in ids(view_of_guest(expected, guest_host(cores=1), None).findings)
-    plugged = view_of_guest(expected, guest_host(), None, facts)  # by hand, since
+    whole = expectation_of(structs.replace(facts, offline_vcpus=CpuSet()))
+    assert "guest-vcpus" in ids(view_of_guest(whole, guest_host(cores=1), None).findings)
+    plugged = view_of_guest(expected, guest_host(), None)  # by hand, since
     assert not plugged.findings, plugged.findings
 
 
@@ -208,25 +207,25 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
         "</devices>"
     )
     facts = facts_of(("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"), ("</devices>", dimm))
-    expected = expectation_of_document(facts)
+    expected = expectation_of(facts)
     guest = guest_host()
     grown = replace(guest.nodes[1], memory_bytes=2980 * MIB)
     more = replace(guest, nodes=(guest.nodes[0], grown))
-    assert not view_of_guest(expected, more, None, facts).findings
+    assert not view_of_guest(expected, more, None).findings
     swapped = replace(guest, nodes=(replace(guest.nodes[0], memory_bytes=2980 * MIB), grown))
-    (found,) = view_of_guest(expected, swapped, None, facts).findings
+    (found,) = view_of_guest(expected, swapped, None).findings
     assert (found.id, found.subject) == ("guest-node-memory", "memory of cell 0")
     small = guest_host(memory="700MiB")
     current = "</memory>\n  <currentMemory unit='MiB'>1500</currentMemory>"
     facts = facts_of(("</memory>", current))
     assert facts.ballooned_bytes == (4096 - 1500) * MIB
-    assert not view_of_guest(expectation_of_document(facts), small, None, facts).findings
+    assert not view_of_guest(expectation_of(facts), small, None).findings
 
 
 def test_an_untuned_document_expects_a_flat_guest() -> None:
-    expected = expectation_of_document(vm_of(open_domain(PLAIN, "vm.xml")))
+    expected = expectation_of(vm_of(open_domain(PLAIN, "vm.xml")))
     assert [cell.vcpus for cell in expected.cells] == [CpuSet(range(4))]
-    assert expected.distances is None and expected.topology is None
+    assert expected.distances is None and expected.vm.cpu_topology is None
 
 
 def test_huge_pages_on_some_nodes_only_are_a_warning() -> None:

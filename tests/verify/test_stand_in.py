@@ -28,7 +28,7 @@ from homenode.verify.boot.stand_in import APART, MOST_BYTES, StandIn, stand_in_o
 from homenode.verify.boot.stand_in_argv import stand_in_argv
 from homenode.verify.boot.stand_in_boot import COMMAND, kernel_command
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
-from homenode.verify.guest.expectation import expectation_of_document
+from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import as_passed_through, not_in_stand_in
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestAddress
@@ -116,7 +116,7 @@ def test_what_the_stand_in_leaves_out_is_inconclusive_by_name() -> None:
 def test_the_picture_of_a_stand_in_shows_each_device_where_the_guest_has_it() -> None:
     tuning = tuned("pin-numa-pci")
     made = stand_in(tuning.document)
-    expected = expectation_of_document(vm_of(document(tuning.document)))
+    expected = expectation_of(vm_of(document(tuning.document)))
     guest = guest_host(nodes=(1, 0))
     bare = replace(
         guest,

@@ -21,6 +21,7 @@ from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.record import RunRecord
 from homenode.measure.suite import suite_for
 from homenode.pci import DeviceKind
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.results.model import (
@@ -37,7 +38,7 @@ from homenode.results.model import (
 from homenode.results.vantage import Vantage
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
-from homenode.verify.guest.expectation import Expectation, expectation_of_plan
+from homenode.verify.guest.expectation import Expectation, expectation_of
 from homenode.verify.guest.path import paths_of_guest
 from homenode.verify.guest.view import view_of_guest
 from homenode.vm.model import Vm
@@ -76,14 +77,14 @@ def prepared(
     document that is none.
     """
     facts = _facts(orders)
-    document = None if facts is None else facts
     expected = None
     if orders.plan is not None and orders.vantage is Vantage.GUEST:
-        expected = expectation_of_plan(orders.plan, document=document)
+        vm = vm_as_it_runs(orders.plan, facts)
+        expected = expectation_of(vm, document=facts)
     mismatch: tuple[Finding, ...] = ()
     if expected is not None:
         mismatch = tuple(
-            one for one in view_of_guest(expected, host, None, facts).findings if are_bad((one,))
+            one for one in view_of_guest(expected, host, None).findings if are_bad((one,))
         )
     pus = restricted_to(orders)
     usable = confined(kept_to(host, own_pus), pus, orders.nodes)
@@ -99,7 +100,7 @@ def prepared(
         suite = _bound(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
-        head=replace(_head(orders, host, usable, document, bus_ids), boots=(boot,)),
+        head=replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
         controls=tuple(test.id for test in suite.tests if test.is_control),
         repeats=orders.repeats,

@@ -9,6 +9,7 @@ from homenode.vm.model import (
     GuestHostdev,
     GuestMediated,
     GuestPciController,
+    LayoutRecord,
     MemoryDevice,
     Vm,
     VmCell,
@@ -91,6 +92,9 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
         ),
         pcihole64_bytes=None if window is None else window.pcihole64_bytes,
         has_iommu=plan.iommu_needed,
+        record=LayoutRecord(
+            layout=plan.layout, host=plan.host_fingerprint, objective=plan.objective
+        ),
     )
     if kept is None:
         return vm
@@ -106,10 +110,12 @@ def vm_of_plan(plan: Plan, document: Vm | None = None) -> Vm:
     )
 
 
-def vm_as_it_runs(plan: Plan, document: Vm) -> Vm:
+def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
     """The VM of a plan, with what no plan sets as the document has it by now: memory devices, vCPUs
     that are offline, the balloon, a topology that is left as it was."""
     planned = vm_of_plan(plan, document)
+    if document is None:
+        return planned
     return replace(
         planned,
         cpu_topology=planned.cpu_topology or document.cpu_topology,

@@ -11,6 +11,7 @@ from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, in_order, merged
 from homenode.hypervisor.parser import parsed_by_libvirt
 from homenode.input_files import read_input
+from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
@@ -19,11 +20,7 @@ from homenode.targets.vm_file import target_of
 from homenode.topology import Host
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
-from homenode.verify.guest.expectation import (
-    Expectation,
-    expectation_of_document,
-    expectation_of_plan,
-)
+from homenode.verify.guest.expectation import Expectation, expectation_of
 from homenode.verify.guest.view import (
     GuestView,
     as_passed_through,
@@ -116,7 +113,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
         guests.append(guest)
-        views.append(view_of_guest(_expected(plan, facts, host), guest, host, facts))
+        views.append(view_of_guest(_expected(plan, facts, host), guest, host))
         checked.append(f"guest {guest.name}: its own view")
     found += [finding for view in views for finding in view.findings]
     answers = Findings(tuple(checked), in_order(merged(found)), tuple(left))
@@ -203,7 +200,6 @@ def _host(
 
 
 def _expected(plan: Plan | None, facts: Vm | None, host: Host | None) -> Expectation:
-    if plan is not None:
-        return expectation_of_plan(plan, document=None if facts is None else facts, host=host)
-    assert facts is not None, "_refuse_nonsense asks for one of the two"
-    return expectation_of_document(facts, host)
+    vm = facts if plan is None else vm_as_it_runs(plan, facts)
+    assert vm is not None, "_refuse_nonsense asks for one of the two"
+    return expectation_of(vm, host=host, document=facts)

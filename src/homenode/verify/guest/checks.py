@@ -13,8 +13,9 @@ from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
 from homenode.units import MIB, format_bytes
-from homenode.verify.guest.expectation import Expectation, ExpectedCell
+from homenode.verify.guest.expectation import Expectation
 from homenode.verify.guest.observation import Observation, ObservedNode
+from homenode.vm.model import VmCell
 
 KERNEL_SHARE = 16
 """One part in so many of a node's memory may be the kernel's own tables."""
@@ -63,7 +64,7 @@ def match_nodes(expected: Expectation, observed: Observation) -> dict[int, Obser
     left = list(observed.nodes)
     found: dict[int, ObservedNode] = {}
 
-    def shared(cell: ExpectedCell, node: ObservedNode) -> int:
+    def shared(cell: VmCell, node: ObservedNode) -> int:
         return len(cell.vcpus & node.vcpus)
 
     pairs = sorted(
@@ -102,7 +103,7 @@ def check(
 
 
 def _vcpus(expected: Expectation, observed: Observation) -> Iterator[Check]:
-    wanted = CpuSet(range(expected.vcpus))
+    wanted = CpuSet(range(expected.vm.vcpus))
     yield check(
         "vcpus",
         "vCPUs",
@@ -173,10 +174,10 @@ def _memory(
         found = node.memory_bytes
         least = cell.memory_bytes - cell.memory_bytes // KERNEL_SHARE - tolerance.kernel_bytes
         least -= tolerance.ballooned_bytes
-        most = cell.memory_bytes + cell.memory_device_bytes
+        more = expected.memory_device_bytes(cell.id)
         wanted = f"{format_bytes(cell.memory_bytes)} less the kernel's own"
-        if cell.memory_device_bytes:
-            wanted += f", up to {format_bytes(cell.memory_device_bytes)} more in memory devices"
+        if more:
+            wanted += f", up to {format_bytes(more)} more in memory devices"
         if tolerance.ballooned_bytes:
             wanted += f", {format_bytes(tolerance.ballooned_bytes)} for the balloon"
         yield check(
@@ -184,7 +185,7 @@ def _memory(
             f"memory of cell {cell.id}",
             wanted,
             "not given" if found is None else format_bytes(found),
-            found is not None and least <= found <= most + MIB,
+            found is not None and least <= found <= cell.memory_bytes + more + MIB,
             observed.source,
             severity=None if found is not None else Severity.INCONCLUSIVE,
         )
@@ -193,11 +194,11 @@ def _memory(
 def _cpu_groups(
     expected: Expectation, observed: Observation, tolerance: Tolerance
 ) -> Iterator[Check]:
-    topology = expected.topology
+    topology = expected.vm.cpu_topology
     reason = tolerance.cpu_substituted
     if topology is not None:
-        per_socket = topology.dies * topology.cores * topology.threads
-        sockets = expected.runs_of(per_socket)
+        _, dies, per_die, threads = topology
+        sockets = expected.runs_of(dies * per_die * threads)
         yield _groups(
             "sockets",
             "sockets",
@@ -206,7 +207,7 @@ def _cpu_groups(
             observed.source,
             None,
         )
-        cores = expected.runs_of(topology.threads)
+        cores = expected.runs_of(threads)
         yield _groups(
             "siblings",
             "cores, siblings",

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
-from homenode.cpuset import CpuSet
 from homenode.findings import Finding
 from homenode.pci import PciDevice
 from homenode.topology import Host
@@ -13,10 +14,9 @@ from homenode.units import MIB, format_bytes
 from homenode.verify.boot.stand_in import StandIn
 from homenode.verify.guest.checks import Check, Tolerance, check, compare
 from homenode.verify.guest.device_checks import compare_devices
-from homenode.verify.guest.expectation import Expectation, ExpectedCell, without_vcpus
+from homenode.verify.guest.expectation import Expectation, without_vcpus
 from homenode.verify.guest.observation import Observation, observation_of
 from homenode.verify.guest.path import path_of_address, paths_of_guest
-from homenode.vm.model import Vm
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
 """What the kernel and its files take of a test guest's first node, and of the last one."""
@@ -51,19 +51,16 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     return GuestView("the test guest", lines, observation)
 
 
-def view_of_guest(
-    expected: Expectation, guest: Host, host: Host | None, facts: Vm | None = None
-) -> GuestView:
+def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
     """The real guest: its links and huge pages too. host: for the devices' own links.
 
-    facts: of its document, which may have vCPUs offline and memory in the balloon; either may have
-    come to the guest since.
+    vCPUs that were offline and memory that was in the balloon may have come to the guest since.
     """
     observation = observation_of(guest)
-    offline = CpuSet() if facts is None else facts.offline_vcpus
-    if offline and len(observation.vcpus) == expected.vcpus - len(offline):
+    offline = expected.vm.offline_vcpus
+    if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
-    tolerance = Tolerance(ballooned_bytes=0 if facts is None else facts.ballooned_bytes)
+    tolerance = Tolerance(ballooned_bytes=expected.vm.ballooned_bytes)
     lines = (
         *compare(expected, observation, tolerance),
         *_huge_pages(observation),
@@ -110,12 +107,13 @@ def as_passed_through(
 def of_stand_in(expected: Expectation, stand_in: StandIn) -> Expectation:
     """The same, for a test guest: less memory, and other devices in the devices' places."""
     address_of = {bdf: address for address, bdf in stand_in.devices if bdf is not None}
+    cells = tuple(
+        structs.replace(cell, memory_bytes=stand_in.scaled(cell.memory_bytes))
+        for cell in expected.cells
+    )
     return replace(
         expected,
-        cells=tuple(
-            ExpectedCell(cell.id, cell.vcpus, stand_in.scaled(cell.memory_bytes))
-            for cell in expected.cells
-        ),
+        vm=structs.replace(expected.vm, cells=cells, memory_devices=()),
         devices=tuple(
             replace(
                 device,

@@ -25,16 +25,20 @@ class _Sums:
 
     def __init__(self, values: Sequence[int]) -> None:
         self.values = values
-        self.ascending = sorted(range(len(values)), key=values.__getitem__)
+        order = sorted(range(len(values)), key=values.__getitem__)
+        self._ascending = [(1 << node, values[node]) for node in order]
+        self._totals = {0: 0}
 
     def least(self, chosen: int, may: int, left: int) -> int:
         """Of these nodes and of the `left` others (all bits) with the least values."""
-        values = self.values
-        total = sum([values[node] for node in members(chosen)])
+        total = self._totals.get(chosen)
+        if total is None:
+            total = sum([self.values[node] for node in members(chosen)])
+            self._totals[chosen] = total
         if left:
-            for node in self.ascending:
-                if may >> node & 1:
-                    total += values[node]
+            for bit, value in self._ascending:
+                if may & bit:
+                    total += value
                     left -= 1
                     if not left:
                         break

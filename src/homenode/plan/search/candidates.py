@@ -28,6 +28,10 @@ MOST_PACKAGES = 8
 MOST_PREFIXES = 3
 """Numbers of nodes, from the least that will do, that are tried in one order."""
 
+MOST_FRUITLESS = 1_000
+"""Orders that are grown one after the other without a set that holds the VM; then only those of
+all packages are left to try."""
+
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
 
@@ -49,6 +53,7 @@ class Candidates:
         self._splits: dict[int, CellSplits] = {}
         self._limits_memory = bool(problem.pages_together or problem.pages_anywhere)
         unreachable = problem.distances.unreachable
+        self._fruitless = 0
         self._unreachable = unreachable if any(unreachable) else ()
 
     def groups(self, device_class: Callable[[int], int]) -> Iterator[Bounded]:
@@ -74,7 +79,10 @@ class Candidates:
             bits = sum(1 << package for package in packages)
             bounded.append(((device_class(bits), 2), problem.eligible, bits))
         bounded.sort()
+        every = max(bits for _, _, bits in bounded) if bounded else 0
         for bound, nodes, bits in bounded:
+            if self._fruitless > MOST_FRUITLESS and bits != every:
+                continue
             is_rest = many and bits.bit_count() > 1
             yield bound, self._grown(nodes) if is_rest else self._sets(nodes, bits)
 
@@ -176,7 +184,11 @@ class Candidates:
     def counts(self, nodes: int) -> Iterator[tuple[int, int]]:
         """(a number of these nodes that may do, those of them that may be among so many),
         ascending."""
-        most = sorted((self._capacity[node] for node in members(nodes)), reverse=True)
+        capacity = self._capacity
+        most = sorted((capacity[node] for node in members(nodes)), reverse=True)
+        if self._unreachable:
+            its = [members(lot & nodes) for lot in self._apart if lot & nodes]
+            most = sorted((max(capacity[node] for node in one) for one in its), reverse=True)
         owned = 0
         for number, more in enumerate(most, 1):
             owned += more
@@ -187,8 +199,27 @@ class Candidates:
                     yield number, nodes
             elif self.problem.groups % number == 0:
                 able = nodes & self._able_to(number)
-                if able.bit_count() >= number:
+                if self._most_together(able) >= number:
                     yield number, able
+
+    def _most_together(self, nodes: int) -> int:
+        """No more of these nodes reach each other."""
+        if not self._unreachable:
+            return nodes.bit_count()
+        return sum(lot & nodes != 0 for lot in self._apart)
+
+    @cached_property
+    def _apart(self) -> tuple[int, ...]:
+        """All nodes in lots of which no two reach each other, so that a set has one of each."""
+        lots: list[int] = []
+        for node, unreachable in enumerate(self._unreachable):
+            for at, lot in enumerate(lots):
+                if not lot & ~unreachable:
+                    lots[at] |= 1 << node
+                    break
+            else:
+                lots.append(1 << node)
+        return tuple(lots)
 
     def _sets(self, nodes: int, packages: int) -> Iterator[int]:
         """The sets of these nodes that hold the VM and span all these packages (bits), smaller ones
@@ -230,10 +261,12 @@ class Candidates:
             seen.add(most)
             yield most
         for order in self._orders(nodes):
+            self._fruitless += 1
             for grown in self._equal_prefixes(order) if self.equal else self._prefixes(order):
                 if grown not in seen:
                     seen.add(grown)
                     if self.holds(grown):
+                        self._fruitless = 0
                         yield grown
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:

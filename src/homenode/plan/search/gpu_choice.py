@@ -219,14 +219,12 @@ class NearestGpus:
             found: list[Choice] = []
             low, step = asked.splits.low, asked.splits.ranges[0].step
             lowest = [sum(map(mul, home.row, low)) for home in asked.homes]
-            rows = [home.row for home in asked.homes]
+            more = [[step * home.row[i] for home in asked.homes] for i in range(len(low))]
             for chosen in few:
-                split, distances = list(low), lowest
+                split = list(low)
                 for i in chosen:
                     split[i] += step
-                    distances = [
-                        one + step * row[i] for one, row in zip(distances, rows, strict=True)
-                    ]
+                distances = list(map(sum, zip(lowest, *[more[i] for i in chosen], strict=True)))
                 one = _of_split(asked, split, distances)
                 if (limit := _most(found, most)) is None or one.device_distance <= limit:
                     found = _least([*found, one])

@@ -43,34 +43,49 @@ def least_split(
 _Sums = tuple[int, int, int, int, tuple[int, ...]]
 """Unisolated, LLCs, short pages, squares, negated split."""
 
+_WIDTHS = (32, 32, 80, 48)
+"""Bits of these sums but for the split, where they are digits of one number."""
+
 
 def _least(
     problem: SearchProblem, nodes: Sequence[int], choices: Sequence[Sequence[int]]
 ) -> _Sums | None:
     """The least sums where each node gets one of these numbers of groups, None where no way comes
-    to the groups of the VM."""
-    rest = [sum(min(some) for some in choices[i + 1 :]) for i in range(len(choices))]
-    best: dict[int, _Sums] = {0: (0, 0, 0, 0, ())}
-    for node, some, later in zip(nodes, choices, rest, strict=True):
-        following: dict[int, _Sums] = {}
-        for groups in some:
-            cost = problem.cost_of(node, groups)
-            short = problem.short_pages(node, groups)
+    to the groups of the VM. All sums of a way are digits of one number, the split the last."""
+    groups, digit = problem.groups, problem.groups.bit_length()
+    rest = [groups - sum(min(some) for some in choices[i + 1 :]) for i in range(len(choices))]
+    best = {0: 0}
+    for node, some, most, place in zip(nodes, choices, rest, range(len(nodes))[::-1], strict=True):
+        following: dict[int, int] = {}
+        for number in some:
+            cost = problem.cost_of(node, number)
+            short = problem.short_pages(node, number)
+            own = 0
+            sums = (cost.unisolated, cost.llcs, short, number * number)
+            for width, one in zip(_WIDTHS, sums, strict=True):
+                own = own << width | one
+            own = own << digit * len(nodes) | groups - number << digit * place
             for used, value in best.items():
-                more = used + groups
-                if more + later > problem.groups:
-                    continue
-                candidate = (
-                    value[0] + cost.unisolated,
-                    value[1] + cost.llcs,
-                    value[2] + short,
-                    value[3] + groups * groups,
-                    (*value[4], -groups),
-                )
-                if more not in following or candidate < following[more]:
-                    following[more] = candidate
+                more = used + number
+                if more <= most and (more not in following or value + own < following[more]):
+                    following[more] = value + own
         best = following
-    return best.get(problem.groups)
+    found = best.get(groups)
+    return None if found is None else _sums_in(found, groups, len(nodes))
+
+
+def _sums_in(number: int, groups: int, count: int) -> _Sums:
+    """The sums that are the digits of a number. groups: of the VM; count: so many nodes."""
+    digit, split = groups.bit_length(), []
+    for place in range(count)[::-1]:
+        split.append((number >> digit * place & (1 << digit) - 1) - groups)
+    number >>= digit * count
+    sums = []
+    for width in reversed(_WIDTHS):
+        sums.append(number & (1 << width) - 1)
+        number >>= width
+    squares, short, llcs, unisolated = sums
+    return unisolated, llcs, short, squares, tuple(split)
 
 
 def _by_size(problem: SearchProblem, node: int, numbers: Sequence[int]) -> dict[int, list[int]]:

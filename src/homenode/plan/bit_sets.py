@@ -1,17 +1,20 @@
 """Bit sets: small sets of positions, as the bits of a number."""
 
+from functools import lru_cache
 
-def members(mask: int) -> list[int]:
-    """The positions of the set bits, ascending.
+
+@lru_cache(maxsize=1 << 14)
+def members(mask: int) -> tuple[int, ...]:
+    """The positions of the set bits, ascending. Remembered: a search asks for the same ones often.
 
     >>> members(0b1010)
-    [1, 3]
+    (1, 3)
     """
     if mask.bit_count() * 8 > mask.bit_length():
-        return [position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"]
+        return tuple([position for position, bit in enumerate(bin(mask)[:1:-1]) if bit == "1"])
     found = []
     while mask:
         bit = mask & -mask
         found.append(bit.bit_length() - 1)
         mask ^= bit
-    return found
+    return tuple(found)

@@ -27,6 +27,7 @@ class DistanceMatrix:
     between: tuple[tuple[int, ...], ...]
     packages: tuple[int, ...]
     _worst: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
+    _spanned: dict[int, int] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def nodes_of_package(self) -> dict[int, int]:
@@ -79,7 +80,12 @@ class DistanceMatrix:
         """Packages (bits) of a set of nodes, where packages are numbered from 0."""
         if len(self.nodes_of_package) == len(self.packages):
             return nodes
-        return sum([1 << package for package, its in self.nodes_of_package.items() if its & nodes])
+        known = self._spanned.get(nodes)
+        if known is None:
+            of_package = self.nodes_of_package.items()
+            known = sum([1 << package for package, its in of_package if its & nodes])
+            self._spanned[nodes] = known
+        return known
 
     def worst(self, nodes: int) -> int:
         """The worst distance between two nodes of a set; 10 for one node."""

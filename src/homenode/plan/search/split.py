@@ -53,9 +53,10 @@ def _least(
     """The least sums where each node gets one of these numbers of groups, None where no way comes
     to the groups of the VM. All sums of a way are digits of one number, the split the last."""
     groups, digit = problem.groups, problem.groups.bit_length()
-    rest = [groups - sum(min(some) for some in choices[i + 1 :]) for i in range(len(choices))]
+    most, fewest = groups - sum(map(min, choices)), groups - sum(map(max, choices))
     best = {0: 0}
-    for node, some, most, place in zip(nodes, choices, rest, range(len(nodes))[::-1], strict=True):
+    for place, node, some in zip(range(len(nodes))[::-1], nodes, choices, strict=True):
+        most, fewest = most + min(some), fewest + max(some)
         following: dict[int, int] = {}
         for number in some:
             cost = problem.cost_of(node, number)
@@ -67,7 +68,9 @@ def _least(
             own = own << digit * len(nodes) | groups - number << digit * place
             for used, value in best.items():
                 more = used + number
-                if more <= most and (more not in following or value + own < following[more]):
+                if fewest <= more <= most and (
+                    more not in following or value + own < following[more]
+                ):
                     following[more] = value + own
         best = following
     found = best.get(groups)

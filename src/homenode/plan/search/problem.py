@@ -255,8 +255,6 @@ class SearchProblem:
         self, split: Split, gpus: GpuChoice, nearness: tuple[int, int], device_distance: int
     ) -> Cost:
         """The whole cost. nearness: (device class, GPUs away from home)."""
-        nodes = [node for node, _ in split]
-        packages = self.distances.packages
         unisolated, llcs, more_packages, short = 0, 0, 0, 0
         allocations = [self.cost_of(node, groups) for node, groups in split]
         for (node, groups), found in zip(split, allocations, strict=True):
@@ -264,15 +262,15 @@ class SearchProblem:
             llcs += found.llcs
             more_packages += found.packages - 1
             short += self.short_pages(node, groups)
-        sign = 1 if self.pack else -1
         sizes = cell_sizes([groups for _, groups in split], counts_sockets=self.counts_sockets)
-        return Cost(
-            vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
+        nodes = tuple([node for node, _ in split])
+        bare = self._bare_costs.get(nodes)
+        if bare is None:
+            bare = self._bare_costs[nodes] = self._bare_cost(nodes)
+        return bare._replace(
             device_class=nearness[0],
-            packages_spanned=len({packages[node] for node in nodes}) + more_packages,
+            packages_spanned=bare.packages_spanned + more_packages,
             gpus_away_from_home=nearness[1],
-            nodes_spanned=len(nodes),
-            node_distance=self.distances.worst(sum(1 << node for node in nodes)),
             lopsided_split=sizes.lopsided_split,
             guest_sockets=sizes.guest_sockets,
             device_distance=device_distance,
@@ -282,16 +280,30 @@ class SearchProblem:
             llcs_spanned=llcs,
             unequal_llcs=are_unequal(allocations),
             pages_to_reserve=short,
+            gpus_without_nic=gpus.without_nic,
+            unevenness=sizes.unevenness,
+            split=tuple([-groups for _, groups in split]),
+            gpus=self.options.positions(gpus.gpus),
+        )
+
+    @cached_property
+    def _bare_costs(self) -> dict[tuple[int, ...], Cost]:
+        return {}
+
+    def _bare_cost(self, nodes: tuple[int, ...]) -> Cost:
+        """What the nodes come to whatever the split and the devices, whose terms are 0."""
+        sign, packages = 1 if self.pack else -1, self.distances.packages
+        return Cost._make([0] * (len(Cost._fields) - 3) + [(), (), ()])._replace(
+            vcpus_beyond_cores=self.beyond_cores(nodes) if self.shares else 0,
+            packages_spanned=len({packages[node] for node in nodes}),
+            nodes_spanned=len(nodes),
+            node_distance=self.distances.worst(sum(1 << node for node in nodes)),
             balance_cores=sign * sum(self.supplies[node].whole_cores for node in nodes),
             balance_memory=sign
             * self.page_bytes
             * sum(self.memory[node].pages or 0 for node in nodes),
-            gpus_without_nic=gpus.without_nic,
-            unevenness=sizes.unevenness,
             gpu_nodes_used=sum(self.gpu_nodes >> node & 1 for node in nodes),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
-            split=tuple(-groups for _, groups in split),
-            gpus=self.options.positions(gpus.gpus),
         )
 
 

@@ -133,12 +133,16 @@ def test_more_unpinned_vcpus_than_pus_are_reported() -> None:
 def test_a_fallback_that_was_not_searched_to_its_end_leaves_it_unknown_what_is_best(
     monkeypatch: pytest.MonkeyPatch, work: int, optimal: bool | None
 ) -> None:
-    """No four nodes of twelve hold a share of the memory each, which takes a search to know."""
+    """Of each five nodes in a ring two are not neighbours, and those of the second ring hold less
+    than their share of the memory: that no four do takes a search to know."""
     distances = tuple(
-        tuple(10 if i == j else 255 if i // 3 == j // 3 else 21 for j in range(12))
-        for i in range(12)
+        tuple(
+            10 if i == j else 255 if i // 5 == j // 5 and (i - j) % 5 in (1, 4) else 21
+            for j in range(10)
+        )
+        for i in range(10)
     )
-    nodes = [NodeSpec(((1,) * 4,), memory_bytes=(24 if i < 9 else 8) * GIB) for i in range(12)]
+    nodes = [NodeSpec(((1,) * 4,), memory_bytes=(24 if i < 5 else 8) * GIB) for i in range(10)]
     monkeypatch.setattr(first_terms, "MOST_WORK", work)
     host = host_of(nodes, distances=distances)
     placement = place(host, small_request(16, 40 * GIB, layout="pin"))

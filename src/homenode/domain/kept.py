@@ -59,6 +59,12 @@ def _settings(document: Document) -> Iterator[str]:
     most = root.child("maxMemory")
     if most is not None:
         yield from _lines(document, most)
+    boot, loader = root.child("os"), root.at("os", "loader")
+    if boot is not None and loader is not None and boot.get("firmware") is None:
+        # Where the document names the firmware's kind alone, libvirt chooses the loader.
+        for name in ("readonly", "secure", "type"):
+            if loader.get(name) is not None:
+                yield f"loader {name}={loader.get(name)}"
     security = root.child("launchSecurity")
     if security is not None:
         yield f"launchSecurity type={security.get('type')}"

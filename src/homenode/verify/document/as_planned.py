@@ -74,7 +74,10 @@ def as_planned(
 
 
 def _is_named(path: str, named: set[str]) -> bool:
-    """Whether a difference of these fields is one of the element at a path, or of what it holds."""
+    """Whether a difference of these fields is one of the element at a path, or of what it holds. Of
+    the whole domain, none is: a step that the document refuses has its own reason."""
+    if path == "/domain":
+        return False
     if any(row.startswith(f"{path}/") and field in named for row, field in _FIELD_OF_PATH.items()):
         return True
     while path and path not in _FIELD_OF_PATH:

@@ -12,6 +12,7 @@ import pytest
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.domain.aperture import QEMU_NAMESPACE as QEMU
 from homenode.domain.kept import read_kept
 from homenode.domain.read import open_domain
 from homenode.domain.rewrite import rewrite
@@ -307,6 +308,16 @@ def test_settings_as_libvirt_prints_them_are_those_that_were_written(
         ("<vcpu ", "<memoryBacking><hugepages/></memoryBacking><vcpu ", "plan-setting"),
         ("<vcpu ", "<memtune><soft_limit>9</soft_limit></memtune><vcpu ", "plan-setting"),
         ("<memballoon", "<iommu model='intel'/><memballoon", "plan-setting"),
+        (
+            "</domain>",
+            f"<commandline xmlns='{QEMU}'><arg value='-S'/></commandline></domain>",
+            "plan-setting",
+        ),
+        (
+            "</domain>",
+            f"<override xmlns='{QEMU}'><device alias='hostdev0'/></override></domain>",
+            "plan-setting",
+        ),
     ],
 )
 def test_what_a_plan_relies_on_is_compared_with_it(before: str, after: str, named: str) -> None:

@@ -7,6 +7,7 @@ the same reads the same here.
 from collections.abc import Iterator
 
 from homenode.cpuset import CpuSet
+from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.cells import cell_elements
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import size_bytes
@@ -69,6 +70,12 @@ def _settings(document: Document) -> Iterator[str]:
     if security is not None:
         yield f"launchSecurity type={security.get('type')}"
     yield from _of_devices(document)
+    for name in ("commandline", "override"):
+        passed = root.child(f"{{{QEMU_NAMESPACE}}}{name}")
+        # What it does is QEMU's to say, so any change of it counts, and the order of its words.
+        if passed is not None:
+            words = (" ".join(v for _, v in e.attributes) for e in passed.walk() if e is not passed)
+            yield f"qemu:{name} {' '.join(filter(None, words))}"
 
 
 def _of_devices(document: Document) -> Iterator[str]:

@@ -54,6 +54,7 @@ def as_planned(
             f"plan-{one.fact.id}", one.subject, one.expected, one.observed, document.source
         )
     reported = {path for path, field in _FIELD_OF_PATH.items() if field in named}
+    known = {path.rpartition("/")[2] for path in reported}
     for step in STEPS:
         wanted, there = _difference(document, plan, step)
         parts = [*wanted, *there]
@@ -61,16 +62,18 @@ def as_planned(
         if not new:
             continue
         reported |= new
+        tags = {tag for path, tag, _ in parts if path in new}
+        known |= tags
         recorded = step is edit_metadata
         yield finding(
             "plan-record" if recorded else "plan-element",
-            ", ".join(f"<{tag}>" for tag in sorted({tag for path, tag, _ in parts if path in new})),
+            ", ".join(f"<{tag}>" for tag in sorted(tags)),
             _some([text for *_, text in wanted]),
             _some([text for *_, text in there]),
             document.source,
             cost=_COSTS.get(step, UNSET),
         )
-    yield from _settings(document, plan, {path.rpartition("/")[2] for path in reported})
+    yield from _settings(document, plan, known)
 
 
 def _is_named(path: str, named: set[str]) -> bool:

@@ -27,7 +27,6 @@ from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values
 from homenode.targets.target import (
     Feature,
     Rendering,
-    default_machine,
     indirect,
     native,
     refuse_unsafe_name,
@@ -340,7 +339,7 @@ def read_vm(content: bytes, source: str) -> Vm:
         uuid=canonical_uuid(options.get("uuid") or ""),
         domain_type="qemu" if options.get("accel") == "tcg" else "kvm",
         architecture=architecture,
-        machine=machine or default_machine(architecture),
+        machine=machine or ("virt" if is_arm else "pc"),
         cpu_mode="maximum" if (options.get("cpu") or "").startswith("max") else "host-passthrough",
         vcpu_pins=vcpus or vm.vcpu_pins,
         emulator_pus=emulator,

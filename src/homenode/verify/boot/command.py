@@ -22,7 +22,6 @@ from homenode.targets.qemu_command import (
 from homenode.units import MIB
 from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice
 from homenode.verify.boot.stand_in import MOST_BYTES, StandIn, memory_ratio
-from homenode.vm.model import VmCell
 
 _AS_GIVEN = ("smp", "numa")
 _NO_PART_OF_THE_GUEST = frozenset(
@@ -80,12 +79,7 @@ def stand_in_of_command(
         devices=tuple(endpoints),
     )
     cells = tuple(
-        VmCell(
-            id=cell.id,
-            vcpus=cell.vcpus,
-            memory_bytes=bare.scaled(cell.memory_bytes),
-            distances=cell.distances,
-        )
+        bare.scaled_cell(cell)
         for cell in facts.cells
         if sizes and (cell.vcpus or cell.memory_bytes)
     )

@@ -122,6 +122,15 @@ class StandIn(Struct, frozen=True, kw_only=True, gc=False):
         small, real = self.memory_ratio
         return max(1, memory_bytes * small // real // MIB) * MIB
 
+    def scaled_cell(self, cell: VmCell) -> VmCell:
+        """A cell of the real guest in the test guest."""
+        return VmCell(
+            id=cell.id,
+            vcpus=cell.vcpus,
+            memory_bytes=self.scaled(cell.memory_bytes),
+            distances=cell.distances,
+        )
+
     @property
     def shared_slots(self) -> frozenset[tuple[int, int]]:
         """(bus, device) of slots where a function other than 0 sits."""
@@ -189,15 +198,7 @@ def stand_in_of(
     left = tuple(_left_out(document, facts, bare, host, has_ovmf))
     if direct and not kvm and guest.vcpus > MOST_TOGETHER and (controllers or devices):
         left = (*left, APART)
-    cells = tuple(
-        VmCell(
-            id=cell.id,
-            vcpus=cell.vcpus,
-            memory_bytes=bare.scaled(cell.memory_bytes),
-            distances=cell.distances,
-        )
-        for cell in facts.cells
-    )
+    cells = tuple(map(bare.scaled_cell, facts.cells))
     total = sum(cell.memory_bytes for cell in cells) or bare.scaled(guest.memory_bytes)
     vm = replace(bare.vm, memory_bytes=total, cells=cells)
     return replace(bare, vm=vm, left_out=left)

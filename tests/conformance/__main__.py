@@ -69,7 +69,7 @@ def main() -> int:
             print(f"{judge.name}: not run: {reason}", file=sys.stderr)
             continue
         different, done = _run(judge, given.seed, given.count)
-        rows.append(row_of(judge, judge.version(), done, len(different), date))
+        rows.append(row_of(judge, judge.version(), done, different, date))
         for answer in different[:_SHOWN]:
             lines.append(f"{judge.name} {answer.case}: {answer.about}: {answer.difference()}")
             lines.append(f"  again: make conformance JUDGE={judge.name} CASE={answer.case}")
@@ -78,7 +78,8 @@ def main() -> int:
     width = max((len(f"{row.program} {row.version}") for row in rows), default=0)
     for row in rows:
         name = f"{row.program} {row.version}"
-        print(f"{name:{width}}  {row.cases:>5} cases  {row.differences:>3} differences")
+        count = row.differences.partition(":")[0]
+        print(f"{name:{width}}  {row.cases:>5} cases  {count:>3} differences")
     print("\n".join(lines))
     return int(bool(lines))
 

@@ -82,7 +82,7 @@ def _device_cells(plan: Plan, given: bytes) -> dict[str, int | None]:
     return found
 
 
-def _planned(plan: Plan, given: bytes) -> Facts:
+def planned_of_document(plan: Plan, given: bytes) -> Facts:
     cells = _shown_cells(plan, given)
     per_cell = [CpuSet(cell.host_nodes) for cell in cells]
     places = [str(d.address) for d in plan.devices if d.address is not None]
@@ -246,7 +246,7 @@ def _answer(name: str, tuning: Tuning, given: bytes, about: str) -> tuple[Answer
     plan = tuning.plan
     path = folder() / "vm.xml"
     path.write_bytes(re.sub(rb"type=(['\"])kvm\1", rb"type='qemu'", tuning.document, count=1))
-    answer = Answer(case=name, about=about, planned=_planned(plan, given))
+    answer = Answer(case=name, about=about, planned=planned_of_document(plan, given))
     try:
         defined = _virsh("define", "--validate", str(path))
         if defined.returncode:

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from tests.conformance.judge import Judge
+from tests.conformance.judge import Answer, Judge
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported-versions.md"
 NOT_RUN = "–"
+_MOST = 200
 
 _HEAD = """\
 # Supported versions
@@ -25,7 +26,7 @@ fresh seed, and writes this page; rows of other programs and versions stay as th
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the page. differences: of the cases, or NOT_RUN."""
+    """A line of the page. differences: how many cases, with the first of them, or NOT_RUN."""
 
     name: str
     program: str
@@ -52,14 +53,16 @@ def read_rows(text: str) -> list[Row]:
     return [Row(**dict(zip(names, line, strict=True))) for line in cells]
 
 
-def row_of(judge: Judge, version: str, cases: int, differences: int, date: str) -> Row:
+def row_of(judge: Judge, version: str, cases: int, different: Sequence[Answer], date: str) -> Row:
+    first = "".join(f": {one.case}, {one.about}: {one.difference()}" for one in different[:1])
+    words = " ".join(first.replace("|", "/").split())
     return Row(
         name=judge.name,
         program=judge.program,
         version=version,
         what_it_read=judge.reads,
         cases=str(cases),
-        differences=str(differences),
+        differences=f"{len(different)}{words if len(words) <= _MOST else f'{words[:_MOST]}…'}",
         date=date,
         how_to_run_it=judge.setup,
     )

@@ -2,6 +2,7 @@
 
 from tests.conformance.kubelet import KUBELET
 from tests.conformance.kubevirt import KUBEVIRT
+from tests.conformance.kubevirt_chain import CHAINS
 from tests.conformance.libvirt import LIBVIRT
 from tests.conformance.nova import NOVA
 from tests.conformance.proxmox import PROXMOX
@@ -9,4 +10,4 @@ from tests.conformance.qemu import QEMU_JUDGE
 from tests.conformance.slurmd import SLURMD
 from tests.conformance.xen import XEN
 
-JUDGES = (LIBVIRT, QEMU_JUDGE, PROXMOX, NOVA, XEN, SLURMD, KUBELET, KUBEVIRT)
+JUDGES = (LIBVIRT, QEMU_JUDGE, PROXMOX, NOVA, XEN, SLURMD, KUBELET, KUBEVIRT, *CHAINS)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -33,21 +34,25 @@ Definition = dict[str, str]
 NAME = f"gpu-vm-{os.getpid()}"
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
-def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def build_chain(folder: Path, version: str) -> Path:
     """virt-launcher's way to a domain as `chain`, its sidecar's shim as `shim`."""
-    folder = tmp_path_factory.mktemp("programs")
-    build(folder, request.param, chain="./chain", shim="kubevirt.io/kubevirt/cmd/sidecars")
-    (folder / "version").write_text(request.param)
+    build(folder, version, chain="./chain", shim="kubevirt.io/kubevirt/cmd/sidecars")
+    (folder / "version").write_text(version)
     return folder
 
 
-@pytest.fixture
-def chain(programs: Path, tmp_path: Path) -> Iterator[Path]:
-    """A sidecar with the hook file: its shim, with the socket where virt-launcher looks for it."""
+@pytest.fixture(scope="module", params=VERSIONS)
+def programs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_chain(tmp_path_factory.mktemp("programs"), request.param)
+
+
+@contextmanager
+def sidecar(programs: Path, folder: Path, log: int | None = None) -> Iterator[None]:
+    """A sidecar with the hook file: its shim, with the socket where virt-launcher looks for it.
+    log: where the shim's go, as subprocess has it; None = to standard error."""
     sockets = Path("/var/run/kubevirt-hooks/hook-sidecar-0")
     sockets.mkdir(parents=True, exist_ok=True)
-    tree, hook = tmp_path / "tree", tmp_path / "bin"
+    tree, hook = folder / "tree", folder / "bin"
     write_tree(shipped(IBM), tree)
     hook.mkdir()
     (hook / "hook").write_text(hook_file(_own_source, "1"))
@@ -55,15 +60,21 @@ def chain(programs: Path, tmp_path: Path) -> Iterator[Path]:
     caller.write_text(f'#!/bin/sh\nexec {sys.executable} {hook}/hook --root {tree} "$@"\n')
     caller.chmod(0o755)
     argv = ["unshare", "--mount", "--propagation", "private", "sh", "-ec", _SHIM, "sh"]
-    shim = subprocess.Popen([*argv, str(sockets), str(hook), str(programs / "shim")])
+    shim = subprocess.Popen([*argv, str(sockets), str(hook), str(programs / "shim")], stderr=log)
     try:
-        yield programs
+        yield
     finally:
         shim.terminate()
         shim.wait(30)
         virsh("undefine", "--nvram", f"default_{NAME}")
         for socket in sockets.glob("*.sock"):
             socket.unlink()
+
+
+@pytest.fixture
+def chain(programs: Path, tmp_path: Path) -> Iterator[Path]:
+    with sidecar(programs, tmp_path):
+        yield programs
 
 
 def vmi(gpus: int, vcpus: int, interfaces: int) -> dict[str, Any]:

@@ -166,5 +166,5 @@ NOVA = Judge(
     missing=missing,
     ask=ask,
     marker="nova",
-    short=40,
+    short=30,
 )

@@ -2,23 +2,28 @@
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from homenode.errors import HomenodeError
+from homenode.pci import DeviceKind
 from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
+from homenode.plan.request import Policy
 from homenode.sources import load_host
 from homenode.targets import qemu, qm_conf
 from homenode.targets.planned import plan_for_target
 from homenode.targets.vm_file import read_vm
+from homenode.units import MIB
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.verify.guest.expectation import expectation_of
-from homenode.verify.guest.view import GuestView, view_of_stand_in
-from tests.targets.written import options, written
+from homenode.verify.guest.view import GuestView, view_of_guest, view_of_stand_in
+from homenode.verify.target_guest import expectation_for_target
+from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.qemu
 
@@ -79,6 +84,46 @@ def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distan
     view = seen(qm_conf.command(conf, "101.conf"), planned.plan)
     assert wrong(view) == ["distances from cell 0"]
     assert list(node_of_device(view).values()) == ["numa_node 0", "numa_node 1"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "targets", "wrong_for"),
+    [
+        ("pin-numa", ("xen", "incus", "openstack"), "cloud-hypervisor"),
+        ("pin-numa-pci", ("qemu", "proxmox"), None),
+    ],
+)
+def test_a_booted_guest_is_compared_with_a_plan_alone(
+    layout: str, targets: tuple[str, ...], wrong_for: str | None
+) -> None:
+    """Of another hypervisor too: that one puts devices on root ports, as a layout without their
+    tree does. They are found by their ids, here those of the functions that stand in for them."""
+    wanted = replace(options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB)
+    words = qemu.words_of(written("qemu", SMALL, wanted).rendering.document, "vm.sh")
+    booted = boot_command(words, "vm", BootOptions(timeout_s=500))
+    assert booted.guest is not None, booted.findings
+    ids = {(d.vendor_id, d.device_id) for d in booted.guest.pci_devices if d.vendor_id == 0x1AF4}
+    ((vendor, device),) = ids
+    host = host_named(SMALL)
+    host = replace(
+        host,
+        pci_devices=tuple(
+            replace(one, vendor_id=vendor, device_id=device, link=None)
+            if one.kind is DeviceKind.GPU
+            else one
+            for one in host.pci_devices
+        ),
+    )
+
+    def against(target: str) -> list[str]:
+        plan = written(target, SMALL, replace(wanted, layout="pin-numa-pci")).plan
+        expected = expectation_for_target(plan, target, host)
+        assert booted.guest is not None
+        return [one.id for one in view_of_guest(expected, booted.guest, host).findings]
+
+    assert [against(target) for target in targets] == [[]] * len(targets)
+    if wrong_for is not None:
+        assert against(wrong_for) == ["guest-device-node"] * 2
 
 
 def test_the_vcpus_of_a_started_command_are_pinned_by_its_script(tmp_path: Path) -> None:

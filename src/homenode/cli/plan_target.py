@@ -32,15 +32,21 @@ if TYPE_CHECKING:
 SCRIPT_MODE = 0o755
 
 
-def is_for_libvirt(original: bytes | None, document: str, target: str | None) -> bool:
-    """Whether a plan goes into a domain document, or a new one. Raises UsageError for a target that
-    is none."""
+def refuse_unknown_target(target: str) -> None:
+    """Raises UsageError for a name that is no target's."""
     known = (LIBVIRT, *TARGETS)
-    if target is not None and target not in known:
+    if target not in known:
         raise UsageError(
             f"--target: expected {', '.join(known)}, found {target!r}",
             hint=did_you_mean(target, known) or None,
         )
+
+
+def is_for_libvirt(original: bytes | None, document: str, target: str | None) -> bool:
+    """Whether a plan goes into a domain document, or a new one. Raises UsageError for a target that
+    is none."""
+    if target is not None:
+        refuse_unknown_target(target)
     if target not in (None, LIBVIRT) or original is None:
         return target in (None, LIBVIRT)
     kind = kind_of(original, document)

@@ -51,6 +51,13 @@ def verify(
             help="The real guest's own view: a capture made inside it, or ssh:HOST.",
         ),
     ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="For --guest: the hypervisor that the plan was made for, as of `plan --target`.",
+        ),
+    ] = None,
     live: Annotated[
         str | None,
         typer.Option(
@@ -109,16 +116,16 @@ def verify(
         boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
     )
     if proof:
-        given = (plan, lspci, live, guest, svg)
+        given = (plan, lspci, live, guest, svg, target)
         if document is None or boot or json or any(one is not None for one in given):
             raise UsageError("--proof: expected the saved plan, and --host alone with it")
         verify_proof(document, host)
         return
     if live is not None:
-        if boot or any(one is not None for one in (document, guest, host, lspci)):
+        if boot or any(one is not None for one in (document, guest, host, lspci, target)):
             raise UsageError(
-                "--live: expected no document, --host, --lspci, --boot or --guest: a running "
-                "domain is checked where it runs"
+                "--live: expected no document, --host, --lspci, --boot, --guest or --target: a "
+                "running domain is checked where it runs"
             )
         from homenode.hypervisor.connection import DEFAULT
 
@@ -128,9 +135,15 @@ def verify(
     from homenode.verify.verification import VerifyRequest
     from homenode.verify.verification import verify as verify_wanted
 
+    if target is not None:
+        from homenode.cli.plan_target import refuse_unknown_target
+        from homenode.targets.vm_file import LIBVIRT
+
+        refuse_unknown_target(target)
+        target = None if target == LIBVIRT else target
     check_can_write(svg)
     options = BootOptions(connect, kernel, timeout, keep) if boot else None
-    wanted = VerifyRequest(document, plan, host, lspci, options, guest)
+    wanted = VerifyRequest(document, plan, host, lspci, options, guest, target)
     # Interruptible, since a test guest would run on.
     with interruptible(), working("booting a test guest" if boot else "checking"):
         verified = verify_wanted(wanted, note)

@@ -27,6 +27,14 @@ def _head() -> Iterator[str]:
         "* **indirectly**: by raw arguments or a script, at the price that is named.",
         "* **lost**: the hypervisor cannot say it; what the guest or the host then lacks is named.",
         "",
+        "Once the VM runs, its guest is compared with the saved plan, under any hypervisor; what",
+        "is lost is named, not compared: [verify --target](commands/verify.md#guests-of-targets).",
+        "",
+        "```console live",
+        "$ homenode plan --target xen --vcpus 16 --memory 64GiB -o vm.cfg --save-plan p.json",
+        "$ homenode verify --plan p.json --target xen --guest ssh:root@vm",
+        "```",
+        "",
     )
 
 

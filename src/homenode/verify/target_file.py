@@ -15,9 +15,8 @@ from homenode.targets.target import (
     FACTS_OF,
     FEATURE_WORDS,
     Feature,
-    Level,
     Rendering,
-    features_of,
+    lost_features,
     target_named,
 )
 from homenode.targets.vm_file import VmFile, on_host
@@ -51,36 +50,39 @@ def verify_target(
     vm = module.read_vm(content, source)
     if target == "incus" and host is not None:
         vm = incus.with_host(vm, host)
-    support = module.SUPPORT
-    lost = {feature for feature in features_of(plan) if support[feature].level is Level.LOST}
-    found = list(_cells_added(plan, vm, source)) if target == "incus" else []
+    lost = lost_features(target, plan)
+    found = list(cells_added(plan, vm, source)) if target == "incus" else []
     skipped = _unsaid(plan, vm, target, lost)
     if found or (target == "incus" and host is None):
         skipped |= {*FACTS_OF[Feature.CELLS], "binding"}
-    for one in diff(_as_said(plan, lost), vm, skipped):
+    for one in diff(as_said(plan, lost), vm, skipped):
         found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
     written = _written_again(content, source, target, plan, host)
     if target == "proxmox":
         found += _hook(hook, plan, source, written)
     if not found and written is not None:
         found += _missing_lines(content, written.document, source)
-    found += [
-        finding(
-            "target-lost",
-            FEATURE_WORDS[feature],
-            f"{module.TITLE} to say it",
-            support[feature].how,
-            source,
-            severity=Severity.INFO,
-            cost=support[feature].loses,
-            fix=None,
-        )
-        for feature in Feature
-        if feature in lost
-    ]
+    found += lost_findings(target, lost, source)
     return Findings(
         (f"{source}: {module.TITLE} against plan of layout {plan.layout.name}",), in_order(found)
     )
+
+
+def lost_findings(target: str, lost: Collection[Feature], source: str) -> Iterator[Finding]:
+    """A finding for each of some features that the target lacks, in the order of Feature."""
+    module = target_named(target)
+    for feature in Feature:
+        if feature in lost:
+            yield finding(
+                "target-lost",
+                FEATURE_WORDS[feature],
+                f"{module.TITLE} to say it",
+                module.SUPPORT[feature].how,
+                source,
+                severity=Severity.INFO,
+                cost=module.SUPPORT[feature].loses,
+                fix=None,
+            )
 
 
 def _written_again(
@@ -127,7 +129,7 @@ def _unsaid(plan: Plan, vm: Vm, target: str, lost: Collection[Feature]) -> set[s
     return facts
 
 
-def _as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
+def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
     GPU's own memory where it has no initiators."""
     vm = vm_of_plan(plan)
@@ -141,7 +143,7 @@ def _as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     return vm
 
 
-def _cells_added(plan: Plan, vm: Vm, source: str) -> Iterator[Finding]:
+def cells_added(plan: Plan, vm: Vm, source: str) -> Iterator[Finding]:
     """Incus makes cells of its PUs' nodes, whatever was planned."""
     if plan.layout.cells is GuestCells.FLAT and len(vm.cell_vcpus) > 1 and any(vm.cell_vcpus):
         yield finding(

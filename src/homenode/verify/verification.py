@@ -28,6 +28,7 @@ from homenode.verify.guest.view import (
     view_of_guest,
     view_of_stand_in,
 )
+from homenode.verify.target_guest import expectation_for_target, lost_in_guest
 from homenode.verify.target_verification import verify_target_file
 from homenode.vm.model import Vm
 
@@ -38,7 +39,8 @@ Notify = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
     """What to verify. document, plan: files. host, guest: sources, as every command takes them;
-    guest also "ssh:HOST". boot: None = no test guest is booted."""
+    guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it is and whose
+    plan, by its name in targets/target.py; None = libvirt's."""
 
     document: Path | None = None
     plan: Path | None = None
@@ -46,6 +48,7 @@ class VerifyRequest:
     lspci: Path | None = None
     boot: BootOptions | None = None
     guest: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,14 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
     if wanted.guest is not None:
         guest = load_guest(wanted.guest)
         guests.append(guest)
-        views.append(view_of_guest(_expected(plan, facts, host), guest, host))
-        checked.append(f"guest {guest.name}: its own view")
+        if plan is not None and wanted.target is not None:
+            expected = expectation_for_target(plan, wanted.target, host)
+            found += lost_in_guest(plan, wanted.target, expected, guest.name)
+            checked.append(f"guest {guest.name} of {wanted.target}: its own view")
+        else:
+            expected = _expected(plan, facts, host)
+            checked.append(f"guest {guest.name}: its own view")
+        views.append(view_of_guest(expected, guest, host))
     found += [finding for view in views for finding in view.findings]
     answers = Findings(tuple(checked), in_order(merged(found)), tuple(left))
     return Verified(answers, tuple(views), tuple(guests), host, plan)
@@ -125,7 +134,7 @@ def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify
     if wanted.guest is not None:
         raise UsageError(
             f"{path}: expected a domain document with --guest, found a file of another kind",
-            hint="homenode verify --plan P.json --guest SOURCE",
+            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
         )
     plan = (
         None
@@ -164,6 +173,13 @@ def _refuse_nonsense(wanted: VerifyRequest) -> None:
         raise UsageError(
             "--guest: expected a plan or a domain document to compare the guest with, found none",
             hint="homenode plan --save-plan P.json",
+        )
+    if wanted.target is not None and (
+        wanted.guest is None or wanted.plan is None or wanted.document is not None
+    ):
+        raise UsageError(
+            "--target: expected a plan and a guest, and no document, which would say it itself",
+            hint="homenode verify --plan P.json --guest SOURCE --target NAME",
         )
 
 

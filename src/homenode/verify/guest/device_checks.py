@@ -1,5 +1,6 @@
 """Device checks: each passed-through device's node and link in the guest, next to the plan's."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from homenode.findings import Severity
@@ -16,28 +17,29 @@ def compare_devices(
     """A line for each device's node, and where `links` is set one for its link.
 
     A device is found by its path in the guest's PCI tree, which is exact. Where the path is not
-    known, all functions with the device's ids are looked at: if they agree, so does it.
+    known, all functions with the device's ids are looked at: whether they are as many as planned,
+    and on the nodes that were planned for them.
     """
     node_of_cell = match_nodes(expected, observed)
     lines: list[Check] = []
     for device in expected.devices:
-        lines += _device(device, observed, node_of_cell)
+        if device.path is None:
+            lines.append(_by_ids(device, expected, observed, node_of_cell))
+        else:
+            lines += _device(device, expected, observed, node_of_cell)
         if links and host is not None:
             lines += _link(device, observed, host)
     return tuple(lines)
 
 
 def _device(
-    device: ExpectedDevice, observed: Observation, node_of_cell: dict[int, ObservedNode]
+    device: ExpectedDevice,
+    expected: Expectation,
+    observed: Observation,
+    node_of_cell: dict[int, ObservedNode],
 ) -> Iterator[Check]:
-    subject = f"device {device.bdf}"
-    home = None if device.cell is None else node_of_cell.get(device.cell)
-    wanted = "no node" if device.cell is None else f"the node of cell {device.cell}"
-    if home is not None:
-        wanted += f" (node {home.index})"
-    if device.path is None:
-        yield _by_ids(device, observed, home, wanted)
-        return
+    subject, wanted = f"device {device.bdf}", _wanted(device, expected, node_of_cell)
+    assert device.path is not None, "compare_devices finds the others by their ids"
     found = observed.device_at(device.path)
     if found is None:
         yield check(
@@ -64,9 +66,20 @@ def _device(
         subject,
         wanted,
         f"{_node(found.node)}, as {found.address}",
-        _agrees(device, home, found.node),
+        not expected.has_device_cells or _agrees(device, node_of_cell, found.node),
         observed.source,
     )
+
+
+def _wanted(
+    device: ExpectedDevice, expected: Expectation, node_of_cell: dict[int, ObservedNode]
+) -> str:
+    if not expected.has_device_cells:
+        return "there, on any node"
+    if device.cell is None:
+        return "no node"
+    home = node_of_cell.get(device.cell)
+    return f"the node of cell {device.cell}" + ("" if home is None else f" (node {home.index})")
 
 
 def _is_other(device: ExpectedDevice, found: ObservedDevice) -> bool:
@@ -74,9 +87,12 @@ def _is_other(device: ExpectedDevice, found: ObservedDevice) -> bool:
     return known and (device.vendor_id, device.device_id) != (found.vendor_id, found.device_id)
 
 
-def _agrees(device: ExpectedDevice, home: ObservedNode | None, node: int | None) -> bool:
+def _agrees(
+    device: ExpectedDevice, node_of_cell: dict[int, ObservedNode], node: int | None
+) -> bool:
     """Whether the guest's node of a device is its cell's. A cell that the guest lacks is no node's,
     which is not the "none" that a device without a cell is to have."""
+    home = None if device.cell is None else node_of_cell.get(device.cell)
     return node is None if device.cell is None else home is not None and node == home.index
 
 
@@ -85,34 +101,55 @@ def _node(node: int | None) -> str:
 
 
 def _by_ids(
-    device: ExpectedDevice, observed: Observation, home: ObservedNode | None, wanted: str
+    device: ExpectedDevice,
+    expected: Expectation,
+    observed: Observation,
+    node_of_cell: dict[int, ObservedNode],
 ) -> Check:
-    subject = f"device {device.bdf}"
-    alike = [
-        found
-        for found in observed.devices
-        if device.vendor_id is not None
-        and (found.vendor_id, found.device_id) == (device.vendor_id, device.device_id)
-    ]
-    nodes = {found.node for found in alike}
+    """Where the address is not known. Of several of a kind it is not known which is which."""
+    subject, wanted = f"device {device.bdf}", _wanted(device, expected, node_of_cell)
+    ids = (device.vendor_id, device.device_id)
+    kind = [one for one in expected.devices if (one.vendor_id, one.device_id) == ids]
+    alike = [one for one in observed.devices if (one.vendor_id, one.device_id) == ids]
+    if None in ids:
+        return _unknown(device, expected, observed, wanted, "its guest address is not known")
+    if kind.index(device) >= len(alike):
+        stated = f"{len(alike)} of its kind, where {len(kind)} are planned"
+        return check("device-missing", subject, wanted, stated, False, observed.source)
+    nodes = Counter(one.node for one in alike)
+    stated = f"{_node(alike[0].node)}, as all {len(alike)} of its kind"
+    if not expected.has_device_cells:
+        stated = stated if len(nodes) == 1 else f"one of {len(alike)} of its kind"
+        return check("device-node", subject, wanted, stated, True, observed.source)
     if len(nodes) == 1:
-        node = next(iter(nodes))
-        stated = f"{_node(node)}, as all {len(alike)} of its kind"
-        agree = _agrees(device, home, node)
+        agree = _agrees(device, node_of_cell, alike[0].node)
         return check("device-node", subject, wanted, stated, agree, observed.source)
-    reason = "its guest address is not known" + (
-        f", and {len(alike)} of its kind differ" if alike else ""
-    )
+    there = sum(_agrees(device, node_of_cell, one.node) for one in alike)
+    planned = sum(one.cell == device.cell for one in kind)
+    if there < planned:
+        stated = f"{there} of its kind there, where {planned} are planned"
+        return check("device-node", subject, wanted, stated, False, observed.source)
+    why = f"its guest address is not known, and {len(alike)} of its kind differ"
+    return _unknown(device, expected, observed, wanted, why)
+
+
+def _unknown(
+    device: ExpectedDevice, expected: Expectation, observed: Observation, wanted: str, why: str
+) -> Check:
+    fix = "name the running domain's document too: virsh dumpxml NAME > VM.xml"
+    if expected.addresses_by is not None:
+        fix = f"{expected.addresses_by} chose it: compare serial numbers, as of nvidia-smi -q"
+        fix = "name the plan's host: --host" if device.vendor_id is None else fix
     return check(
         "device-node",
-        subject,
+        f"device {device.bdf}",
         wanted,
-        reason,
+        why,
         False,
         observed.source,
         severity=Severity.INCONCLUSIVE,
         cost=None,
-        fix="name the running domain's document too: virsh dumpxml NAME > VM.xml",
+        fix=fix,
     )
 
 

@@ -23,12 +23,13 @@ class ObservedNode:
 class ObservedDevice:
     """A PCI function of the guest.
 
-    address: as its kernel numbers it. node: None where it says -1. link: as the function reports
+    address: as its kernel numbers it. path: None in another PCI segment than the first, such as
+    VMD's. node: None where it says -1. link: as the function reports
     it; port_links: those of the ports above it, lowest first.
     """
 
     address: Bdf
-    path: GuestPath
+    path: GuestPath | None
     node: int | None
     vendor_id: int | None
     device_id: int | None
@@ -68,15 +69,15 @@ class Observation:
 
 def observation_of(guest: Host) -> Observation:
     """The observation in a guest's own discovery."""
-    by_bdf = {device.bdf: device for device in guest.pci_devices}
+    path_of = {bdf: path for path, bdf in paths_of_guest(guest).items()}
     devices = []
-    for path, bdf in paths_of_guest(guest).items():
-        device = by_bdf[bdf]
+    for device in guest.pci_devices:
+        bdf = device.bdf
         above = guest.bridges_above(bdf)
         devices.append(
             ObservedDevice(
                 bdf,
-                path,
+                path_of.get(bdf),
                 device.reported_node,
                 device.vendor_id,
                 device.device_id,

@@ -1,0 +1,209 @@
+"""A guest of any hypervisor is compared with its plan, as far as that hypervisor can say it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from homenode import formats
+from homenode.bdf import Bdf
+from homenode.errors import InputError
+from homenode.findings import Severity
+from homenode.plan.model import Plan
+from homenode.plan.request import Policy
+from homenode.plan.stored import encode_plan
+from homenode.targets.target import TARGETS
+from homenode.topology import Host
+from homenode.units import GIB
+from homenode.verify.guest.view import GuestView, view_of_guest
+from homenode.verify.target_guest import expectation_for_target, lost_in_guest
+from tests.targets.written import options, written
+from tests.verify.test_command import ends
+from tests.verify_documents import DEVICES, SMALL, small_host
+from tests.verify_guests import guest_host
+
+NO_NODES: tuple[str, str] = ("unknown", "unknown")
+"""Devices on root ports of the hypervisor's own, as Xen, Incus and Nova plug them in."""
+
+
+def plan_for(target: str, layout: str = "pin-numa-pci") -> Plan:
+    """4 vCPUs, 4 GiB and a GPU on each of both nodes of the small host."""
+    wanted = options(layout, gpu_count=2, policy=Policy.SPREAD)
+    return written(target, SMALL, wanted).plan
+
+
+def seen(target: str, guest: Host, plan: Plan | None = None) -> GuestView:
+    expected = expectation_for_target(plan or plan_for(target), target, small_host())
+    return view_of_guest(expected, guest, small_host())
+
+
+def found(view: GuestView) -> list[tuple[str, str]]:
+    return [(one.id, one.subject) for one in view.findings]
+
+
+def guest_of(target: str) -> Host:
+    """What the guest of a plan for that target is, if it is as planned."""
+    shows_cells = target in ("qemu", "proxmox", "cloud-hypervisor")
+    guest = guest_host(nodes=(0, 1) if shows_cells else NO_NODES)
+    return in_segments(guest) if target == "cloud-hypervisor" else guest
+
+
+def in_segments(guest: Host) -> Host:
+    """With every GPU in a PCI segment of its own, as Cloud Hypervisor numbers them from 1."""
+    numbers = {Bdf.parse(f"{bus}:00.0"): domain for domain, bus in ((1, "81"), (2, "c1"))}
+    devices = (
+        replace(device, bdf=Bdf(numbers[device.bdf], 0, 1, 0), parent=None)
+        if device.bdf in numbers
+        else device
+        for device in guest.pci_devices
+    )
+    return replace(guest, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_guest_as_planned_has_nothing_wrong_on_any_hypervisor(target: str) -> None:
+    view = seen(target, guest_of(target))
+    assert [one for one in view.findings if one.severity is not Severity.INCONCLUSIVE] == []
+    assert {f"device {bdf}" for bdf in DEVICES} <= {line.subject for line in view.checks}
+
+
+WRONG: Sequence[tuple[str, dict[str, object], tuple[str, ...]]] = (
+    ("guest-vcpus", {"cores": 1}, tuple(TARGETS)),
+    (
+        "guest-distances",
+        {"distance": 42},
+        ("qemu", "proxmox", "cloud-hypervisor", "xen", "incus"),
+    ),
+    ("guest-node-memory", {"memory": "700MiB"}, tuple(TARGETS)),
+    (
+        "guest-siblings",
+        {"cores": 1, "threads": 2},
+        ("qemu", "proxmox", "openstack", "cloud-hypervisor", "incus"),
+    ),
+    ("guest-device-node", {"nodes": (1, 0)}, ("qemu", "proxmox")),
+    ("guest-device-node", {"nodes": (0, 0)}, ("qemu", "proxmox", "cloud-hypervisor")),
+)
+
+
+@pytest.mark.parametrize(("id", "change", "sayers"), WRONG)
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_target_can_say_is_compared_and_nothing_else(
+    target: str, id: str, change: dict[str, object], sayers: tuple[str, ...]
+) -> None:
+    """Two GPUs that swapped cells differ in nothing that a guest shows of them but their bus."""
+    guest = guest_host(**change)  # type: ignore[arg-type]
+    guest = in_segments(guest) if target == "cloud-hypervisor" else guest
+    bad = [one for one in seen(target, guest).findings if one.severity is not Severity.INCONCLUSIVE]
+    assert (id in {one.id for one in bad}) == (target in sayers)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_device_that_the_guest_lacks_is_missing(target: str) -> None:
+    guest = guest_of(target)
+    last = max(device.bdf for device in guest.pci_devices if device.vendor_id == 0x10DE)
+    less = tuple(device for device in guest.pci_devices if device.bdf != last)
+    view = seen(target, replace(guest, pci_devices=less))
+    assert ("guest-device-missing", f"device {DEVICES[1]}") in found(view)
+
+
+CACHES, NODES = "shared caches", "each device on its guest cell"
+
+
+@pytest.mark.parametrize(
+    ("target", "lost"),
+    [
+        ("qemu", set()),
+        ("xen", {"sockets and cores", CACHES, NODES}),
+        (
+            "openstack",
+            {"shared caches", "distances between cells", "each device on its guest cell"},
+        ),
+        ("incus", {"shared caches", "each device on its guest cell"}),
+        ("cloud-hypervisor", {"shared caches"}),
+    ],
+)
+def test_what_is_not_compared_is_named(target: str, lost: set[str]) -> None:
+    plan = plan_for(target)
+    expected = expectation_for_target(plan, target, small_host())
+    named = list(lost_in_guest(plan, target, expected, "guest"))
+    assert {one.subject.removesuffix(" of the guest") for one in named} == lost
+    assert {(one.id, one.severity) for one in named} <= {("target-lost", Severity.INFO)}
+
+
+def test_two_of_a_kind_are_counted_where_the_hypervisor_chose_their_addresses() -> None:
+    """Which of them is which, a guest does not say; and without a host, not even their kind."""
+    right = seen("cloud-hypervisor", guest_of("cloud-hypervisor"))
+    assert {(one.id, one.severity) for one in right.findings} == {
+        ("guest-device-node", Severity.INCONCLUSIVE)
+    }
+    assert all("Cloud Hypervisor chose it" in (one.fix or "") for one in right.findings)
+    both = seen("cloud-hypervisor", in_segments(guest_host(nodes=(0, 0))))
+    assert found(both) == [("guest-device-node", f"device {DEVICES[1]}")]
+    expected = expectation_for_target(plan_for("incus"), "incus")
+    view = view_of_guest(expected, guest_of("incus"), None)
+    assert {(one.severity, one.fix) for one in view.findings} == {
+        (Severity.INCONCLUSIVE, "name the plan's host: --host")
+    }
+
+
+def test_cells_that_incus_adds_to_a_flat_plan_are_its_own() -> None:
+    plan = plan_for("incus", "pin")
+    expected = expectation_for_target(plan, "incus", small_host())
+    assert found(view_of_guest(expected, guest_of("incus"), small_host())) == []
+    (added, *_) = lost_in_guest(plan, "incus", expected, "guest")
+    assert (added.id, added.severity) == ("target-cells-added", Severity.WARNING)
+    other = seen("xen", guest_of("xen"), plan_for("xen", "pin"))
+    assert ("guest-nodes", "NUMA nodes") in found(other)
+
+
+@pytest.mark.parametrize("target", ["xen", "incus", "cloud-hypervisor"])
+def test_a_plan_that_the_target_never_has_is_refused(target: str) -> None:
+    plan = plan_for(target)
+    vgpu = replace(plan, devices=tuple(replace(one, managed=False) for one in plan.devices))
+    with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
+        expectation_for_target(vgpu, target)
+    with pytest.raises(InputError, match="memory devices"):
+        expectation_for_target(replace(plan, memory_device_bytes=GIB), target)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[str, str]:
+    """The plan for Xen and a capture in its guest, on disk."""
+    plan, guest = tmp_path / "p.json", tmp_path / "guest.json"
+    plan.write_text(encode_plan(plan_for("xen")))
+    guest.write_text(formats.encode("host", guest_of("xen")))
+    return str(plan), str(guest)
+
+
+def test_the_command_takes_a_plan_alone(saved: tuple[str, str]) -> None:
+    plan, guest = saved
+    words = ("--plan", plan, "--guest", guest, "--host", SMALL)
+    code, said = ends(*words, "--target", "xen")
+    assert code == 0, said
+    assert "(target-lost)" in said
+    code, said = ends(*words)  # as of libvirt, which shows a node for each device
+    assert code == 1 and said.count("(guest-device-node)") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (("--target", "zen"), "did you mean"),
+        (("--target", "xen"), "expected a domain document, or a guest"),
+        (("--target", "xen", "--proof"), "--proof: expected the saved plan"),
+        (("--target", "xen", "--live", "vm"), "--live: expected no document"),
+        (("--target", "xen", "--guest", "GUEST"), "expected a plan or a domain document"),
+        (("vm.xml", "--target", "xen"), "expected a plan and a guest, and no document"),
+        (
+            ("vm.xml", "--target", "xen", "--guest", "GUEST", "--plan", "PLAN"),
+            "expected a plan and a guest, and no document",
+        ),
+    ],
+)
+def test_a_target_that_says_nothing_is_refused(
+    saved: tuple[str, str], words: tuple[str, ...], refused: str
+) -> None:
+    names = dict(zip(("PLAN", "GUEST"), saved, strict=True))
+    code, said = ends(*(names.get(word, word) for word in words))
+    assert code == 2 and refused in said, said

@@ -57,7 +57,7 @@ node = [0, 0, 1, 1]
 bus = [0x03, 0x43, 0x83, 0xc3]
 ports = [{ switch = ["nic", "gpu", "nic", "nic", "gpu", "nic"] }]
 """
-HEAVY = ("lxml", "typer", "rich", "msgspec", "subprocess")
+HEAVY = ("lxml", "typer", "rich", "subprocess")
 
 
 @pytest.fixture(scope="module")

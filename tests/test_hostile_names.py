@@ -45,7 +45,8 @@ from homenode.report.pool_places_text import defragment_text
 from homenode.slurm.config import config_word, parse_config, with_words
 from homenode.slurm.gres import gres_lines
 from homenode.slurm.hooks import hooks
-from homenode.targets.target import Rendering, target_named
+from homenode.targets.registry import target_named
+from homenode.targets.target import Rendering
 from homenode.targets.vm_file import vm_of_options
 from homenode.tools.sinfo import parse_nodes
 from homenode.wording import command_line, operands

@@ -15,7 +15,7 @@ from homenode.cli import terminal
 from homenode.cli.plan import plan
 from homenode.cli.pool import place
 from homenode.errors import HomenodeError
-from homenode.targets.target import TARGETS
+from homenode.targets.registry import TARGETS
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")

@@ -20,7 +20,7 @@ from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.sources import load_host
-from homenode.targets.target import TARGETS
+from homenode.targets.registry import TARGETS
 from homenode.topology import Host
 from tests.plan.test_gpus import HGX
 from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request

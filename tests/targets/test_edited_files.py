@@ -15,7 +15,7 @@ from homenode.errors import HomenodeError, InputError, ParseError
 from homenode.plan.options import PlanOptions
 from homenode.targets import qemu, qm_conf, xen
 from homenode.targets.json_edit import with_members
-from homenode.targets.target import target_named
+from homenode.targets.registry import target_named
 from homenode.targets.vm_file import kind_of, read_vm
 from homenode.units import GIB, MIB
 from homenode.vm.layout import Pinning

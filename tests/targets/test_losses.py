@@ -19,15 +19,9 @@ from homenode.plan.model import (
     PlannedDevice,
     PortModel,
 )
-from homenode.targets import incus
 from homenode.targets.docs_page import targets_page
-from homenode.targets.target import (
-    TARGETS,
-    Feature,
-    features_of,
-    lost_features,
-    target_named,
-)
+from homenode.targets.registry import TARGETS, target_named
+from homenode.targets.target import Feature, features_of, lost_features
 from homenode.targets.vm_file import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
@@ -108,9 +102,9 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
         plan = replace(plan, cells=tuple(replace(c, memory_bytes=size) for c, size in cells))
     content = module.render(plan, guest, host, None, "vm").document
     vm = module.read_vm(content, "vm")
-    if target == "incus":
-        vm = incus.with_host(vm, host)
-    lost = lost_features(target, plan)
+    if module.as_started is not None:
+        vm = module.as_started(vm, host)
+    lost = lost_features(module, plan)
     for feature in sorted(features_of(plan)):
         seen = shown(vm, feature)
         if seen is None or feature in ELSEWHERE.get(target, ()):

@@ -10,15 +10,8 @@ from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
 from homenode.targets.planned import plan_for_target
-from homenode.targets.target import (
-    TARGETS,
-    Feature,
-    Level,
-    features_of,
-    lost_features,
-    target_findings,
-    target_named,
-)
+from homenode.targets.registry import TARGETS, target_named
+from homenode.targets.target import Feature, Level, features_of, lost_features, target_findings
 from homenode.targets.vm_file import read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
 from homenode.vm.layout import PRESETS
@@ -86,7 +79,7 @@ def test_more_vcpus_than_the_machine_type_takes_are_refused_or_said() -> None:
 
 def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
     for name in TARGETS:
-        support = target_named(name).SUPPORT
+        support = target_named(name).support
         assert set(support) == set(Feature)
         for feature, one in support.items():
             assert (one.loses is None) == (one.level is Level.NATIVE), (name, feature)
@@ -95,8 +88,8 @@ def test_every_target_says_of_every_feature_how_far_it_goes() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_loss_of_a_plan_is_a_finding_and_nothing_else_is(target: str) -> None:
     made = written("qemu", "x86-2p2n16c32t-isolated-pus", options("pin-numa-smt")).plan
-    found = target_findings(target, made)
+    module = target_named(target)
+    found = target_findings(module, made)
     asked = features_of(made)
-    support = target_named(target).SUPPORT
-    assert sum(f.id == "target-lost" for f in found) == len(lost_features(target, made))
-    assert len(found) == sum(support[f].level is not Level.NATIVE for f in asked)
+    assert sum(f.id == "target-lost" for f in found) == len(lost_features(module, made))
+    assert len(found) == sum(module.support[f].level is not Level.NATIVE for f in asked)

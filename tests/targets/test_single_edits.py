@@ -7,7 +7,7 @@ import pytest
 
 from homenode.errors import HomenodeError
 from homenode.findings import Severity
-from homenode.targets.target import TARGETS
+from homenode.targets.registry import TARGETS
 from homenode.units import GIB, MIB
 from homenode.verify.target_file import verify_target
 from tests.targets.written import host_named, options, written

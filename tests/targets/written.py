@@ -6,7 +6,8 @@ from functools import cache
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.targets.planned import TargetPlan, plan_for_target
-from homenode.targets.target import target_findings, target_named
+from homenode.targets.registry import target_named
+from homenode.targets.target import target_findings
 from homenode.targets.vm_file import read_vm, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB
@@ -43,7 +44,12 @@ def rendered(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
     guest = vm_of_options(wanted, machine.architecture).guest
     rendering = target_named(target).render(made, guest, machine, None, "vm")
     return TargetPlan(
-        _planned(host, wanted).request, made, target, None, rendering, target_findings(target, made)
+        _planned(host, wanted).request,
+        made,
+        target,
+        None,
+        rendering,
+        target_findings(target_named(target), made),
     )
 
 

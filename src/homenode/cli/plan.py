@@ -42,7 +42,8 @@ def plan(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen or incus. "
+            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen, incus, or a "
+            "target that an installed Python distribution adds. "
             "Default: the format of the VM's file, else libvirt.",
         ),
     ] = None,

@@ -21,7 +21,7 @@ from homenode.errors import UsageError
 from homenode.plan.model import Unplannable, is_critical
 from homenode.plan.options import PlanOptions
 from homenode.targets.planned import TargetPlan, plan_for_target
-from homenode.targets.target import TARGETS
+from homenode.targets.registry import TARGETS, others
 from homenode.targets.vm_file import LIBVIRT, kind_of, on_host, read_vm, vm_of_options
 from homenode.wording import did_you_mean
 
@@ -34,7 +34,9 @@ SCRIPT_MODE = 0o755
 
 def refuse_unknown_target(target: str) -> None:
     """Raises UsageError for a name that is no target's."""
-    known = (LIBVIRT, *TARGETS)
+    known: tuple[str, ...] = (LIBVIRT, *TARGETS)
+    if target not in known:
+        known = (*known, *others())
     if target not in known:
         raise UsageError(
             f"--target: expected {', '.join(known)}, found {target!r}",

@@ -19,6 +19,7 @@ from homenode.targets.script import PREPARE, plan_values, quoted, without_contin
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     default_machine,
     indirect,
     lost,
@@ -33,9 +34,6 @@ from homenode.units import MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import Vm, VmCell
 from homenode.wording import printable
-
-TITLE = "Cloud Hypervisor"
-SOURCE = "docs/cpu.md, docs/memory.md and docs/vfio.md of Cloud Hypervisor, main of 2026-08"
 
 SUPPORT = {
     Feature.VCPU_PINS: native("`--cpus affinity=`"),
@@ -74,8 +72,6 @@ SUPPORT = {
         "vGPUs are refused",
     ),
 }
-
-UNREAD = frozenset(("iothreads",))
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
@@ -513,3 +509,15 @@ def _carried(ours: str, keys: Mapping[str, str]) -> str:
     mine = fields_of(ours)
     more = {key: text for key, text in keys.items() if key not in ("path", "pci_segment", "id")}
     return _merged(mine, dict(more))
+
+
+TARGET = Target(
+    title="Cloud Hypervisor",
+    source="docs/cpu.md, docs/memory.md and docs/vfio.md of Cloud Hypervisor, main of 2026-08",
+    support=SUPPORT,
+    unread=frozenset(("iothreads",)),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_command,
+    architecture_of_host=True,
+)

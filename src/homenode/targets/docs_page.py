@@ -1,19 +1,20 @@
 """DocsPage: docs/targets.md, what each target says of a plan and what is lost on it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from homenode.targets.target import FEATURE_WORDS, TARGETS, Feature, Level, target_named
+from homenode.targets.registry import TARGETS, target_named
+from homenode.targets.target import FEATURE_WORDS, Feature, Level
 
 _MARKS = {Level.NATIVE: "yes", Level.INDIRECT: "indirectly", Level.LOST: "**lost**"}
 
 
-def targets_page() -> str:
-    """The page, whole."""
-    return "\n".join((*_head(), *_table(), *_details())) + "\n"
+def targets_page(targets: Sequence[str] = TARGETS) -> str:
+    """The page, whole, of these targets."""
+    return "\n".join((*_head(targets), *_table(targets), *_details(targets))) + "\n"
 
 
-def _head() -> Iterator[str]:
-    names = ", ".join(f"`{name}`" for name in TARGETS)
+def _head(targets: Sequence[str]) -> Iterator[str]:
+    names = ", ".join(f"`{name}`" for name in targets)
     yield from (
         "# Targets: what each hypervisor can say of a plan",
         "",
@@ -38,23 +39,23 @@ def _head() -> Iterator[str]:
     )
 
 
-def _table() -> Iterator[str]:
-    targets = [target_named(name) for name in TARGETS]
-    yield f"| of the plan | {' | '.join(target.TITLE for target in targets)} |"
+def _table(names: Sequence[str]) -> Iterator[str]:
+    targets = [target_named(name) for name in names]
+    yield f"| of the plan | {' | '.join(target.title for target in targets)} |"
     yield "|" + "---|" * (len(targets) + 1)
     for feature in Feature:
-        marks = (_MARKS[target.SUPPORT[feature].level] for target in targets)
+        marks = (_MARKS[target.support[feature].level] for target in targets)
         yield f"| {FEATURE_WORDS[feature]} | {' | '.join(marks)} |"
     yield ""
 
 
-def _details() -> Iterator[str]:
-    for name in TARGETS:
+def _details(targets: Sequence[str]) -> Iterator[str]:
+    for name in targets:
         target = target_named(name)
-        yield from (f"## {target.TITLE}", "", f"Source: {target.SOURCE}.", "")
+        yield from (f"## {target.title}", "", f"Source: {target.source}.", "")
         yield from ("| of the plan | how | price |", "|---|---|---|")
         for feature in Feature:
-            support = target.SUPPORT[feature]
+            support = target.support[feature]
             loses = "" if support.loses is None else support.loses
             if support.level is Level.LOST:
                 loses = f"**lost**: {loses}"

@@ -22,6 +22,7 @@ from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     default_machine,
     indirect,
     lost,
@@ -49,9 +50,6 @@ from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
 from homenode.vm.model import Vm, VmCell
-
-TITLE = "Incus"
-SOURCE = "doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3"
 
 SUPPORT = {
     Feature.VCPU_PINS: native("`limits.cpu` as a list: a vCPU for each PU"),
@@ -101,21 +99,9 @@ SUPPORT = {
     ),
 }
 
-UNREAD = frozenset(("iothreads", "topology", "pages", "cell-pages"))
-
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
-_FACTOR = {
-    "": 1,
-    "B": 1,
-    "kB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KiB": KIB,
-    "MiB": MIB,
-    "GiB": GIB,
-    "TiB": TIB,
-}
+_DECIMAL = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_FACTOR = {**_DECIMAL, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _MEMORY = re.compile(r'\[object "mem([0-9]{1,3})"\]\Z', re.ASCII)
 _SECTION = re.compile(r"\[([^\]\n]{1,80})\](?:\[([0-9]{1,6})\])?\Z", re.ASCII)
 _HOTPLUG = "limits.memory.hotplug"
@@ -539,3 +525,18 @@ def _edited(
     for first, last, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
         lines[first:last] = new
     return "".join(lines)
+
+
+TARGET = Target(
+    title="Incus",
+    source="doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3",
+    support=SUPPORT,
+    unread=frozenset(("iothreads", "topology", "pages", "cell-pages")),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_config,
+    architecture_of_host=True,
+    needs_host=True,
+    runs_qemu=True,
+    as_started=with_host,
+)

@@ -21,6 +21,7 @@ from homenode.targets.script import quoted
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     default_machine,
     indirect,
     lost,
@@ -35,9 +36,6 @@ from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
 from homenode.vm.model import Vm, VmCell
 from homenode.wording import printable
-
-TITLE = "OpenStack"
-SOURCE = "Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware"
 
 SUPPORT = {
     Feature.VCPU_PINS: indirect(
@@ -81,10 +79,6 @@ SUPPORT = {
         "`resources:VGPU=1` for a mediated device, an alias for functions", "which is Nova's choice"
     ),
 }
-
-UNREAD = frozenset(
-    ("pins", "emulator", "iothreads", "binding", "cell-binding", "device", "device-cell")
-)
 
 _LISTED = re.compile(r"(?<![^=,\s])([^=,\s]++)='([^']*+)'", re.ASCII)
 _OWNED = re.compile(
@@ -522,3 +516,18 @@ def _script(
             f'openstack image set "${{1:?an image}}" --property {quoted(f"{key}={value}")}'
         )
     return "\n".join(lines) + "\n"
+
+
+TARGET = Target(
+    title="OpenStack",
+    source="Nova 34.0 (2026.1): nova.api.validation.extra_specs, nova.virt.hardware",
+    support=SUPPORT,
+    unread=frozenset(
+        ("pins", "emulator", "iothreads", "binding", "cell-binding", "device", "device-cell")
+    ),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_flavor,
+    architecture_of_host=True,
+    needs_host=True,
+)

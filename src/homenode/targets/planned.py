@@ -12,23 +12,19 @@ from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.options import PlanOptions, request_for
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
-from homenode.targets.qm_conf import OWN_SLOTS
+from homenode.targets.registry import target_named
 from homenode.targets.target import (
     Feature,
     Level,
     Rendering,
+    Target,
     features_of,
     is_vgpu,
     target_findings,
-    target_named,
 )
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
 from homenode.vm.model import Vm
-
-_ONE_SOCKET = ("qemu", "proxmox")
-"""Where vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket.
-Source: QEMU 6.2, smp.prefer_sockets of older machine types; qm.conf(5), sockets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +45,26 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
 
     Raises as homenode.tuning.tune, and InputError where the target cannot take the plan.
     """
+    module = target_named(target)
     vm = on_host(vm, host)
     if vm.kind != target:
-        vm = replace(vm, guest=_moved(vm.guest, target, vm.source))
+        vm = replace(vm, guest=_moved(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
-    if target in _ONE_SOCKET and request.objective is None and says_nothing:
+    if module.one_socket and request.objective is None and says_nothing:
         guest = structs.replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
         vm, request = replace(vm, guest=guest), replace(request, guest=guest)
     made = plan(host, request)
-    _refuse_lost_vgpus(made, target)
+    _refuse_lost_vgpus(made, module)
     limits: tuple[PlanFinding, ...] = ()
-    if target in ("qemu", "proxmox", "incus"):
+    if module.runs_qemu:
         qemu = host.settings.qemu_version
         refuse_older(made, None, qemu, is_virt=vm.guest.is_virt)
         limits = check_vcpus(vm.guest, made.vcpus, qemu, vm.source)
     refuse_unsafe(vm.guest, made, vm.source)
     given = vm.content if vm.kind == target else None
-    rendering = target_named(target).render(made, vm.guest, host, given, vm.source)
-    findings = (*target_findings(target, made), *rendering.findings, *limits)
+    rendering = module.render(made, vm.guest, host, given, vm.source)
+    findings = (*target_findings(module, made), *rendering.findings, *limits)
     if vm.kind != target and vm.guest.launch_security is not None:
         findings = (*findings, _not_encrypted(vm.guest, target))
     return TargetPlan(request, made, target, given, rendering, findings)
@@ -84,37 +81,37 @@ def _not_encrypted(guest: Vm, target: str) -> PlanFinding:
     )
 
 
-def _refuse_lost_vgpus(plan: Plan, target: str) -> None:
+def _refuse_lost_vgpus(plan: Plan, target: Target) -> None:
     """A file that cannot say a vGPU would pass its GPU, which ends the vGPUs of other VMs."""
-    support = target_named(target).SUPPORT[Feature.VGPUS]
+    support = target.support[Feature.VGPUS]
     if support.level is Level.LOST and Feature.VGPUS in features_of(plan):
         names = ", ".join(d.uuid or str(d.bdf) for d in plan.devices if is_vgpu(d))
         raise InputError(
-            f"target {target}: expected whole devices, found the vGPU {names}: {support.how}",
+            f"target {target.title}: expected whole devices, found the vGPU {names}: {support.how}",
             hint="plan it for libvirt, qemu or proxmox",
         )
 
 
-def _moved(guest: Vm, target: str, source: str) -> Vm:
+def _moved(guest: Vm, target: Target, source: str) -> Vm:
     """A VM of another hypervisor: its vCPUs, memory and devices, without its PCI addresses.
 
     Raises InputError for memory devices, which have no like there.
     """
     if guest.has_dimms:
         raise InputError(
-            f"{source}: expected a VM without memory devices for target {target}, found some",
+            f"{source}: expected a VM without memory devices for target {target.title}, found some",
             hint="count their memory in with --memory, in a copy of the document without them",
         )
     # A file of ours names the host's CPU, or all that TCG has, where the VM's names none.
     mode = guest.cpu_mode or ("host-passthrough" if guest.domain_type == "kvm" else "maximum")
     guest = structs.replace(guest, cpu_mode=mode)
-    if target == "qemu":
+    if target.keeps_addresses:
         return guest
     return structs.replace(
         guest,
         machine="virt" if guest.architecture == "aarch64" else "q35",
         controllers=(),
-        addresses=OWN_SLOTS if target == "proxmox" else (),
+        addresses=target.own_slots,
         hostdevs=tuple(replace(hostdev, address=None) for hostdev in guest.hostdevs),
         mediated=tuple(replace(device, address=None) for device in guest.mediated),
         has_qemu_commandline=False,

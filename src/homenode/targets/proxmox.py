@@ -32,20 +32,26 @@ from homenode.targets.qm_conf import (
     HOSTPCI,
     KEY,
     NUMA,
+    OWN_SLOTS,
     POLICIES,
     Conf,
+    command,
     count_of,
     function_of,
+    is_conf,
+    is_short_conf,
     pairs_of,
     parse,
+    read_vm,
     start_timeout_s,
     vmid_of,
+    with_whole_cards,
 )
-from homenode.targets.qm_conf import read_vm as read_vm
 from homenode.targets.qm_hook import hook_script
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     indirect,
     is_vgpu,
     lost,
@@ -59,9 +65,6 @@ from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import Vm
-
-TITLE = "Proxmox"
-SOURCE = "qm(1) and src/test/cfg2cmd of qemu-server 9.2"
 
 SUPPORT = {
     Feature.VCPU_PINS: indirect(
@@ -105,9 +108,7 @@ SUPPORT = {
     ),
 }
 
-UNREAD = frozenset(("pins", "emulator", "iothreads"))
-"""The hook script has them."""
-
+_HOOK_SUFFIX = ".hook.sh"
 _MOST_CELLS = 8
 _MOST_DEVICES = 16
 _ID = "hn"
@@ -181,7 +182,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
     wanted["args"] = _with_args(args, _args_of(plan, hole, mirrored=mirrored), source)
     findings += _timeout({**conf.values, **wanted}, plan, vmid_of(source) or "VMID")
     hook = hook_script(plan, mirrored=mirrored)
-    suffix = ".hook.sh"
+    suffix = _HOOK_SUFFIX
     if hook is not None:
         wanted[_HOOK_KEY] = _hookscript(conf, source, findings)
     elif conf.values.get(_HOOK_KEY, "").startswith(_OUR_HOOK):
@@ -508,3 +509,21 @@ def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
             lines[at - 1] += end
         lines[at:at] = added
     return "".join(lines) + "".join(conf.lines[conf.live :])
+
+
+TARGET = Target(
+    title="Proxmox",
+    source="qm(1) and src/test/cfg2cmd of qemu-server 9.2",
+    support=SUPPORT,
+    unread=frozenset(("pins", "emulator", "iothreads")),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_conf,
+    may_be=is_short_conf,
+    one_socket=True,
+    runs_qemu=True,
+    own_slots=OWN_SLOTS,
+    on_host=with_whole_cards,
+    hook_suffix=_HOOK_SUFFIX,
+    words_of=command,
+)

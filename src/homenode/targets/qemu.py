@@ -27,6 +27,7 @@ from homenode.targets.script import PIN, PREPARE, array_in, pins_in, plan_values
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     indirect,
     native,
     refuse_unsafe_name,
@@ -35,9 +36,6 @@ from homenode.topology import Host
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, Vm
 from homenode.wording import printable
-
-TITLE = "QEMU"
-SOURCE = "qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2"
 
 SUPPORT = {
     Feature.VCPU_PINS: indirect(
@@ -77,8 +75,6 @@ SUPPORT = {
         "nothing keeps another VM from taking the same vGPU",
     ),
 }
-
-UNREAD = frozenset(("iothreads",))
 
 _HOLE = "q35-pcihost.pci-hole64-size="
 _FIRMWARE_WINDOW = "name=opt/ovmf/X-PciMmio64Mb,string="
@@ -361,3 +357,19 @@ def words_of(content: bytes, source: str) -> tuple[str, ...]:
 def is_script(content: bytes) -> bool:
     """Whether this is a script of `render`."""
     return content.startswith(b"#!") and b"\nqemu=(" in content[:1_000_000]
+
+
+TARGET = Target(
+    title="QEMU",
+    source="qemu-system(1) of QEMU 7.2 and 10.1; options tried by starting QEMU 7.2",
+    support=SUPPORT,
+    unread=frozenset(("iothreads",)),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_script,
+    one_socket=True,
+    runs_qemu=True,
+    keeps_addresses=True,
+    says_emulator=True,
+    words_of=words_of,
+)

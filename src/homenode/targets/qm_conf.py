@@ -17,8 +17,9 @@ from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.request import MemoryMode
 from homenode.targets.qemu_command import escaped, options_of, ranges_text, vm_of_command
+from homenode.topology import Host
 from homenode.units import MIB
-from homenode.vm.model import GuestAddress, Vm
+from homenode.vm.model import GuestAddress, GuestHostdev, Vm
 
 KEY = re.compile(r"([a-z][a-z0-9_-]{0,40}):(.*+)\Z", re.ASCII)
 NUMA = re.compile(r"numa[0-9]{1,2}\Z", re.ASCII)
@@ -215,6 +216,19 @@ def whole_cards(content: bytes, source: str) -> tuple[Bdf, ...]:
             if name and "." not in name and "mdev" not in keys:
                 found.append(function_of(name, f"{source}: {key}"))
     return tuple(found)
+
+
+def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
+    """The VM with every function that the host has of cards named without one."""
+    cards = {(bdf.domain, bdf.bus, bdf.device) for bdf in whole_cards(content, source)}
+    there = {hostdev.source for hostdev in vm.hostdevs}
+    more = tuple(
+        GuestHostdev(device.bdf, None)
+        for device in host.pci_devices
+        if (device.bdf.domain, device.bdf.bus, device.bdf.device) in cards
+        and device.bdf not in there
+    )
+    return structs.replace(vm, hostdevs=(*vm.hostdevs, *more))
 
 
 def function_of(name: str, source: str) -> Bdf:

@@ -1,13 +1,11 @@
 """Target: what a hypervisor can say of a plan, what is lost by it, and how a file is written."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from types import MappingProxyType
-from typing import Protocol, cast
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -23,7 +21,7 @@ from homenode.plan.model import (
 from homenode.plan.request import MemoryMode
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestHostdev, GuestMediated, Vm
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, Vm
 
 
 class Feature(StrEnum):
@@ -133,34 +131,58 @@ class Rendering:
     findings: tuple[PlanFinding, ...] = ()
 
 
-class Target(Protocol):
-    """A module of this package. TITLE: for people. SOURCE: the documentation, with its version.
+def _as_read(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
+    return vm
 
-    UNREAD: ids of facts of vm/facts.py that a file of it does not say, though the target may give
-    them. read_vm raises ParseError or InputError. render raises InputError where the target
-    cannot take the plan safely; given: the target's own file that is edited, None = a new one.
+
+def _never(content: bytes) -> bool:
+    return False
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """A hypervisor that a plan is written for: what a module of this package, or of another
+    distribution, registers. Its name is the one it is registered by.
+
+    render raises InputError where the target cannot take the plan safely; of plan, VM, host, the
+    target's own file that is edited (None = a new one) and that file's name. read_vm raises
+    ParseError or InputError. The defaults are those of a target whose file says all by itself.
     """
 
-    TITLE: str
-    SOURCE: str
-    SUPPORT: Mapping[Feature, Support]
-    UNREAD: frozenset[str]
-
-    def render(
-        self, plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str
-    ) -> Rendering: ...
-
-    def read_vm(self, content: bytes, source: str) -> Vm: ...
-
-
-TARGETS = ("qemu", "proxmox", "openstack", "cloud-hypervisor", "xen", "incus")
-
-
-def target_named(name: str) -> Target:
-    """The target. Raises KeyError for a name that is not in TARGETS."""
-    if name not in TARGETS:
-        raise KeyError(name)
-    return cast(Target, import_module(f"homenode.targets.{name.replace('-', '_')}"))
+    title: str
+    """For people."""
+    source: str
+    """The documentation, with its version."""
+    support: Mapping[Feature, Support]
+    render: Callable[[Plan, Vm, Host | None, bytes | None, str], Rendering]
+    read_vm: Callable[[bytes, str], Vm]
+    recognises: Callable[[bytes], bool]
+    """Whether a file is one of this target, by its content."""
+    may_be: Callable[[bytes], bool] = _never
+    """Whether a file can be one of this target, for who has named the target."""
+    unread: frozenset[str] = frozenset()
+    """Facts of vm/facts.py that its file does not say, though the target may give them."""
+    one_socket: bool = False
+    """vCPUs are cores of one socket unless the file says otherwise; libvirt makes each a socket."""
+    runs_qemu: bool = False
+    """The limits of the host's QEMU hold."""
+    keeps_addresses: bool = False
+    """A VM of another hypervisor keeps its PCI addresses."""
+    own_slots: tuple[GuestAddress, ...] = ()
+    """Those that it occupies itself."""
+    architecture_of_host: bool = False
+    """A file that does not name x86_64 leaves the architecture to the host."""
+    on_host: Callable[[Vm, bytes, str, Host], Vm] = _as_read
+    """The VM with the devices that the file names by something that is on the host."""
+    as_started: Callable[[Vm, Host], Vm] | None = None
+    """The VM with cells, pins and shape that the target itself derives from PUs of the host."""
+    needs_host: bool = False
+    """What is written depends on the host, too."""
+    says_emulator: bool = False
+    """A file without PUs for the emulator says that it is not pinned."""
+    hook_suffix: str | None = None
+    """Of the script with the pins that is written next to the file."""
+    words_of: Callable[[bytes, str], Sequence[str]] | None = None
+    """The command of QEMU that the file starts; None where no test guest can be made of it."""
 
 
 def is_vgpu(device: PlannedDevice) -> bool:
@@ -206,26 +228,24 @@ def features_of(plan: Plan) -> frozenset[Feature]:
     return frozenset(feature for feature, is_asked in asked.items() if is_asked)
 
 
-def lost_features(name: str, plan: Plan) -> frozenset[Feature]:
+def lost_features(target: Target, plan: Plan) -> frozenset[Feature]:
     """What the plan asks for and the target cannot give at all."""
-    support = target_named(name).SUPPORT
-    return frozenset(f for f in features_of(plan) if support[f].level is Level.LOST)
+    return frozenset(f for f in features_of(plan) if target.support[f].level is Level.LOST)
 
 
-def target_findings(name: str, plan: Plan) -> tuple[PlanFinding, ...]:
+def target_findings(target: Target, plan: Plan) -> tuple[PlanFinding, ...]:
     """What the target cannot express of this plan, or only at a price, in the order of Feature."""
-    target = target_named(name)
     asked = features_of(plan)
     found = []
     for feature in Feature:
-        support = target.SUPPORT[feature]
+        support = target.support[feature]
         if feature not in asked or support.level is Level.NATIVE:
             continue
         is_lost = support.level is Level.LOST
         found.append(
             plan_finding(
                 "target-lost" if is_lost else "target-indirect",
-                f"{target.TITLE}: {FEATURE_WORDS[feature]}",
+                f"{target.title}: {FEATURE_WORDS[feature]}",
                 f"{support.how}; {support.loses}",
             )
         )

@@ -8,24 +8,12 @@ from homenode.domain.new import DEFAULT_NAME
 from homenode.domain.read import read_vm as read_domain
 from homenode.errors import InputError, UsageError
 from homenode.plan.options import PlanOptions
-from homenode.targets import cloud_hypervisor, incus, openstack, qemu, qm_conf, xen
-from homenode.targets.target import default_machine, target_named
+from homenode.targets.registry import recognised, target_named
+from homenode.targets.target import default_machine
 from homenode.topology import Host
-from homenode.vm.model import GuestHostdev, Vm
+from homenode.vm.model import Vm
 
 LIBVIRT = "libvirt"
-
-_KINDS = (
-    ("qemu", qemu.is_script),
-    ("openstack", openstack.is_flavor),
-    ("cloud-hypervisor", cloud_hypervisor.is_command),
-    ("incus", incus.is_config),
-    ("proxmox", qm_conf.is_conf),
-    ("xen", xen.is_config),
-)
-
-_OF_THE_HOST = ("cloud-hypervisor", "incus", "openstack", "xen")
-"""Files that may leave the architecture to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +30,7 @@ def target_of(content: bytes) -> str | None:
     """The target that a file is of, by its content; None for a domain document, and for others."""
     if _is_xml(content):
         return None
-    return next((name for name, is_one in _KINDS if is_one(content)), None)
+    return recognised(content)
 
 
 def _is_xml(content: bytes) -> bool:
@@ -54,12 +42,12 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
     """Whose file this is, by its content. named: the target that was asked for, of which a file may
     be that its content alone does not tell. Raises InputError for none that is known."""
     target = target_of(content)
-    if target is None and named == "proxmox" and qm_conf.is_short_conf(content):
-        return named
     if target is not None:
         return target
     if _is_xml(content):
         return LIBVIRT
+    if named not in (None, LIBVIRT) and target_named(named).may_be(content):
+        return named
     raise InputError(
         f"{source}: expected a VM: libvirt's XML, a configuration of qm, xl or Incus, a command of "
         "Cloud Hypervisor, a flavor as JSON or a script of homenode; found none of these"
@@ -117,19 +105,11 @@ def vm_of_options(
 
 def on_host(vm: VmFile, host: Host) -> VmFile:
     """The VM with what its file leaves to a host: architecture, functions of whole cards."""
-    arm = host.architecture == "aarch64"
-    if arm and vm.kind in _OF_THE_HOST and b"x86_64" not in (vm.content or b""):
-        vm = replace(vm, guest=structs.replace(vm.guest, architecture="aarch64", machine="virt"))
-    if vm.kind != "proxmox" or vm.content is None:
+    if vm.kind in (None, LIBVIRT) or vm.content is None:
         return vm
-    cards = {
-        (bdf.domain, bdf.bus, bdf.device) for bdf in qm_conf.whole_cards(vm.content, vm.source)
-    }
-    there = {hostdev.source for hostdev in vm.guest.hostdevs}
-    more = tuple(
-        GuestHostdev(device.bdf, None)
-        for device in host.pci_devices
-        if (device.bdf.domain, device.bdf.bus, device.bdf.device) in cards
-        and device.bdf not in there
-    )
-    return replace(vm, guest=structs.replace(vm.guest, hostdevs=(*vm.guest.hostdevs, *more)))
+    target = target_named(vm.kind)
+    guest = vm.guest
+    arm = host.architecture == "aarch64"
+    if arm and target.architecture_of_host and b"x86_64" not in vm.content:
+        guest = structs.replace(guest, architecture="aarch64", machine="virt")
+    return replace(vm, guest=target.on_host(guest, vm.content, vm.source, host))

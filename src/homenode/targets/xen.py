@@ -15,6 +15,7 @@ from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.target import (
     Feature,
     Rendering,
+    Target,
     default_machine,
     indirect,
     lost,
@@ -32,9 +33,6 @@ from homenode.topology import Host
 from homenode.units import MIB
 from homenode.vm.layout import GuestCells, Pinning
 from homenode.vm.model import Vm, VmCell
-
-TITLE = "Xen"
-SOURCE = "xl.cfg(5) of Xen 4.20"
 
 SUPPORT = {
     Feature.VCPU_PINS: native(
@@ -77,8 +75,6 @@ SUPPORT = {
     ),
     Feature.VGPUS: lost("xl gives whole functions to pciback alone", "vGPUs are refused"),
 }
-
-UNREAD = frozenset(("iothreads",))
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\r]++)|(?P<comment>\#[^\n]*+)|(?P<end>[\n;])|(?P<equals>\+?=)|(?P<open>\[)|"""
@@ -404,3 +400,15 @@ def _without(text: str, pair: Pair) -> str:
         return text[:line_start] + text[line_end:]
     rest = text[pair.end :].lstrip(" \t")
     return text[: pair.start] + rest.removeprefix(";").lstrip(" \t")
+
+
+TARGET = Target(
+    title="Xen",
+    source="xl.cfg(5) of Xen 4.20",
+    support=SUPPORT,
+    unread=frozenset(("iothreads",)),
+    render=render,
+    read_vm=read_vm,
+    recognises=is_config,
+    architecture_of_host=True,
+)

@@ -9,15 +9,15 @@ from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
 from homenode.plan.model import Plan
-from homenode.targets import incus
+from homenode.targets.registry import target_named
 from homenode.targets.script import pins_in
 from homenode.targets.target import (
     FACTS_OF,
     FEATURE_WORDS,
     Feature,
     Rendering,
+    Target,
     lost_features,
-    target_named,
 )
 from homenode.targets.vm_file import VmFile, on_host
 from homenode.topology import Host
@@ -43,44 +43,46 @@ def verify_target(
 ) -> Findings:
     """What in the file differs from the plan, the worst first.
 
-    host: without it, what only follows on a host is not compared. hook: of Proxmox, the script that
-    pins. What the target cannot express is given of, and not compared. Raises ParseError.
+    host: without it, what only follows on a host is not compared. hook: the script that
+    pins, next to the file. What the target cannot express is given of, and not compared. Raises
+    ParseError.
     """
     module = target_named(target)
     vm = module.read_vm(content, source)
-    if target == "incus" and host is not None:
-        vm = incus.with_host(vm, host)
-    lost = lost_features(target, plan)
-    found = list(cells_added(plan, vm, source)) if target == "incus" else []
-    skipped = _unsaid(plan, vm, target, lost)
-    if found or (target == "incus" and host is None):
+    found: list[Finding] = []
+    is_known = module.as_started is None
+    if module.as_started is not None and host is not None:
+        vm, is_known = module.as_started(vm, host), True
+        found += cells_added(plan, vm, module.title, source)
+    lost = lost_features(module, plan)
+    skipped = _unsaid(plan, vm, module, lost)
+    if found or not is_known:
         skipped |= {*FACTS_OF[Feature.CELLS], "binding"}
     for one in diff(as_said(plan, lost), vm, skipped):
         found.append(_differs(one.title, one.expected, one.observed, source, one.fact.id))
     written = _written_again(content, source, target, plan, host)
-    if target == "proxmox":
-        found += _hook(hook, plan, source, written)
+    if module.hook_suffix is not None:
+        found += _hook(hook, plan, source, written, module.hook_suffix)
     if not found and written is not None:
         found += _missing_lines(content, written.document, source)
-    found += lost_findings(target, lost, source)
+    found += lost_findings(module, lost, source)
     return Findings(
-        (f"{source}: {module.TITLE} against plan of layout {plan.layout.name}",), in_order(found)
+        (f"{source}: {module.title} against plan of layout {plan.layout.name}",), in_order(found)
     )
 
 
-def lost_findings(target: str, lost: Collection[Feature], source: str) -> Iterator[Finding]:
+def lost_findings(target: Target, lost: Collection[Feature], source: str) -> Iterator[Finding]:
     """A finding for each of some features that the target lacks, in the order of Feature."""
-    module = target_named(target)
     for feature in Feature:
         if feature in lost:
             yield finding(
                 "target-lost",
                 FEATURE_WORDS[feature],
-                f"{module.TITLE} to say it",
-                module.SUPPORT[feature].how,
+                f"{target.title} to say it",
+                target.support[feature].how,
                 source,
                 severity=Severity.INFO,
-                cost=module.SUPPORT[feature].loses,
+                cost=target.support[feature].loses,
                 fix=None,
             )
 
@@ -90,9 +92,9 @@ def _written_again(
 ) -> Rendering | None:
     """The file with the plan in it; None where what is written depends on a host that is not known,
     or where the plan came with another document's PCI addresses."""
-    if host is None and target in ("openstack", "incus"):
-        return None
     module = target_named(target)
+    if host is None and module.needs_host:
+        return None
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
     own = {controller.index for controller in plan.controllers}
@@ -119,13 +121,13 @@ def _differs(
     return finding(f"plan-{fact}", subject, str(expected), str(observed), source, fix=_AGAIN)
 
 
-def _unsaid(plan: Plan, vm: Vm, target: str, lost: Collection[Feature]) -> set[str]:
+def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
     """Facts that a target's file does not say, or that the plan leaves to it."""
-    facts = {*unsaid(plan), *KEPT, *_OF_DOCUMENTS, *target_named(target).UNREAD}
+    facts = {*unsaid(plan), *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in FACTS_OF.get(feature, ())}
     # Where memory follows the vCPUs, or another program pins the emulator.
     facts |= {"binding"} if vm.binding is None else set()
-    facts |= {"emulator"} if vm.emulator_pus is None and target != "qemu" else set()
+    facts |= {"emulator"} if vm.emulator_pus is None and not target.says_emulator else set()
     return facts
 
 
@@ -143,22 +145,22 @@ def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     return vm
 
 
-def cells_added(plan: Plan, vm: Vm, source: str) -> Iterator[Finding]:
-    """Incus makes cells of its PUs' nodes, whatever was planned."""
+def cells_added(plan: Plan, vm: Vm, title: str, source: str) -> Iterator[Finding]:
+    """A target that makes cells of its PUs' nodes does so whatever was planned."""
     if plan.layout.cells is GuestCells.FLAT and len(vm.cell_vcpus) > 1 and any(vm.cell_vcpus):
         yield finding(
             "target-cells-added",
             "guest cells",
             expected="a flat guest",
-            observed=f"{len(vm.cells)} cells, which Incus makes of its PUs' nodes",
+            observed=f"{len(vm.cells)} cells, which {title} makes of its PUs' nodes",
             source=source,
         )
 
 
 def _hook(
-    hook: bytes | None, plan: Plan, source: str, written: Rendering | None
+    hook: bytes | None, plan: Plan, source: str, written: Rendering | None, suffix: str
 ) -> Iterator[Finding]:
-    """The hook script of Proxmox: it has the pins of single vCPUs, and binds devices."""
+    """The script next to the file: it has the pins of single vCPUs, and binds devices."""
     if not plan.vcpu_pins:
         return
     if hook is None:
@@ -175,6 +177,6 @@ def _hook(
         yield _differs("hook script: PUs of vCPUs", "those of the plan", "others", source)
     if emulator != plan.emulator_pus:
         yield _differs("hook script: emulator's PUs", plan.emulator_pus, emulator, source)
-    planned = None if written is None else dict(written.companions).get(".hook.sh")
+    planned = None if written is None else dict(written.companions).get(suffix)
     if vcpus == plan.vcpu_pins and emulator == plan.emulator_pus and planned is not None:
         yield from _missing_lines(hook, planned, f"{source}: hook script")

@@ -8,8 +8,8 @@ from msgspec import structs
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.plan.model import Plan
-from homenode.targets import incus
-from homenode.targets.target import Feature, Level, is_vgpu, lost_features, target_named
+from homenode.targets.registry import target_named
+from homenode.targets.target import Feature, Level, Target, is_vgpu, lost_features
 from homenode.topology import Host
 from homenode.verify.guest.expectation import Expectation, expectation_of
 from homenode.verify.target_file import as_said, cells_added, lost_findings
@@ -39,11 +39,11 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     host: for the devices' ids. Raises InputError for a plan that no file of the target can have.
     """
     module = target_named(target)
-    lost = lost_features(target, plan)
-    _refuse_plan_of_others(plan, target, lost)
+    lost = lost_features(module, plan)
+    _refuse_plan_of_others(plan, module, target, lost)
     vm = as_said(plan, lost)
-    if target == "incus" and not vm.cells and host is not None:
-        vm = incus.with_host(vm, host)
+    if module.as_started is not None and not vm.cells and host is not None:
+        vm = module.as_started(vm, host)
     if lost & {Feature.TOPOLOGY, Feature.THREADS}:
         vm = structs.replace(vm, cpu_topology=None)
     if Feature.CACHE in lost:
@@ -56,7 +56,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     if Feature.DEVICES in lost:
         vm = structs.replace(vm, hostdevs=())
     # Who can build no tree of switches plugs devices in wherever it likes.
-    chooses = module.SUPPORT[Feature.DEVICE_TREE].level is Level.LOST
+    chooses = module.support[Feature.DEVICE_TREE].level is Level.LOST
 
     def placed(one: GuestHostdev) -> GuestHostdev:
         return replace(one, address=None) if chooses else one
@@ -64,19 +64,20 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     vm = structs.replace(vm, hostdevs=tuple(map(placed, vm.hostdevs)))
     return replace(
         expectation_of(vm, host=host),
-        addresses_by=module.TITLE if chooses else None,
+        addresses_by=module.title if chooses else None,
         has_device_cells=Feature.DEVICE_CELLS not in lost,
     )
 
 
 def lost_in_guest(plan: Plan, target: str, expected: Expectation, source: str) -> Iterator[Finding]:
     """What of the plan a guest of the target is not compared with: the target cannot say it."""
-    yield from cells_added(plan, expected.vm, source)
-    yield from lost_findings(target, lost_features(target, plan) & _SEEN, source)
+    module = target_named(target)
+    yield from cells_added(plan, expected.vm, module.title, source)
+    yield from lost_findings(module, lost_features(module, plan) & _SEEN, source)
 
 
-def _refuse_plan_of_others(plan: Plan, target: str, lost: frozenset[Feature]) -> None:
-    title = target_named(target).TITLE
+def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozenset[Feature]) -> None:
+    title = target.title
     if Feature.VGPUS in lost:
         names = ", ".join(
             device.uuid or str(device.bdf) for device in plan.devices if is_vgpu(device)
@@ -87,7 +88,7 @@ def _refuse_plan_of_others(plan: Plan, target: str, lost: frozenset[Feature]) ->
     else:
         return
     raise InputError(
-        f"--target {target}: expected a plan for {title}, found one with {what}, which no plan for "
+        f"--target {name}: expected a plan for {title}, found one with {what}, which no plan for "
         f"{title} has",
         hint="leave --target out for a plan of a domain document",
     )

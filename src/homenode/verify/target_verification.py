@@ -8,8 +8,7 @@ from homenode.findings import Findings, in_order
 from homenode.input_files import read_file
 from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
-from homenode.targets import qemu, qm_conf
-from homenode.targets.target import target_named
+from homenode.targets.registry import TARGETS, target_named
 from homenode.targets.vm_file import kind_of
 from homenode.topology import Host
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
@@ -22,7 +21,6 @@ from homenode.verify.guest.view import (
 )
 from homenode.verify.target_file import verify_target
 
-HOOK_SUFFIX = ".hook.sh"
 _MOST_HOOK_BYTES = 16 << 20
 
 
@@ -45,20 +43,21 @@ def verify_target_file(
             f"{source}: expected the plan to compare it with, found none",
             hint="homenode plan --target ... --save-plan P.json, then verify FILE --plan P.json",
         )
-    hook = path.with_name(path.name + HOOK_SUFFIX)
+    module = target_named(target)
     script = None
-    if hook.is_file():
+    hook = None if module.hook_suffix is None else path.with_name(path.name + module.hook_suffix)
+    if hook is not None and hook.is_file():
         script = read_file(hook, "the hook that was written with it", most=_MOST_HOOK_BYTES)
     found = verify_target(content, source, target, plan, host=host, hook=script)
     if boot is None:
         return found, (), ()
-    if target not in ("qemu", "proxmox"):
+    if module.words_of is None:
+        bootable = " or ".join(name for name in TARGETS if target_named(name).words_of is not None)
         raise InputError(
-            f"{source}: expected a file for qemu or proxmox to boot, found one for "
-            f"{target_named(target).TITLE}",
+            f"{source}: expected a file for {bootable} to boot, found one for {module.title}",
             hint="verify it without --boot",
         )
-    words = qemu.words_of(content, source) if target == "qemu" else qm_conf.command(content, source)
+    words = tuple(module.words_of(content, source))
     notify("booting a test guest; seconds to minutes")
     booted = boot_command(words, source, boot)
     extra = [*booted.findings, *not_in_stand_in(booted.stand_in, source)]

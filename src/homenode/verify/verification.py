@@ -40,7 +40,7 @@ Notify = Callable[[str], None]
 class VerifyRequest:
     """What to verify. document, plan: files. host, guest: sources, as every command takes them;
     guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it is and whose
-    plan, by its name in targets/target.py; None = libvirt's."""
+    plan, by its name in targets/registry.py; None = libvirt's."""
 
     document: Path | None = None
     plan: Path | None = None

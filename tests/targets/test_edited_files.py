@@ -111,7 +111,24 @@ FLAVOR = b"""{
 }
 """
 
+TEMPLATE = b"""# GPU box; see wiki
+Name = "gpu101" # of the lab
+CPU  = 2.5
+vcpu = 8
+MEMORY = "32768"
+DISK = [ IMAGE_ID = 7, # golden
+  DEV_PREFIX = "vd" ]
+NIC=[NETWORK="private",MODEL="virtio"]
+OS = [ ARCH = "x86_64", MACHINE = "q35", FIRMWARE = "UEFI" ]
+TOPOLOGY = [
+  PIN_POLICY = NONE, SOCKETS = 1, CORES = 8, THREADS = 1, MEMORY_ACCESS = shared ]
+PCI = [ SHORT_ADDRESS = "19:00.0", VM_BUS = "9" ]
+SCHED_REQUIREMENTS = "ID=\\"4\\" | ID=\\"5\\""
+LOGO=
+"""
+
 FILES = {
+    "opennebula": TEMPLATE,
     "proxmox": QM,
     "xen": XL,
     "cloud-hypervisor": CLOUD_HYPERVISOR,
@@ -136,6 +153,7 @@ def test_the_same_plan_twice_changes_nothing_the_second_time(target: str, layout
 
 
 OWNED = {
+    "opennebula": r"vcpu|MEMORY|NUMA_NODE|PCI|TOPOLOGY|  PIN_POLICY",
     "proxmox": r"(sockets|cores|memory|numa\d*|affinity|args|balloon|hostpci\d+|hookscript):",
     "xen": r"(memory|maxmem|vcpus|cpus|vnuma|pci|        '0000:9b)|# homenode",
     "cloud-hypervisor": r"  --(cpus|memory|memory-zone|numa|platform|device) ",

@@ -85,6 +85,12 @@ ELSEWHERE = {
         Feature.MEMORY_NODES,
         Feature.DEVICES,
     },  # Nova's choice, under policies
+    "opennebula": {
+        Feature.VCPU_PINS,
+        Feature.EMULATOR_PINS,
+        Feature.MEMORY_NODES,
+        Feature.DEVICE_CELLS,
+    },  # the scheduler's choice, under policies
     "incus": {Feature.TOPOLOGY, Feature.THREADS},  # of the PUs, which have no siblings here
 }
 

@@ -19,6 +19,7 @@ from tests.targets.written import again, host_named, options, rendered, written
 
 REFUSED_FOR = {
     "openstack": {"one host node", "a host node of its own"},
+    "opennebula": {"one host node"},
     "proxmox": {"x86_64", "a range of host nodes"},
     "xen": {"x86_64"},
     "cloud-hypervisor": {"one host node"},

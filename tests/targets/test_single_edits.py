@@ -21,6 +21,7 @@ NOT_OF_A_PLAN = {
     "openstack": r'.*"(format|name|pci_passthrough:alias)"|[{}]',
     "cloud-hypervisor": r'#|set -euo|"\$@"',
     "xen": r"#|name|type",
+    "opennebula": r"#|NAME|OS|CPU = |CPU_MODEL",
     "incus": r"#|name:|type:|homenode[0-9]:|gputype:",
 }
 """Lines of a file that a plan does not own, or whose names are the operator's."""

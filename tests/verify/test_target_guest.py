@@ -13,7 +13,7 @@ from homenode.findings import Severity
 from homenode.plan.model import Plan
 from homenode.plan.request import Policy
 from homenode.plan.stored import encode_plan
-from homenode.targets.target import TARGETS
+from homenode.targets.registry import TARGETS
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.verify.guest.view import GuestView, view_of_guest
@@ -44,7 +44,7 @@ def found(view: GuestView) -> list[tuple[str, str]]:
 
 def guest_of(target: str) -> Host:
     """What the guest of a plan for that target is, if it is as planned."""
-    shows_cells = target in ("qemu", "proxmox", "cloud-hypervisor")
+    shows_cells = target in ("qemu", "proxmox", "cloud-hypervisor", "opennebula")
     guest = guest_host(nodes=(0, 1) if shows_cells else NO_NODES)
     return in_segments(guest) if target == "cloud-hypervisor" else guest
 
@@ -73,16 +73,16 @@ WRONG: Sequence[tuple[str, dict[str, object], tuple[str, ...]]] = (
     (
         "guest-distances",
         {"distance": 42},
-        ("qemu", "proxmox", "cloud-hypervisor", "xen", "incus"),
+        ("qemu", "proxmox", "cloud-hypervisor", "xen", "incus", "opennebula"),
     ),
     ("guest-node-memory", {"memory": "700MiB"}, tuple(TARGETS)),
     (
         "guest-siblings",
         {"cores": 1, "threads": 2},
-        ("qemu", "proxmox", "openstack", "cloud-hypervisor", "incus"),
+        ("qemu", "proxmox", "openstack", "cloud-hypervisor", "incus", "opennebula"),
     ),
     ("guest-device-node", {"nodes": (1, 0)}, ("qemu", "proxmox")),
-    ("guest-device-node", {"nodes": (0, 0)}, ("qemu", "proxmox", "cloud-hypervisor")),
+    ("guest-device-node", {"nodes": (0, 0)}, ("qemu", "proxmox", "cloud-hypervisor", "opennebula")),
 )
 
 

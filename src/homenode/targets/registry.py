@@ -11,7 +11,7 @@ from types import MappingProxyType
 from homenode.errors import InputError
 from homenode.targets.target import Feature, Target
 
-TARGETS = ("qemu", "openstack", "cloud-hypervisor", "incus", "proxmox", "xen")
+TARGETS = ("qemu", "openstack", "cloud-hypervisor", "incus", "proxmox", "xen", "opennebula")
 """In the order in which they are asked whose a file is: keys of a qm configuration are in others,
 too. Each is TARGET of the module of that name."""
 

@@ -30,8 +30,8 @@ def plan(
         typer.Argument(
             metavar="[VM]",
             help="The VM: a domain document, a configuration of qm, xl or Incus, a command of "
-            "Cloud Hypervisor, a flavor; - for standard input. Without it --vcpus, --memory and "
-            "--gpus say what the new VM is.",
+            "Cloud Hypervisor, a flavor, a template of OpenNebula; - for standard input. Without "
+            "it --vcpus, --memory and --gpus say what the new VM is.",
         ),
     ] = None,
     vm_file: Annotated[
@@ -42,9 +42,9 @@ def plan(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen, incus, or a "
-            "target that an installed Python distribution adds. "
-            "Default: the format of the VM's file, else libvirt.",
+            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen, incus, "
+            "opennebula, or a target that an installed Python distribution adds. Default: the "
+            "format of the VM's file, else libvirt.",
         ),
     ] = None,
     host: Annotated[

@@ -50,7 +50,8 @@ def kind_of(content: bytes, source: str, named: str | None = None) -> str:
         return named
     raise InputError(
         f"{source}: expected a VM: libvirt's XML, a configuration of qm, xl or Incus, a command of "
-        "Cloud Hypervisor, a flavor as JSON or a script of homenode; found none of these"
+        "Cloud Hypervisor, a flavor as JSON, a template of OpenNebula or a script of homenode; "
+        "found none of these"
     )
 
 

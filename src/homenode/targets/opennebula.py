@@ -64,10 +64,10 @@ SUPPORT = {
     Feature.VGPUS: lost("`PCI` PROFILE makes a vGPU, and takes none that exists", "vGPUs are lost"),
 }
 
-_SKIPPED = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*+")
+_SKIPPED = re.compile(r"(?:[ \t\n]|#[^\n]*\n)*+")
 _NAME = re.compile(r"([A-Za-z0-9_]++)[ \t]*=[ \t]*", re.ASCII)
-_VALUE = re.compile(r'"((?:[^"\\]|\\"?)*+)"|([^=#\s,\[\]"]++)|(?=\r?\n|\Z)')
-_OPENED = re.compile(r"\[[ \t\r\n]*+(\]?)")
+_VALUE = re.compile(r'"((?:[^"\\]|\\"?)*+)"|([^=#\s,\[\]"]++)|(?=\n)')
+_OPENED = re.compile(r"\[[ \t\n]*+(\]?)")
 _COMMA_OR_END = re.compile(r"[,\]]")
 _KEYS = re.compile(r"^[ \t]*([A-Z_]{1,30})[ \t]*=", re.MULTILINE | re.ASCII)
 _OTHER_KEYS = {"VCPU", "CPU", "TOPOLOGY", "DISK", "NIC", "GRAPHICS", "CONTEXT"}
@@ -234,7 +234,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
         wanted["HUGEPAGE_SIZE"] = str((plan.page_bytes or 2 * MIB) // MIB)
     _refuse(plan, there, memory, wanted, source)
     lists: dict[str, Sequence[Mapping[str, str]]] = {"MEMORY": [{"": str(memory)}]}
-    if plan.vcpus > 1 or any(one.name == "VCPU" for one in there):
+    if given is None or plan.vcpus > 1 or any(one.name == "VCPU" for one in there):
         lists["VCPU"] = [{"": str(plan.vcpus)}]
     if wanted:
         before = next((one.parts for one in there if one.name == "TOPOLOGY"), {})
@@ -320,7 +320,6 @@ def _edited(
     text: str, there: tuple[Attribute, ...], wanted: Mapping[str, Sequence[Mapping[str, str]]]
 ) -> str:
     """Attributes changed in place or removed, new ones on lines at the end."""
-    end = "\r\n" if "\r\n" in text else "\n"
     edits, added = [], ""
     for name, lists in wanted.items():
         own = [one for one in there if one.name == name]
@@ -331,14 +330,14 @@ def _edited(
             )
         for one, parts in zip_longest(own, lists):
             if one is None:
-                added += f"{name} = {_text(parts)}{end}"
+                added += f"{name} = {_text(parts)}\n"
             elif parts is None:
                 edits.append((*_line(text, one), ""))
             elif parts != (one.parts or {"": one.value}):
                 edits.append((one.value_start, one.end, _text(parts)))
     for first, last, new in sorted(edits, reverse=True):
         text = text[:first] + new + text[last:]
-    return text + (end if added and text and not text.endswith("\n") else "") + added
+    return text + ("\n" if added and text and not text.endswith("\n") else "") + added
 
 
 def _text(parts: Mapping[str, str]) -> str:

@@ -5,11 +5,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from homenode.errors import InputError
 from homenode.targets.target import Feature, Target
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 TARGETS = ("qemu", "openstack", "cloud-hypervisor", "incus", "proxmox", "xen", "opennebula")
 """In the order in which they are asked whose a file is: keys of a qm configuration are in others,
@@ -50,7 +53,7 @@ def recognised(content: bytes) -> str | None:
 
 
 @lru_cache(maxsize=4)
-def _others(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
+def _others(path: tuple[str, ...]) -> "Mapping[str, EntryPoint]":
     """Of the distributions on Python's path."""
     found: dict[str, EntryPoint] = {}
     for one in sorted(_installed(), key=lambda one: (one.name, _from(one))):
@@ -64,8 +67,10 @@ def _others(path: tuple[str, ...]) -> Mapping[str, EntryPoint]:
     return MappingProxyType(found)
 
 
-def _installed() -> Iterator[EntryPoint]:
+def _installed() -> "Iterator[EntryPoint]":
     """A distribution that is on the path twice, or by two ways, is one."""
+    from importlib.metadata import entry_points  # loads a parser of mails
+
     seen = set()
     for one in entry_points(group=GROUP):
         key = (one.name, one.value, _from(one))
@@ -75,7 +80,7 @@ def _installed() -> Iterator[EntryPoint]:
 
 
 @lru_cache(maxsize=32)
-def _loaded(one: EntryPoint) -> Target:
+def _loaded(one: "EntryPoint") -> Target:
     try:
         target = one.load()
     except Exception as error:
@@ -89,11 +94,11 @@ def _loaded(one: EntryPoint) -> Target:
     return target
 
 
-def _from(one: EntryPoint) -> str:
+def _from(one: "EntryPoint") -> str:
     return "an unnamed distribution" if one.dist is None else one.dist.name
 
 
-def _refused(one: EntryPoint, expected: str, found: str) -> InputError:
+def _refused(one: "EntryPoint", expected: str, found: str) -> InputError:
     return InputError(
         f"entry point {one.name} = {one.value} of {_from(one)}: expected {expected}, found {found}",
         hint="remove or repair that distribution; homenode's own targets do not need it",

@@ -31,6 +31,27 @@ ports = ["gpu"]
 """
 
 
+def guest_description(
+    *,
+    distance: int = 20,
+    memory: str = "1960MiB",
+    nodes: tuple[int | str, int | str] = (0, 1),
+    cores: int = 2,
+    threads: int = 1,
+    link: str = "",
+) -> str:
+    """The same guest as a host.toml."""
+    shown = [f'"{node}"' if isinstance(node, str) else node for node in nodes]
+    return _GUEST.format(
+        distance=distance,
+        memory=memory,
+        nodes=f"[{shown[0]}, {shown[1]}]",
+        cores=cores,
+        threads=threads,
+        link=link,
+    )
+
+
 def guest_host(
     *,
     distance: int = 20,
@@ -44,14 +65,8 @@ def guest_host(
 
     2 nodes of 2 vCPUs, and a GPU behind the first root port of each expander bus.
     """
-    shown = [f'"{node}"' if isinstance(node, str) else node for node in nodes]
-    text = _GUEST.format(
-        distance=distance,
-        memory=memory,
-        nodes=f"[{shown[0]}, {shown[1]}]",
-        cores=cores,
-        threads=threads,
-        link=link,
+    text = guest_description(
+        distance=distance, memory=memory, nodes=nodes, cores=cores, threads=threads, link=link
     )
     return _with_ports_at_0(discover(render(parse_description(text, "guest"))))
 

@@ -82,8 +82,21 @@ def snapshot_of(source: str) -> Snapshot:
     raise InputError(f"{source}: expected a capture, a tree of /sys or a host.toml, found none")
 
 
-def _named(source: str) -> Host:
+def files_of(source: str) -> Snapshot | None:
+    """The files of a capture or a tree of /sys; None for a source that holds none. Raises as
+    load_host."""
     path = Path(source)
+    return _opened(path) if _holds_files(source, path)[0] else None
+
+
+def _opened(path: Path) -> Snapshot:
+    from homenode.snapshot.store import open_snapshot
+
+    return open_snapshot(path)
+
+
+def _holds_files(source: str, path: Path) -> tuple[bool, bool]:
+    """Whether a source is an archive or a folder, and whether there is a file of that name."""
     archive, is_part, _ = source.rpartition("#")
     try:
         is_archive = path.is_dir() or (is_part and not path.exists() and Path(archive).exists())
@@ -91,10 +104,14 @@ def _named(source: str) -> Host:
         exists = path.exists()
     except (OSError, ValueError) as error:  # too long a name, a NUL in it, no permission
         raise of_os(error, source, "a file or folder that can be read") from None
-    if is_archive:
-        from homenode.snapshot.store import open_snapshot
+    return is_archive, exists
 
-        return _discovered(open_snapshot(path))
+
+def _named(source: str) -> Host:
+    path = Path(source)
+    is_archive, exists = _holds_files(source, path)
+    if is_archive:
+        return _discovered(_opened(path))
     if exists:
         return _from_text(_text(path), path.name)
     return shipped_host(source)

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import Policy
+from homenode.snapshot.collector import parse_collected
+from homenode.snapshot.gather import gather
 from homenode.sources import load_host
 from homenode.targets import qemu, qm_conf
 from homenode.targets.planned import plan_for_target
@@ -21,6 +24,7 @@ from homenode.units import MIB
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.verify.guest.expectation import expectation_of
+from homenode.verify.guest.firmware import firmware_nodes
 from homenode.verify.guest.view import GuestView, view_of_guest, view_of_stand_in
 from homenode.verify.target_guest import expectation_for_target
 from tests.targets.written import host_named, options, written
@@ -94,14 +98,18 @@ def test_a_configuration_of_proxmox_boots_and_shows_its_nodes_and_a_wrong_distan
     ],
 )
 def test_a_booted_guest_is_compared_with_a_plan_alone(
-    layout: str, targets: tuple[str, ...], wrong_for: str | None
+    layout: str, targets: tuple[str, ...], wrong_for: str | None, tmp_path: Path
 ) -> None:
     """Of another hypervisor too: that one puts devices on root ports, as a layout without their
     tree does. They are found by their ids, here those of the functions that stand in for them."""
     wanted = replace(options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB)
     words = qemu.words_of(written("qemu", SMALL, wanted).rendering.document, "vm.sh")
-    booted = boot_command(words, "vm", BootOptions(timeout_s=500))
+    booted = boot_command(words, "vm", BootOptions(timeout_s=500, keep=tmp_path))
     assert booted.guest is not None, booted.findings
+    packed = (tmp_path / "report").read_bytes()
+    report = zlib.decompress(packed[packed.index(b"\x1f\x8b") :], wbits=31).decode()
+    firmware = firmware_nodes(gather(parse_collected(report, "report")).snapshot)
+    assert firmware is not None
     ids = {(d.vendor_id, d.device_id) for d in booted.guest.pci_devices if d.vendor_id == 0x1AF4}
     ((vendor, device),) = ids
     host = host_named(SMALL)
@@ -119,9 +127,13 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
         plan = written(target, SMALL, replace(wanted, layout="pin-numa-pci")).plan
         expected = expectation_for_target(plan, target, host)
         assert booted.guest is not None
-        return [one.id for one in view_of_guest(expected, booted.guest, host).findings]
+        return [one.id for one in view_of_guest(expected, booted.guest, host, firmware).findings]
 
     assert [against(target) for target in targets] == [[]] * len(targets)
+    swapped = replace(firmware, distances=((10, 42), (42, 10)))
+    expected = expectation_for_target(written("qemu", SMALL, wanted).plan, "qemu")
+    lines = view_of_guest(expected, booted.guest, None, swapped).findings
+    assert [one.id for one in lines if one.severity == "critical"] == ["guest-firmware-nodes"] * 2
     if wrong_for is not None:
         assert against(wrong_for) == ["guest-device-node"] * 2
 

@@ -35,6 +35,7 @@ from homenode.snapshot.contents import (
     Kind,
     PathRule,
 )
+from homenode.snapshot.gather import MAX_TABLE_BYTES
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import MAX_LINKS
 
@@ -59,7 +60,7 @@ f() {
 b() {
   [ -r "$1" ] || return 0
   printf 'H %s\n' "$1"
-  od -An -v -tx1 -N256 "$1" </dev/null
+  od -An -v -tx1 -N"${2:-256}" "$1" </dev/null
 }
 g() {
   printf 'G %s\n' "$1"
@@ -169,6 +170,8 @@ def _reading_lines(rule: PathRule) -> Iterator[str]:
         classes = glob.removesuffix("config") + "class"
         bridges = f"grep -l '^{BRIDGE_CLASS}' {classes} /dev/null </dev/null"
         yield f'for p in $({bridges}); do b "${{p%class}}config"; done'
+    elif rule.kind is Kind.TABLE:
+        yield f"b {glob} {MAX_TABLE_BYTES}"
     elif _is_pattern(glob):
         yield f"g '{glob}'"
     else:

@@ -19,6 +19,7 @@ class Kind(StrEnum):
     LINK = "link"
     FOLDER = "folder"  # only that it is there
     CONFIG = "config"  # PCI configuration space, binary; of bridges only
+    TABLE = "table"  # an ACPI table, binary
 
 
 _BDF = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
@@ -135,6 +136,7 @@ _NODE = f"{_SYSTEM}/node/node[0-9]*"
 _PCI = "/sys/bus/pci/devices/*"
 _MDEV = "/sys/bus/mdev/devices"
 _IRQ = "/proc/irq/[0-9]*"
+_ACPI = "/sys/firmware/acpi/tables"
 _EFFECTIVE = "cpuset.cpus.effective cpuset.mems.effective"
 _VFIO = "/sys/module/vfio_iommu_type1/parameters"
 
@@ -218,6 +220,10 @@ PATHS: tuple[PathRule, ...] = (
     _link(f"{_NODE}/access[01]/initiators/node[0-9]*", Form.TO_NODE, "HMAT: the best initiators"),
     _link("/sys/bus/dax/devices/*", Form.TO_DAX, "memory that is no ordinary node's: CXL, GPUs"),
     *_files("/sys/bus/dax/devices/*", Form.NUMBER, "target_node", "the node it became"),
+    *(
+        PathRule(f"{_ACPI}/{name}", Kind.TABLE, Form.NAME, f"{what}, as firmware gives it; root")
+        for name, what in (("SRAT", "nodes"), ("SLIT", "their distances"))
+    ),
     # Memory settings
     *_files(
         "/sys/kernel/mm/hugepages/hugepages-*kB",

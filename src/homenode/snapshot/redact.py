@@ -210,8 +210,10 @@ def _file(path: str, text: str, names: Pseudonyms) -> str:
         return redact_command_line(text, names) + "\n"
     if path.startswith("/sys/devices/virtual/dmi/") or path == "/proc/device-tree/model":
         return redact_product(text, names)
-    # Configuration space is binary, and gather() has blanked all but its structure.
-    if path.endswith("/config") or len(text.strip()) < _SHORTEST_SECRET:
+    # These are binary, and gather() has blanked what is not structure.
+    if path.endswith("/config") or path.startswith("/sys/firmware/acpi/tables/"):
+        return text
+    if len(text.strip()) < _SHORTEST_SECRET:
         return text
     return names.scrub(text)
 

@@ -15,12 +15,13 @@ from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import Plan
 from homenode.plan.stored import read_plan, read_plan_for
-from homenode.sources import load_host
+from homenode.sources import files_of, load_host
 from homenode.targets.vm_file import target_of
 from homenode.topology import Host
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from homenode.verify.document.verification import verify_document
 from homenode.verify.guest.expectation import Expectation, expectation_of
+from homenode.verify.guest.firmware import FirmwareNodes, firmware_nodes
 from homenode.verify.guest.view import (
     GuestView,
     as_passed_through,
@@ -114,7 +115,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
             guests.append(as_passed_through(booted.guest, expected, booted.stand_in, host))
             views.append(view_of_stand_in(expected, booted.stand_in, booted.guest))
     if wanted.guest is not None:
-        guest = load_guest(wanted.guest)
+        guest, firmware = _guest_of(wanted.guest)
         guests.append(guest)
         if plan is not None and wanted.target is not None:
             expected = expectation_for_target(plan, wanted.target, host)
@@ -123,7 +124,7 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
         else:
             expected = _expected(plan, facts, host)
             checked.append(f"guest {guest.name}: its own view")
-        views.append(view_of_guest(expected, guest, host))
+        views.append(view_of_guest(expected, guest, host, firmware))
     found += [finding for view in views for finding in view.findings]
     answers = Findings(tuple(checked), in_order(merged(found)), tuple(left))
     return Verified(answers, tuple(views), tuple(guests), host, plan)
@@ -152,13 +153,20 @@ def load_guest(source: str) -> Host:
 
     HOST is whatever ssh takes, so also a URL; "ssh://HOST:22" is one by itself.
     """
+    return _guest_of(source)[0]
+
+
+def _guest_of(source: str) -> tuple[Host, FirmwareNodes | None]:
+    """The guest, and what its ACPI tables say where the source has them."""
     if not source.startswith(_SSH):
-        return load_host(source)
+        files = files_of(source)
+        return load_host(source), None if files is None else firmware_nodes(files)
     from homenode.discover import discover
     from homenode.snapshot.capture import collect_over_ssh
 
     host = source if source.startswith(f"{_SSH}//") else source.removeprefix(_SSH)
-    return discover(collect_over_ssh(host))
+    collected = collect_over_ssh(host)
+    return discover(collected), firmware_nodes(collected)
 
 
 def _refuse_nonsense(wanted: VerifyRequest) -> None:

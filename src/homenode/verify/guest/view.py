@@ -15,6 +15,7 @@ from homenode.verify.boot.stand_in import StandIn
 from homenode.verify.guest.checks import Check, Tolerance, check, compare
 from homenode.verify.guest.device_checks import compare_devices
 from homenode.verify.guest.expectation import Expectation, without_vcpus
+from homenode.verify.guest.firmware import FirmwareNodes, firmware_checks
 from homenode.verify.guest.observation import Observation, observation_of
 from homenode.verify.guest.path import path_of_address, paths_of_guest
 
@@ -51,18 +52,25 @@ def view_of_stand_in(expected: Expectation, stand_in: StandIn, guest: Host) -> G
     return GuestView("the test guest", lines, observation)
 
 
-def view_of_guest(expected: Expectation, guest: Host, host: Host | None) -> GuestView:
+def view_of_guest(
+    expected: Expectation, guest: Host, host: Host | None, firmware: FirmwareNodes | None = None
+) -> GuestView:
     """The real guest: its links and huge pages too. host: for the devices' own links.
 
-    vCPUs that were offline and memory that was in the balloon may have come to the guest since.
+    firmware: what its ACPI tables say, where they could be read. vCPUs that were offline and memory
+    that was in the balloon may have come to the guest since.
     """
     observation = observation_of(guest)
+    given: tuple[Check, ...] = ()
+    if firmware is not None:  # it counts all vCPUs, those that are offline too
+        given = tuple(firmware_checks(expected, firmware, observation.source))
     offline = expected.vm.offline_vcpus
     if offline and len(observation.vcpus) == expected.vm.vcpus_online:
         expected = without_vcpus(expected, offline)
     tolerance = Tolerance(ballooned_bytes=expected.vm.ballooned_bytes)
     lines = (
         *compare(expected, observation, tolerance),
+        *given,
         *_huge_pages(observation),
         *compare_devices(expected, observation, host, links=True),
     )

@@ -37,6 +37,10 @@ MAX_BYTES = 256 << 20
 _NOT_PLAIN = "nothing but homenode writes there, and plain files: look at it, and move it away"
 
 
+class BusyError(HostError):
+    """Another process holds the lock."""
+
+
 class RecordFolder:
     """One folder. Errors of the file system are HostErrors; `hint` names the next step by errno.
 
@@ -90,11 +94,13 @@ class RecordFolder:
         lock: str = LOCK,
         wait_s: float = 0.0,
         on_wait: Callable[[], None] = lambda: None,
+        holder: str = "",
     ) -> Iterator[int]:
         """Hold the lock: a descriptor for programs that must keep it until they end.
 
-        Raises HostError with `expected` where another process holds it longer than wait_s. A file
-        system without locks keeps no two writers apart.
+        holder: what the lock's file says meanwhile, for those that wait. Raises BusyError with
+        `expected` where another process holds it longer than wait_s. A file system without locks
+        keeps no two writers apart.
         """
         is_first = self._folder is None
         with self.errors():
@@ -108,11 +114,15 @@ class RecordFolder:
             has_waited = False
             while not _try_lock(descriptor):
                 if time.monotonic() >= end:
-                    raise HostError(f"{self.path}: expected {expected}", hint=hint)
+                    raise BusyError(f"{self.path}: expected {expected}", hint=hint)
                 if not has_waited:
                     on_wait()
                 has_waited = True
                 time.sleep(0.05)
+            if holder:
+                with contextlib.suppress(OSError):  # a full disk: the lock holds without it
+                    os.ftruncate(descriptor, 0)
+                    os.write(descriptor, holder.encode("utf-8", "replace"))
             yield descriptor
         finally:
             os.close(descriptor)

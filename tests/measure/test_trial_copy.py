@@ -198,7 +198,7 @@ def prepared_for(disk: Path, format: str = "raw") -> tuple[Path, Prepared]:
 def defined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is defined in libvirt, in place of a libvirt."""
     documents: list[str] = []
-    monkeypatch.setattr(Virsh, "define", lambda self, path: documents.append(path))
+    monkeypatch.setattr(Virsh, "define", lambda self, path, kept_open: documents.append(path))
     return documents
 
 

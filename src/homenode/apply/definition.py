@@ -5,7 +5,7 @@ or not at all, so a kill at any moment leaves the old one or the new one, the re
 those are, and `restore_definition` finds the way back from either.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,13 +68,22 @@ def preview_definition(
     )
 
 
-def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, root: Path) -> Applied:
+def apply_definition(
+    virsh: Virsh,
+    name: str,
+    tuned: bytes,
+    original: bytes,
+    root: Path,
+    *,
+    host_lock: Sequence[int] = (),
+) -> Applied:
     """Define a tuned document over a domain's definition, which is saved first.
 
-    original: what `virsh.definition` gave, from which `tuned` was made. A second apply keeps the
-    first original. Raises InputError where the definition changed since it was read or since the
-    last apply, UsageError with every obstacle, HostError where libvirt refuses: the definition is
-    then as it was.
+    original: what `virsh.definition` gave, from which `tuned` was made. host_lock: the caller's, on
+    the host, which a virsh that defines keeps to its end.
+    A second apply keeps the first original. Raises InputError where the definition changed since it
+    was read or since the last apply, UsageError with every obstacle, HostError where libvirt
+    refuses: the definition is then as it was.
     """
     state = virsh.domain(name)
     _check_identity(state, tuned, original)
@@ -95,7 +104,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
         _begin(virsh, store, record, original)
         answered = edited = False
         try:
-            virsh.define(str(store.document_path(record.tuned)), (lock,))
+            virsh.define(str(store.document_path(record.tuned)), (lock, *host_lock))
             answered = True
         except RefusedError:
             answered = True
@@ -114,7 +123,7 @@ def apply_definition(virsh: Virsh, name: str, tuned: bytes, original: bytes, roo
         lost = () if edited else not_kept(tuned, now)
         if lost:
             before, dropped = store.save(original), store.save(now)
-            virsh.define(str(store.document_path(before)), (lock,))
+            virsh.define(str(store.document_path(before)), (lock, *host_lock))
             step = Step.RESTORED if base == before else Step.APPLIED
             store.write_record(replace(record, step=step, applied=before))
             raise HostError(
@@ -280,12 +289,18 @@ def _merged(store: DomainStore, found: "Restorable") -> "Restorable":
 
 
 def restore_definition(
-    virsh: Virsh, name: str, root: Path, *, keep_edits: bool = False
+    virsh: Virsh,
+    name: str,
+    root: Path,
+    *,
+    keep_edits: bool = False,
+    host_lock: Sequence[int] = (),
 ) -> Restored:
     """Give a domain the definition back that it had before the first apply.
 
     The bytes that libvirt printed then are what it is given again. keep_edits: where it was edited
     since, only what the layout set is taken out, and what is left is the original from then on.
+    host_lock: as for apply_definition.
     Raises InputError where nothing is saved, or where the definition was changed since it was
     applied; UsageError with every obstacle.
     """
@@ -308,7 +323,7 @@ def restore_definition(
         )
         _begin(virsh, store, record, before)
         try:
-            virsh.define(str(store.document_path(wanted)), (lock,))
+            virsh.define(str(store.document_path(wanted)), (lock, *host_lock))
         except RefusedError:
             store.write_record(found.record)
             raise

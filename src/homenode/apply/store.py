@@ -232,7 +232,7 @@ def sha256(document: bytes) -> str:
 
 
 def _files(folder: Path) -> RecordFolder:
-    return RecordFolder(folder, hint=_hint)
+    return RecordFolder(folder, hint=state_hint)
 
 
 def _folders(root: Path, pattern: str) -> tuple[Path, ...]:
@@ -270,7 +270,8 @@ def _daemon(connect: str) -> str:
     return hashlib.sha256(connect.encode()).hexdigest()[:8]
 
 
-def _hint(number: int | None) -> str | None:
+def state_hint(number: int | None) -> str | None:
+    """What to do where a record cannot be written, by its errno."""
     if number in (errno.ENOSPC, errno.EDQUOT):
         return _FULL
     if number not in _NOT_WRITABLE:

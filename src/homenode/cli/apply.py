@@ -1,5 +1,7 @@
 """homenode apply, and the way back from it: a tuned definition in libvirt. [I/O]"""
 
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +39,7 @@ from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
@@ -119,32 +121,63 @@ def apply(
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
     options = plan_options(layout, vm, placement, switches)
-    virsh = Virsh(connect)
-    state = virsh.domain(name)
-    original = virsh.definition(state.uuid)
-    plan_json, critical = None, False
-    if domain is not None:
-        tuned = read_input(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
-    else:
-        tuning = tuned_on(
-            state.name, original, options, host, placement.after, list(layout.results), quiet=quiet
-        )
-        from homenode.plan.model import is_critical
-        from homenode.plan.stored import encode_plan
+    with changing_host("apply", name, connect, dry_run=dry_run) as lock:
+        virsh = Virsh(connect)
+        state = virsh.domain(name)
+        original = virsh.definition(state.uuid)
+        plan_json, critical = None, False
+        if domain is not None:
+            tuned = read_input(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
+        else:
+            tuning = tuned_on(
+                state.name,
+                original,
+                options,
+                host,
+                placement.after,
+                list(layout.results),
+                quiet=quiet,
+            )
+            from homenode.plan.model import is_critical
+            from homenode.plan.stored import encode_plan
 
-        tuned, plan_json = tuning.document, encode_plan(tuning.plan)
-        critical = is_critical(tuning.plan)
-    if live_pins:
-        _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run, asked=not yes)
-    elif dry_run:
-        preview(virsh, state.uuid, tuned, original, default_root())
-    else:
-        define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
+            tuned, plan_json = tuning.document, encode_plan(tuning.plan)
+            critical = is_critical(tuning.plan)
+        if live_pins:
+            _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run, asked=not yes)
+        elif dry_run:
+            preview(virsh, state.uuid, tuned, original, default_root())
+        else:
+            define(virsh, state.uuid, tuned, original, default_root(), lock, asked=not yes)
     if save_plan is not None and plan_json is not None:
         write_text(save_plan, plan_json)
         note_written(save_plan)
     if critical:
         raise SystemExit(1)
+
+
+@contextmanager
+def changing_host(
+    command: str, name: str, connect: str, *, dry_run: bool = False
+) -> "Iterator[Sequence[int]]":
+    """Hold the host's lock, from the look at its state to the change: a dry run holds none.
+
+    Who waits for it is told whom for, on a terminal.
+    """
+    if dry_run:
+        yield ()
+        return
+    from homenode.apply.host_lock import host_locked
+    from homenode.apply.store import default_root
+    from homenode.wording import command_line
+
+    def waiting(holder: str) -> None:
+        if sys.stderr.isatty():
+            note(f"waiting for another homenode on this host: {holder}")
+
+    words = command_line("homenode", command, name)
+    with host_locked(default_root(), connect, words, waiting) as lock:
+        yield (lock,)
 
 
 def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
@@ -264,12 +297,13 @@ def restore_domain(
         _note_moved(would.moved)
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
         return
-    back = restore_live_pins(virsh, uuid, root)
-    if back:
-        note(f"{name}: {len(back)} threads are where they were")
-        if not has_original(virsh, uuid, root):
-            return
-    done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
+    with changing_host("restore", name, connect) as lock:
+        back = restore_live_pins(virsh, uuid, root)
+        if back:
+            note(f"{name}: {len(back)} threads are where they were")
+            if not has_original(virsh, uuid, root):
+                return
+        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits, host_lock=lock)
     if keep_edits:
         print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
         _note_moved(done.moved)
@@ -357,11 +391,18 @@ def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path
 
 
 def define(
-    virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path, *, asked: bool
+    virsh: "Virsh",
+    uuid: str,
+    tuned: bytes,
+    original: bytes,
+    root: Path,
+    lock: "Sequence[int]",
+    *,
+    asked: bool,
 ) -> None:
     """Define the document; where it is asked about, after showing the change.
 
-    A domain that is already so is not asked about.
+    lock: the host's, from before the plan was made. A domain that is already so is not asked about.
     """
     from homenode.apply.definition import apply_definition
     from homenode.wording import command_line
@@ -370,7 +411,7 @@ def define(
         if not preview(virsh, uuid, tuned, original, root):
             return
         _confirm("Define it?")
-    done = apply_definition(virsh, uuid, tuned, original, root)
+    done = apply_definition(virsh, uuid, tuned, original, root, host_lock=lock)
     name = done.state.name
     if done.changed:
         note(f"{name}: defined; the next start has it")

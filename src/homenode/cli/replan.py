@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.apply import define, preview, tuned_on
+from homenode.cli.apply import changing_host, define, preview, tuned_on
 from homenode.cli.options import ConnectOption, DomainArgument, HostOption
 from homenode.cli.terminal import check_can_ask, note
 from homenode.errors import HostError, UsageError
@@ -59,44 +59,47 @@ def replan(
             f"--connect {connect}: expected --host as well, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    virsh = Virsh(connect)
-    state = virsh.domain(name)
-    original = virsh.definition(state.uuid)
-    document = open_domain(original, state.name)
-    record = read_record(document)
-    if record is None:
-        raise UsageError(
-            f"{state.name}: expected a domain with a layout of homenode, found none",
-            hint=command_line(*with_connection(connect, "homenode", "apply", state.argument)),
+    with changing_host("replan", name, connect, dry_run=dry_run) as lock:
+        virsh = Virsh(connect)
+        state = virsh.domain(name)
+        original = virsh.definition(state.uuid)
+        document = open_domain(original, state.name)
+        record = read_record(document)
+        if record is None:
+            raise UsageError(
+                f"{state.name}: expected a domain with a layout of homenode, found none",
+                hint=command_line(*with_connection(connect, "homenode", "apply", state.argument)),
+            )
+        machine = load_host(host)
+        document = replace_sources(document, _replaced(device or ()))
+        _refuse_missing(vm_of(document).hostdevs, machine, state.name)
+        is_same = record.host is not None and is_made_for(machine, record.host)
+        if not is_same and machine.nodes_assumed:
+            raise HostError(
+                f"{machine.name}: expected its NUMA nodes, found none in what can be read of it",
+                hint="run it on the host itself, not in a container, or give a capture: --host",
+            )
+        note(
+            f"{state.name}: layout {record.layout.name}, planned for "
+            f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
         )
-    machine = load_host(host)
-    document = replace_sources(document, _replaced(device or ()))
-    _refuse_missing(vm_of(document).hostdevs, machine, state.name)
-    is_same = record.host is not None and is_made_for(machine, record.host)
-    if not is_same and machine.nodes_assumed:
-        raise HostError(
-            f"{machine.name}: expected its NUMA nodes, found none in what can be read of it",
-            hint="run it on the host itself, not in a container, or give a capture: --host",
+        layout = record.layout
+        options = PlanOptions(
+            layout.name if layout.name in PRESETS else "default",
+            pinning=layout.pinning,
+            siblings=layout.siblings,
+            cells=layout.cells,
+            pcie=layout.pcie,
+            memory_binding=layout.memory,
+            objective=record.objective,
         )
-    note(
-        f"{state.name}: layout {record.layout.name}, planned for "
-        f"{'this host as it is' if is_same else 'another host, or this one before it changed'}"
-    )
-    layout = record.layout
-    options = PlanOptions(
-        layout.name if layout.name in PRESETS else "default",
-        pinning=layout.pinning,
-        siblings=layout.siblings,
-        cells=layout.cells,
-        pcie=layout.pcie,
-        memory_binding=layout.memory,
-        objective=record.objective,
-    )
-    tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
-    if dry_run:
-        preview(virsh, state.uuid, tuning.document, original, default_root())
-    else:
-        define(virsh, state.uuid, tuning.document, original, default_root(), asked=not yes)
+        tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
+        if dry_run:
+            preview(virsh, state.uuid, tuning.document, original, default_root())
+        else:
+            define(
+                virsh, state.uuid, tuning.document, original, default_root(), lock, asked=not yes
+            )
 
 
 def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":

@@ -13,6 +13,7 @@ _FORM = re.compile(
     re.ASCII,
 )
 _DRIVERS = ("qemu", "test")
+_HERE = ("", "localhost")
 
 
 def checked_uri(uri: str) -> str:
@@ -48,4 +49,20 @@ def is_local(uri: str) -> bool:
     (True, False)
     """
     match = _FORM.match(uri)
-    return match is not None and match["server"] in ("", "localhost")
+    return match is not None and match["server"] in _HERE
+
+
+def machine_of(uri: str) -> str:
+    """The machine on which the daemon runs, as the URI names it; "" is this one.
+
+    A port of localhost may be a tunnel to any machine, and is named.
+
+    >>> machine_of("qemu:///session"), machine_of("qemu+ssh://root@gpu7:22/system")
+    ('', 'gpu7')
+    """
+    match = _FORM.match(uri)
+    server = uri if match is None else match["server"].rpartition("@")[2].lower()
+    name, _, port = server.partition(":")
+    if not port.isdecimal():
+        return "" if server in _HERE else server
+    return server if name in _HERE else name

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,7 +80,7 @@ def prepare_copy(virsh: Virsh, state: DomainState, original: bytes, id: str) -> 
     return Prepared(copy, document, disks, nvram)
 
 
-def make_copy(virsh: Virsh, prepared: Prepared) -> None:
+def make_copy(virsh: Virsh, prepared: Prepared, host_lock: Sequence[int] = ()) -> None:
     """Make the overlays and define the copy. Raises HostError, or InputError for disks that are
     other ones by now; `remove_copy` undoes what was made before."""
     for disk, overlay in zip(prepared.disks, prepared.copy.overlays, strict=True):
@@ -88,7 +89,7 @@ def make_copy(virsh: Virsh, prepared: Prepared) -> None:
         _copy_nvram(*prepared.nvram)
     with private_folder("homenode-copy-") as folder:
         create_file(folder / "copy.xml", prepared.document, synced=False)
-        virsh.define(str(folder / "copy.xml"))
+        virsh.define(str(folder / "copy.xml"), host_lock)
 
 
 def _check_nvram(before: str, after: str, name: str) -> None:

@@ -7,7 +7,7 @@ happened, half happened or not. An impatient second Ctrl-C must not leave a VM h
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from homenode.apply.definition import (
     restore_definition,
     saved_original,
 )
+from homenode.apply.host_lock import host_locked
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
@@ -29,6 +30,7 @@ from homenode.measure.layouts.guest import (
     stop,
 )
 from homenode.measure.layouts.journal import Head, JournalFile, State, What
+from homenode.wording import command_line
 
 T = TypeVar("T")
 
@@ -102,7 +104,7 @@ def rollback(
         if head.copy is not None:
             detail = "of the copy, which goes"
         else:
-            detail = retry(lambda: _give_back(virsh, head, journal, root))
+            detail = retry(lambda: _give_back(virsh, head, journal, root, notify))
             notify(f"{head.domain}: original definition restored, {detail}")
         noted(journal, notify, What.RESTORED, None, detail)
     if state.copied and head.copy is not None:
@@ -129,16 +131,33 @@ def noted(
         notify(f"not written down that it was {what}: {error.message}")
 
 
-def _give_back(virsh: Virsh, head: Head, journal: JournalFile, root: Path) -> str:
+def trial_host_locked(
+    root: Path, head: Head, notify: Callable[[str], None]
+) -> AbstractContextManager[int]:
+    """The lock of the trial's host, for a change of it: not from boot to boot, so that others may
+    change it meanwhile."""
+    return host_locked(
+        root,
+        head.connect,
+        command_line("homenode", "trial", head.source),
+        lambda holder: notify(f"waiting for another homenode on this host: {holder}"),
+    )
+
+
+def _give_back(
+    virsh: Virsh, head: Head, journal: JournalFile, root: Path, notify: Callable[[str], None]
+) -> str:
     """The definition from before the trial, whatever had been applied before that; says how."""
     before = journal.kept(ORIGINAL)
     first = saved_original(virsh, head.uuid, root)
     is_first = first is not None and same_definition(first, before)
     if first is None or (not is_first and same_definition(virsh.definition(head.uuid), before)):
         return "nothing had been changed"
-    done = restore_definition(virsh, head.uuid, root)
-    if not is_first:  # the user had applied a layout: that is what the trial found
-        apply_definition(virsh, head.uuid, before, done.definition, root)
+    with trial_host_locked(root, head, notify) as lock:
+        done = restore_definition(virsh, head.uuid, root, host_lock=(lock,))
+        if not is_first:  # the user had applied a layout: that is what the trial found
+            apply_definition(virsh, head.uuid, before, done.definition, root, host_lock=(lock,))
+    if not is_first:
         return "as it was applied before the trial"
     return "byte for byte" if done.exact else "printed otherwise by this libvirt"
 

@@ -32,7 +32,13 @@ from homenode.measure.layouts.guest import (
 )
 from homenode.measure.layouts.host_watch import HostWatch, allocated_between
 from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
-from homenode.measure.layouts.rollback import ORIGINAL, held_interrupts, noted, rollback
+from homenode.measure.layouts.rollback import (
+    ORIGINAL,
+    held_interrupts,
+    noted,
+    rollback,
+    trial_host_locked,
+)
 from homenode.measure.layouts.trial_config import (
     BARE,
     Measuring,
@@ -206,9 +212,10 @@ def _copy(trial: Trial, prepared: Prepared) -> None:
     files = ", ".join(prepared.copy.overlays) or "no disks"
     undo = [command_line("virsh", "undefine", prepared.copy.uuid)]
     undo += [command_line("rm", *prepared.copy.overlays)] if prepared.copy.overlays else []
-    trial.journal.add(What.COPYING, None, files, undo="; ".join(undo))
-    make_copy(trial.virsh, prepared)
-    trial.journal.add(What.COPIED)
+    with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
+        trial.journal.add(What.COPYING, None, files, undo="; ".join(undo))
+        make_copy(trial.virsh, prepared, (host_lock,))
+        trial.journal.add(What.COPIED)
 
 
 def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] | None) -> None:
@@ -252,9 +259,22 @@ def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] |
 
 def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     """The guest of a layout, up and equipped; None where libvirt refuses the layout."""
+    _refuse_running_original(trial)
+    with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
+        if not _started(trial, step, (lock, host_lock)):
+            return None
+    virsh, uuid = trial.virsh, trial.head.uuid
+    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s, trial.on_wait)
+    trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
+    trial.reach.equip(machine)
+    return machine
+
+
+def _started(trial: Trial, step: TrialStep, locks: tuple[int, int]) -> bool:
+    """Define the layout and start it; False where libvirt refuses the layout. locks: the journal's
+    and the host's."""
     virsh, uuid = trial.virsh, trial.head.uuid
     wanted = trial.layouts[step.layout]
-    _refuse_running_original(trial)
     trial.journal.add(
         What.APPLYING,
         step.number,
@@ -262,18 +282,19 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
         undo=command_line("homenode", "restore", trial.head.uuid),
     )
     try:
-        apply_definition(virsh, uuid, wanted.document, virsh.definition(uuid), trial.root)
+        original = virsh.definition(uuid)
+        apply_definition(virsh, uuid, wanted.document, original, trial.root, host_lock=locks[1:])
     except (HostError, InputError) as error:
         trial.journal.add(What.REFUSED, step.number, str(error))
         trial.notify(f"boot {step.number + 1}, {step.layout}: refused: {error}")
         _retry(trial, lambda: virsh.domain(uuid))
-        return None
+        return False
     trial.journal.add(What.APPLIED, step.number, step.layout)
     trial.journal.add(
         What.STARTING, step.number, undo=f"virsh destroy {uuid}", host_boot=host_boot(virsh)
     )
     try:
-        virsh.start(uuid, (lock,))
+        virsh.start(uuid, locks)
     except HostError as error:
         if any(
             one in error.message for one in _ALREADY
@@ -281,10 +302,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
             trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
         raise
     trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)
-    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s, trial.on_wait)
-    trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
-    trial.reach.equip(machine)
-    return machine
+    return True
 
 
 def _refuse_running_original(trial: Trial) -> None:

@@ -1,0 +1,209 @@
+"""Several homenodes at once on one host: no core is given to two VMs, and nobody waits for ever."""
+
+import fcntl
+import io
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homenode.apply import host_lock
+from homenode.apply.host_lock import host_locked
+from homenode.apply.store import default_root
+from homenode.cli.apply import apply, restore_domain
+from homenode.cli.replan import replan
+from homenode.cpuset import CpuSet
+from homenode.errors import HomenodeError, HostError
+from tests.apply_documents import NAME, ORIGINAL
+from tests.sysfs_trees import NODE, cpu_files
+from tests.virsh_stand_in import URI, UUID
+
+VMS = 5
+CORES = 6
+
+_VIRSH = r"""#!/bin/sh
+# virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host's folder shows.
+state=@STATE@; host=@HOST@
+shift 3
+command=$1; shift
+argument() { wanted=$1; shift
+  while [ $# -gt 0 ]; do [ "$1" = "$wanted" ] && { printf '%s\n' "$2"; return; }; shift; done; }
+domain=$(argument --domain "$@")
+case $command in
+  domuuid) cat "$state/$domain.uuid" ;;
+  dominfo)
+    name=$(sed -n 's,.*<name>\(.*\)</name>.*,\1,p' "$state/$domain.xml")
+    printf 'Id:             -\nName:           %s\nUUID:           %s\n' "$name" "$domain"
+    printf 'State:          shut off\nPersistent:     yes\nManaged save:   no\n' ;;
+  dumpxml) cat "$state/$domain.xml" && echo ;;
+  snapshot-list) ;;
+  define)
+    file=$(argument --file "$@")
+    [ -e "$state/slow" ] && { touch "$state/begun"; sleep "$(cat "$state/slow")"; }
+    uuid=$(sed -n 's,.*<uuid>\(.*\)</uuid>.*,\1,p' "$file")
+    sed '/<!--/d' "$file" >"$state/$uuid.new" && mv "$state/$uuid.new" "$state/$uuid.xml"
+    { echo '<domains>'; cat "$state"/*.xml; echo '</domains>'; } >"$state/all.$$"
+    mv "$state/all.$$" "$host/commands/virsh-domains" ;;
+  *) echo "error: unknown command: '$command'" >&2; exit 1 ;;
+esac
+"""
+
+
+class SmallHost:
+    """One node of a few cores, and a daemon whose domains the host's folder shows at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.state, self.bin = folder / "host", folder / "state", folder / "bin"
+        files = cpu_files(packages=1, cores=CORES, threads=1)
+        memory = "Node 0 MemTotal: 67108864 kB\nNode 0 MemFree: 67108864 kB\n"
+        files |= {f"{NODE}/node0/meminfo": memory, "/commands/virsh-domains": "<domains></domains>"}
+        for path, text in files.items():
+            there = self.folder / path[1:]
+            there.parent.mkdir(parents=True, exist_ok=True)
+            there.write_text(text)
+        self.state.mkdir()
+        self.bin.mkdir()
+        script = _VIRSH.replace("@STATE@", shlex.quote(str(self.state)))
+        virsh = self.bin / "virsh"
+        virsh.write_text(script.replace("@HOST@", shlex.quote(str(self.folder))))
+        virsh.chmod(0o755)
+        for number in range(VMS):
+            name, uuid = f"vm{number}", f"{UUID[:-1]}{number}"
+            document = ORIGINAL.replace(NAME.encode(), name.encode())
+            document = document.replace(UUID.encode(), uuid.encode())
+            document = document.replace(b"'static'>4<", b"'static'>1<")
+            (self.state / f"{uuid}.xml").write_bytes(document)
+            (self.state / f"{name}.uuid").write_text(uuid)
+
+    def apply(self, number: int) -> None:
+        apply(
+            f"vm{number}",
+            yes=True,
+            layout="pin",
+            host=str(self.folder),
+            quiet=True,
+            reserve_defined=True,
+        )
+
+    def pins(self) -> list[str]:
+        """PUs of the vCPUs of every domain that is pinned."""
+        return [
+            pus
+            for path in sorted(self.state.glob("*.xml"))
+            for pus in re.findall(r"<vcpupin vcpu='\d+' cpuset='([^']*)'", path.read_text())
+        ]
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SmallHost:
+    found = SmallHost(tmp_path)
+    monkeypatch.setenv("PATH", f"{found.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "records"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    return found
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """A process that does it; it exits with the contract's code."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            work()
+            code = 0
+        except HomenodeError as error:
+            print(error, file=sys.stderr)
+            code = error.exit_code
+        finally:
+            os._exit(code)
+    return child
+
+
+def code_of(child: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_applies_at_once_give_each_vm_a_core_of_its_own(host: SmallHost) -> None:
+    children = [in_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
+    assert [code_of(child) for child in children] == [0] * VMS
+    pins = host.pins()
+    assert len(pins) == VMS
+    assert len(CpuSet.parse(",".join(pins))) == VMS, pins
+
+
+def test_who_waits_names_the_holder_and_gives_up(
+    host: SmallHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_lock, "WAIT_S", 0.2)
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with host_locked(default_root(), URI, "homenode apply other"):
+        changes: tuple[Callable[[], object], ...] = (
+            lambda: host.apply(0),
+            lambda: restore_domain("vm0"),
+            lambda: replan("vm0", host=str(host.folder), yes=True),
+        )
+        for change in changes:
+            with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:
+                change()
+            assert f"process {os.getpid()}" in refused.value.message
+            assert "waiting for another homenode" in terminal.getvalue()
+            terminal.truncate(0)
+        assert host.pins() == []
+        # What only looks waits for nobody.
+        apply("vm0", dry_run=True, layout="pin", host=str(host.folder), quiet=True)
+    host.apply(0)
+    assert len(host.pins()) == 1
+
+
+def test_daemons_of_one_machine_share_the_lock_and_other_machines_have_their_own(
+    tmp_path: Path,
+) -> None:
+    def is_free(connect: str) -> bool:
+        try:
+            with host_locked(tmp_path, connect, "homenode apply b", wait_s=0):
+                return True
+        except HostError:
+            return False
+
+    with host_locked(tmp_path, "qemu:///system", "homenode apply a"):
+        assert not is_free("qemu:///session")
+        assert is_free("qemu+ssh://gpu7/system")
+    with host_locked(tmp_path, "qemu+ssh://gpu7/system", "homenode apply a"):
+        assert not is_free("qemu+ssh://root@gpu7:22/system")
+        assert is_free("qemu+ssh://gpu8/system")
+        assert is_free("qemu:///system")
+
+
+def test_a_killed_holder_frees_the_host_when_the_virsh_that_it_started_has_ended(
+    host: SmallHost,
+) -> None:
+    (host.state / "slow").write_text("1")
+    child = in_child(lambda: host.apply(0))
+    until(lambda: (host.state / "begun").exists())
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    (host.state / "slow").unlink()
+    assert host.pins() == []
+    (lock,) = default_root().rglob(".host.lock")
+    with lock.open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    host.apply(1)
+    pins = host.pins()
+    assert len(pins) == 2
+    assert len(CpuSet.parse(",".join(pins))) == 2
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if what():
+            return
+        time.sleep(0.02)
+    pytest.fail("it never happened")

@@ -302,7 +302,7 @@ def test_an_installation_that_was_cut_short_is_undone_and_repeated(
     for cut in range(len(files)):
         written = 0
 
-        def fails(path: Path, content: bytes, mode: int, cut: int = cut) -> None:
+        def fails(path: Path, content: bytes, mode: int, part: Path, cut: int = cut) -> None:
             nonlocal written
             if written == cut:
                 raise KeyboardInterrupt
@@ -310,7 +310,7 @@ def test_an_installation_that_was_cut_short_is_undone_and_repeated(
             path.write_bytes(content)
 
         with monkeypatch.context() as patched:
-            patched.setattr("homenode.host_setup.installation.replace_file", fails)
+            patched.setattr("homenode.host_setup.installation.replace_watched_file", fails)
             with pytest.raises(KeyboardInterrupt):
                 Installation(state, root).install(files)
         Installation(state, root).undo()

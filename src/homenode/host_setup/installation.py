@@ -1,12 +1,21 @@
-"""Installation: setup files put in place, with a journal that takes them away again. [I/O]"""
+"""Installation: setup files put in place, with a journal that takes them away again. [I/O]
 
+libvirt runs every executable file of its hooks' folder, whatever its name: a file that is being
+written lies in a folder of homenode's own. Where /etc is no one file system, it lies next to the
+file's place, and cannot be run. The journal names it before it is there, and the folders that are
+made for it: the next command, whichever it is, removes what a kill left of them.
+"""
+
+import contextlib
+import errno
 import hashlib
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from homenode import formats
-from homenode.durable import check_links, replace_file
+from homenode.durable import PARTS, check_links, part_name, remove_file, replace_watched_file
 from homenode.errors import UsageError, of_os
 from homenode.host_setup.files import SetupFile
 from homenode.input_files import read_plain
@@ -15,6 +24,9 @@ from homenode.record_folder import RecordFolder
 KIND = "host-setup"
 FOLDER = "host-setup"
 _MOST_BYTES = 1 << 20
+_PARTS = "/etc/homenode/parts"
+_NO_PARTS = (errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM)
+"""Why a file cannot be written there first: for one, a mount below /etc."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +38,15 @@ class SetupHead:
 
 @dataclass(frozen=True, slots=True)
 class SetupEntry:
-    """A file is about to be put in place (sha256), or has been removed (None)."""
+    """A file is about to be put in place (sha256), or has been removed (None).
+
+    part: where it is written first. made: folders that are not there yet, and will be.
+    """
 
     path: str
     sha256: str | None
+    part: str | None = None
+    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +83,7 @@ class Installation:
         edited since.
         """
         with self._files.locked("no other homenode at work on this host's setup, found one", ""):
+            self._sweep()
             changes = self.preview(files)
             self._refuse_edited(changes)
             if not self._files.has_journal:
@@ -76,6 +94,7 @@ class Installation:
                     self._remove(change.path)
                 elif change.action != "keep":
                     self._write(by_path[change.path])
+            self._sweep()
         return changes
 
     def undo(self) -> tuple[FileChange, ...]:
@@ -89,7 +108,7 @@ class Installation:
         wanted = _sum(file.text)
         if now is None:
             return FileChange(file.path, "create")
-        if now == wanted and file.path in ours:
+        if now == wanted and file.path in ours and self._mode(file.path) == file.mode:
             return FileChange(file.path, "keep")
         if file.path not in ours:
             raise UsageError(
@@ -115,27 +134,58 @@ class Installation:
     def _installed(self) -> dict[str, set[str]]:
         """Paths of ours with their sums, as the journal has them. A file may have an older one,
         where a write was cut short between the journal and the file."""
-        if not self._files.has_journal:
-            return {}
-        source = str(self._files.journal_path)
-        _, entries = formats.decode_journal(
-            self._files.journal(), KIND, SetupHead, SetupEntry, source
-        )
         found: dict[str, set[str]] = {}
-        for entry in entries:
+        for entry in self._entries():
             if entry.sha256 is None:
                 found.pop(entry.path, None)
             else:
                 found.setdefault(entry.path, set()).add(entry.sha256)
         return found
 
-    def _write(self, file: SetupFile) -> None:
-        self._files.append(formats.line(SetupEntry(file.path, _sum(file.text))))
-        target = self._at(file.path)
+    def _entries(self) -> tuple[SetupEntry, ...]:
+        if not self._files.has_journal:
+            return ()
+        source = str(self._files.journal_path)
+        return formats.decode_journal(self._files.journal(), KIND, SetupHead, SetupEntry, source)[1]
+
+    def _sweep(self) -> None:
+        """Remove what writing left: parts of files, and folders of ours in which nothing is."""
+        entries = self._entries()
+        # An earlier homenode wrote parts next to the files, and named none.
+        folders = {self._at(path).parent for e in entries for path in (e.path, e.part or e.path)}
         with self._files.errors():
-            check_links(target.parent)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(target, file.text.encode(), file.mode)
+            for part in [part for folder in folders for part in folder.glob(PARTS)]:
+                remove_file(part)
+            for folder in sorted({one for entry in entries for one in entry.made}, reverse=True):
+                with contextlib.suppress(OSError):  # gone, or somebody's files are in it
+                    self._at(folder).rmdir()
+
+    def _write(self, file: SetupFile) -> None:
+        beside = file.path.rpartition("/")[0]
+        try:
+            self._write_by_way_of(_PARTS, file)
+        except OSError as error:
+            if error.errno not in _NO_PARTS:
+                with self._files.errors():
+                    raise
+            with self._files.errors():
+                self._write_by_way_of(beside, file)
+
+    def _write_by_way_of(self, folder: str, file: SetupFile) -> None:
+        """Raises OSError."""
+        part, target = f"{folder}/{part_name()}", self._at(file.path)
+        check_links(target.parent)
+        check_links(self._at(folder))
+        made = tuple(sorted({*self._not_there(file.path), *self._not_there(part)}))
+        self._files.append(formats.line(SetupEntry(file.path, _sum(file.text), part, made)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._at(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_watched_file(target, file.text.encode(), file.mode, self._at(part))
+
+    def _not_there(self, path: str) -> Iterator[str]:
+        """Folders above a path that are not there."""
+        while (path := path.rpartition("/")[0]) and not self._at(path).exists():
+            yield path
 
     def _remove(self, path: str) -> None:
         with self._files.errors():
@@ -144,6 +194,9 @@ class Installation:
 
     def _at(self, path: str) -> Path:
         return self._root / path.lstrip("/")
+
+    def _mode(self, path: str) -> int:
+        return stat.S_IMODE(self._at(path).lstat().st_mode)
 
     def _sha256(self, path: str) -> str | None:
         try:

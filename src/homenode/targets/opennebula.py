@@ -60,7 +60,7 @@ SUPPORT = {
     Feature.DEVICE_TREE: lost("no attribute for PCIe switches", "devices hang on root ports"),
     Feature.INITIATORS: native("`PCI` ACPI_NODES, and a `NUMA_NODE` of size 0 for each"),
     Feature.WINDOW: lost("no attribute for the PCI window", "the firmware sizes it"),
-    Feature.IOMMU: lost("`IOMMU` of 7.6 and newer is not written", "more than 255 vCPUs are refused"),
+    Feature.IOMMU: lost("`IOMMU` of 7.6 is not written", "more than 255 vCPUs are refused"),
     Feature.VGPUS: lost("`PCI` PROFILE makes a vGPU, and takes none that exists", "vGPUs are lost"),
 }
 

@@ -41,7 +41,7 @@ def test_a_name_that_is_not_of_the_interface_is_refused() -> None:
 def test_importing_loads_nothing_and_plan_stays_callable() -> None:
     code = (
         "import sys, homenode; assert 'homenode.api' not in sys.modules\n"
-        "import homenode.plan.options, homenode.verify.domain_facts\n"
+        "import homenode.plan.options, homenode.verify.target_file\n"
         "from homenode import plan, verify\n"
         "assert callable(plan) and callable(verify)\n"
         "print(plan('demo/gpu-vm.xml', 'hgx-h100').vcpus)\n"

@@ -23,6 +23,7 @@ from functools import cache
 
 from msgspec import UNSET, UnsetType
 
+from homenode.errors import HostError
 from homenode.findings import Finding, Severity
 from homenode.package_files import package_names, package_text
 
@@ -98,7 +99,12 @@ def catalogue() -> Mapping[str, Entry]:
 @cache
 def _sections() -> Mapping[str, tuple[str, str, str]]:
     """Heading, body and page of every finding, by its id."""
-    folder = next(one for one in _FOLDERS if package_names(*one))
+    folder = next((one for one in _FOLDERS if package_names(*one)), None)
+    if folder is None:
+        raise HostError(
+            "homenode: expected the pages of its findings with its modules, found none",
+            hint="install homenode again: its modules alone were copied",
+        )
     return {
         name: (heading, body, page)
         for page in package_names(*folder)

@@ -154,7 +154,7 @@ def test_who_waits_names_the_holder_and_gives_up(
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:
                 change()
             assert f"process {os.getpid()}" in refused.value.message
-            assert "waiting for another homenode" in terminal.getvalue()
+            assert "waiting until this host" in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
         # What only looks waits for nobody.

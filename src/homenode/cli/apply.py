@@ -173,7 +173,7 @@ def changing_host(
 
     def waiting(holder: str) -> None:
         if sys.stderr.isatty():
-            note(f"waiting for another homenode on this host: {holder}")
+            note(f"waiting until this host is no longer changed by {holder}")
 
     words = command_line("homenode", command, name)
     with host_locked(default_root(), connect, words, waiting) as lock:

@@ -65,7 +65,7 @@ SUPPORT = {
 }
 
 _SKIPPED = re.compile(r"(?:[ \t\n]|#[^\n]*\n)*+")
-_NAME = re.compile(r"([A-Za-z0-9_]++)[ \t]*=[ \t]*", re.ASCII)
+_NAME = re.compile(r"(?<![A-Za-z0-9_])([A-Za-z0-9_]++)[ \t]*+=[ \t]*+", re.ASCII)
 _VALUE = re.compile(r'"((?:[^"\\]|\\"?)*+)"|([^=#\s,\[\]"]++)|(?=\n)')
 _OPENED = re.compile(r"\[[ \t\n]*+(\]?)")
 _COMMA_OR_END = re.compile(r"[,\]]")

@@ -140,7 +140,7 @@ def trial_host_locked(
         root,
         head.connect,
         command_line("homenode", "trial", head.source),
-        lambda holder: notify(f"waiting for another homenode on this host: {holder}"),
+        lambda holder: notify(f"waiting until this host is no longer changed by {holder}"),
     )
 
 

@@ -20,7 +20,7 @@ Said = Mapping[str, Any]
 """What a VM says of a fact, by the thing that it is said of; None = it says nothing."""
 
 
-class Fact(Struct, frozen=True, kw_only=True, gc=False):
+class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     """One row.
 
     id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
@@ -43,17 +43,17 @@ class Fact(Struct, frozen=True, kw_only=True, gc=False):
     after: tuple[str, ...] = ()
 
 
-class Difference(Struct, frozen=True, kw_only=True, gc=False):
+class VmDifference(Struct, frozen=True, kw_only=True, gc=False):
     """fact: the row. subject: the thing; title: the same in words. expected, observed: as text."""
 
-    fact: Fact
+    fact: VmFact
     subject: str
     title: str
     expected: str
     observed: str
 
 
-def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[Difference]:
+def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[VmDifference]:
     """Where the second VM is not as the first, in the order of FACTS. What the first does not say
     is not compared. lost: ids of facts that one of the two cannot say."""
     skipped = frozenset(lost)
@@ -74,7 +74,7 @@ def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[Differenc
             named, expected, observed = thing, fact.show(want), fact.show(have)
             if fact.show_both is not None:
                 named, expected, observed = fact.show_both(want, have)
-            yield Difference(
+            yield VmDifference(
                 fact=fact,
                 subject=named or fact.subject,
                 title=named or fact.title,
@@ -167,15 +167,15 @@ def _same_port(
     return planned[0] == found[0] and planned[1] in (None, found[1])
 
 
-FACTS: tuple[Fact, ...] = (
-    Fact(
+FACTS: tuple[VmFact, ...] = (
+    VmFact(
         id="vcpus",
         subject="<vcpu>",
         title="number of vCPUs",
         of=lambda vm: _said(vm.vcpus),
         fields=("vcpus",),
     ),
-    Fact(
+    VmFact(
         id="memory",
         subject="<memory>",
         title="memory",
@@ -183,7 +183,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("memory_bytes", "ballooned_bytes", "max_memory_bytes"),
         show=format_bytes,
     ),
-    Fact(
+    VmFact(
         id="memory-devices",
         subject="memory devices",
         title="memory devices",
@@ -191,7 +191,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("memory_devices",),
         show=format_bytes,
     ),
-    Fact(
+    VmFact(
         id="memory-device",
         of=lambda vm: {
             f"memory device {number}": (device.size_bytes, device.cell, device.nodes)
@@ -205,7 +205,7 @@ FACTS: tuple[Fact, ...] = (
         ),
         after=("memory-devices",),
     ),
-    Fact(
+    VmFact(
         id="pages",
         subject="<hugepages>",
         title="huge pages",
@@ -213,7 +213,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("page_bytes",),
         show=_page,
     ),
-    Fact(
+    VmFact(
         id="topology",
         subject="<topology>",
         title="sockets, dies, cores, threads",
@@ -221,7 +221,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("cpu_topology",),
         show=_shape,
     ),
-    Fact(
+    VmFact(
         id="domain-type",
         subject="<domain>",
         title="accelerator",
@@ -229,7 +229,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("domain_type",),
         show="type {}".format,
     ),
-    Fact(
+    VmFact(
         id="machine",
         subject="<os><type>",
         title="machine type",
@@ -237,14 +237,14 @@ FACTS: tuple[Fact, ...] = (
         fields=("machine",),
         same=_same_machine,
     ),
-    Fact(
+    VmFact(
         id="firmware",
         subject="<os>",
         title="firmware",
         of=lambda vm: _said("bios" if vm.firmware in (None, "bios") else "efi"),
         fields=("firmware",),
     ),
-    Fact(
+    VmFact(
         id="cpu",
         subject="<cpu>",
         title="CPU model",
@@ -253,7 +253,7 @@ FACTS: tuple[Fact, ...] = (
         same=_same_cpu,
         show=lambda cpu: " ".join(filter(None, cpu)) or "the default model",
     ),
-    Fact(
+    VmFact(
         id="vcpus-online",
         subject="<vcpu>",
         title="vCPUs at the start",
@@ -261,7 +261,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("offline_vcpus",),
         show=lambda off: f"{vcpus_text(off)} offline" if off else "every vCPU there at the start",
     ),
-    Fact(
+    VmFact(
         id="current-memory",
         subject="<currentMemory>",
         title="memory at the start",
@@ -269,14 +269,14 @@ FACTS: tuple[Fact, ...] = (
         fields=("ballooned_bytes",),
         show=lambda size: f"{format_bytes(size)} in the balloon",
     ),
-    Fact(
+    VmFact(
         id="pins",
         of=lambda vm: _said(vm.vcpu_pins),
         fields=("vcpu_pins",),
         same=_same_pins,
         show_both=_both_pins,
     ),
-    Fact(
+    VmFact(
         id="emulator",
         subject="<emulatorpin>",
         title="emulator's PUs",
@@ -284,7 +284,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("emulator_pus",),
         show=_pus,
     ),
-    Fact(
+    VmFact(
         id="iothreads",
         subject="<iothreadpin>",
         title="IOThreads' PUs",
@@ -292,7 +292,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("iothread_pins",),
         show=lambda pins: "no pins" if not pins else _some(f"{n} -> {pus}" for n, pus in pins),
     ),
-    Fact(
+    VmFact(
         id="cells",
         subject="<numa>",
         title="guest cells",
@@ -301,35 +301,35 @@ FACTS: tuple[Fact, ...] = (
         same=lambda planned, found: planned == found or (not planned and len(found) == 1),
         show=lambda cells: f"{len(cells)} cells" if cells else "a flat guest",
     ),
-    Fact(
+    VmFact(
         id="cell-vcpus",
         of=lambda vm: _cells(vm, lambda cell: cell.vcpus),
         fields=("cells",),
         show=lambda vcpus: f"vCPUs {vcpus or 'none'}",
         after=("cells",),
     ),
-    Fact(
+    VmFact(
         id="cell-memory",
         of=lambda vm: _cells(vm, lambda cell: cell.memory_bytes, "memory of "),
         fields=("cells",),
         show=format_bytes,
         after=("cells",),
     ),
-    Fact(
+    VmFact(
         id="distances",
         of=lambda vm: _cells(vm, lambda cell: cell.distances) if len(vm.cells) > 1 else {},
         fields=("cells",),
         show=lambda row: f"distances {' '.join(map(str, row)) or 'none'}",
         after=("cells",),
     ),
-    Fact(
+    VmFact(
         id="cell-pages",
         of=lambda vm: _cells(vm, lambda cell: (cell.page_bytes,)),
         fields=("page_bytes",),
         show=_page,
         after=("cells", "pages"),
     ),
-    Fact(
+    VmFact(
         id="binding",
         subject="<numatune><memory>",
         title="binding of memory",
@@ -338,7 +338,7 @@ FACTS: tuple[Fact, ...] = (
         same=_same_binding,
         show=_bound,
     ),
-    Fact(
+    VmFact(
         id="cell-binding",
         of=lambda vm: _cells(vm, lambda cell: (cell.mode, cell.nodes), "memory of "),
         fields=("binding",),
@@ -346,49 +346,49 @@ FACTS: tuple[Fact, ...] = (
         show=_bound,
         after=("cells",),
     ),
-    Fact(
+    VmFact(
         id="controller",
         of=lambda vm: {f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers},
         fields=("controllers",),
         same=_same_port,
         show=lambda port: "none" if port is None else f"{port[0]} at {port[1]}",
     ),
-    Fact(
+    VmFact(
         id="expander-cell",
         of=lambda vm: {f"PCI controller {c.index}": c.node for c in vm.controllers},
         fields=("controllers",),
         show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
         after=("controller",),
     ),
-    Fact(
+    VmFact(
         id="bus-nr",
         of=lambda vm: {f"PCI controller {c.index}": c.bus_nr for c in vm.controllers},
         fields=("controllers",),
         show="busNr {}".format,
         after=("controller",),
     ),
-    Fact(
+    VmFact(
         id="device",
         of=lambda vm: _devices(vm, lambda device: True),
         fields=("hostdevs",),
         show=lambda there: "passed through" if there else "not passed through",
         alone=True,
     ),
-    Fact(
+    VmFact(
         id="device-address",
         of=lambda vm: _devices(vm, lambda device: device.address),
         fields=("hostdevs",),
         show=lambda address: f"guest address {address or 'not set'}",
         after=("device",),
     ),
-    Fact(
+    VmFact(
         id="device-cell",
         of=lambda vm: _devices(vm, lambda device: device.cell),
         fields=("hostdevs",),
         show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
         after=("device", "device-address"),
     ),
-    Fact(
+    VmFact(
         id="initiators",
         of=lambda vm: {
             f"own memory of {device.source}": device.initiator_cells or None
@@ -397,7 +397,7 @@ FACTS: tuple[Fact, ...] = (
         fields=("hostdevs",),
         show=lambda cells: f"cells {cells or 'none'}",
     ),
-    Fact(
+    VmFact(
         id="iommu",
         subject="<iommu>",
         title="guest IOMMU",

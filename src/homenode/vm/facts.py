@@ -25,10 +25,10 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
 
     id: also of the finding, behind "plan-". subject: where a document has what is said of the whole
     VM; title: the same in words. of: what a VM says. fields: of Vm that it is made of, which the
-    tables of formats name. same: whether two values mean the same. show: a value as text; None =
-    nothing there. show_both: what is shown of two long values, (subject, expected, observed).
-    alone: a thing of which only the second source says something is a difference, too. after: facts
-    whose difference, of the same thing or of the whole VM, says it already.
+    tables of formats name. same: whether two values mean the same. show: a value as text; nothing:
+    the text where there is none. show_both: what is shown of two long values, (subject, expected,
+    observed). alone: a thing of which only the second source says something is a difference, too.
+    after: facts whose difference, of the same thing or of the whole VM, says it already.
     """
 
     id: str
@@ -38,6 +38,7 @@ class VmFact(Struct, frozen=True, kw_only=True, gc=False):
     fields: tuple[str, ...]
     same: Callable[[Any, Any], bool] = eq
     show: Callable[[Any], str] = str
+    nothing: str = "none"
     show_both: Callable[[Any, Any], tuple[str, str, str]] | None = None
     alone: bool = False
     after: tuple[str, ...] = ()
@@ -71,7 +72,10 @@ def diff(planned: Vm, found: Vm, lost: Iterable[str] = ()) -> Iterator[VmDiffere
             if any({(other, thing), (other, "")} & differing for other in fact.after):
                 continue
             differing.add((fact.id, thing))
-            named, expected, observed = thing, fact.show(want), fact.show(have)
+            named = thing
+            expected, observed = (
+                fact.nothing if one is None else fact.show(one) for one in (want, have)
+            )
             if fact.show_both is not None:
                 named, expected, observed = fact.show_both(want, have)
             yield VmDifference(
@@ -100,6 +104,11 @@ def _some(texts: Iterable[str]) -> str:
     every = list(texts)
     more = len(every) - _SHOWN
     return (", ".join(every[:_SHOWN]) + (f" and {more} more" if more > 0 else "")) or "none"
+
+
+def _pins(vm: Vm) -> tuple[CpuSet | None, ...]:
+    """A pin or None for each vCPU, and what a source pins beyond them."""
+    return vm.vcpu_pins + (None,) * (vm.vcpus - len(vm.vcpu_pins))
 
 
 def _pus(pus: CpuSet | None) -> str:
@@ -135,22 +144,22 @@ def _same_cpu(planned: tuple[str | None, str | None], found: tuple[str | None, s
     return planned[0] is None or planned == found
 
 
-def _page(of: tuple[int | None] | None) -> str:
-    size = None if of is None else of[0]
+def _page(of: tuple[int | None]) -> str:
+    (size,) = of
     if size is None:
         return "ordinary pages"
     return "the default huge page" if size == 0 else format_bytes(size)
 
 
-def _shape(topology: tuple[int, int, int, int] | tuple[()] | None) -> str:
+def _shape(topology: tuple[int, int, int, int] | tuple[()]) -> str:
     if not topology:
         return "none"
     sockets, dies, cores, threads = topology
     return f"{sockets} sockets x {dies} dies x {cores} cores x {threads} threads"
 
 
-def _bound(binding: tuple[str | None, CpuSet] | None) -> str:
-    if binding is None or not binding[1]:
+def _bound(binding: tuple[str | None, CpuSet]) -> str:
+    if not binding[1]:
         return "not bound"
     return f"{binding[0] or 'memory'} on node {binding[1]}"
 
@@ -198,11 +207,7 @@ FACTS: tuple[VmFact, ...] = (
             for number, device in enumerate(d for d in vm.memory_devices if d.is_host_memory)
         },
         fields=("memory_devices",),
-        show=lambda one: (
-            "none"
-            if one is None
-            else f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}"
-        ),
+        show=lambda one: f"{format_bytes(one[0])} in cell {one[1]} on node {one[2] or 'any'}",
         after=("memory-devices",),
     ),
     VmFact(
@@ -271,7 +276,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="pins",
-        of=lambda vm: _said(vm.vcpu_pins),
+        of=lambda vm: _said(_pins(vm)),
         fields=("vcpu_pins",),
         same=_same_pins,
         show_both=_both_pins,
@@ -351,13 +356,14 @@ FACTS: tuple[VmFact, ...] = (
         of=lambda vm: {f"PCI controller {c.index}": (c.model, c.address) for c in vm.controllers},
         fields=("controllers",),
         same=_same_port,
-        show=lambda port: "none" if port is None else f"{port[0]} at {port[1]}",
+        show=lambda port: f"{port[0]} at {port[1]}",
     ),
     VmFact(
         id="expander-cell",
         of=lambda vm: {f"PCI controller {c.index}": c.node for c in vm.controllers},
         fields=("controllers",),
-        show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
+        show="on cell {}".format,
+        nothing="on no cell",
         after=("controller",),
     ),
     VmFact(
@@ -371,21 +377,24 @@ FACTS: tuple[VmFact, ...] = (
         id="device",
         of=lambda vm: _devices(vm, lambda device: True),
         fields=("hostdevs",),
-        show=lambda there: "passed through" if there else "not passed through",
+        show=lambda _: "passed through",
+        nothing="not passed through",
         alone=True,
     ),
     VmFact(
         id="device-address",
         of=lambda vm: _devices(vm, lambda device: device.address),
         fields=("hostdevs",),
-        show=lambda address: f"guest address {address or 'not set'}",
+        show="guest address {}".format,
+        nothing="guest address not set",
         after=("device",),
     ),
     VmFact(
         id="device-cell",
         of=lambda vm: _devices(vm, lambda device: device.cell),
         fields=("hostdevs",),
-        show=lambda cell: "on no cell" if cell is None else f"on cell {cell}",
+        show="on cell {}".format,
+        nothing="on no cell",
         after=("device", "device-address"),
     ),
     VmFact(
@@ -395,7 +404,8 @@ FACTS: tuple[VmFact, ...] = (
             for device in vm.hostdevs
         },
         fields=("hostdevs",),
-        show=lambda cells: f"cells {cells or 'none'}",
+        show="cells {}".format,
+        nothing="no cells",
     ),
     VmFact(
         id="iommu",
@@ -403,7 +413,7 @@ FACTS: tuple[VmFact, ...] = (
         title="guest IOMMU",
         of=lambda vm: _said(vm.has_iommu or None),
         fields=("iommu_model",),
-        show=lambda there: "one" if there else "none",
+        show=lambda _: "one",
     ),
 )
 """In the order in which differences are shown."""

@@ -70,8 +70,8 @@ def replace_watched_file(path: Path, content: bytes, mode: int, part: Path) -> N
 
     part: where it is written first, which the caller has written down: after a kill it is still
     there. In another folder than `path` it has its permissions before it has its name; raises
-    OSError EXDEV where the two are on different file systems or mounts. In the same folder nobody
-    but its owner may do anything with it, least of all run it, until it has its name.
+    OSError EXDEV where the two are on different file systems or mounts. In the same folder only
+    its owner may do anything with it, and no one may run it, until it has its name.
     """
     with _opened(path, None) as place, _opened(part, None) as parts:
         _check_replaceable(path, place)

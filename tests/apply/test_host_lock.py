@@ -1,4 +1,4 @@
-"""Several homenodes at once on one host: no core is given to two VMs, and nobody waits for ever."""
+"""Several homenodes at once on one host: no core is given to two VMs, and none waits for ever."""
 
 import fcntl
 import io
@@ -157,7 +157,7 @@ def test_who_waits_names_the_holder_and_gives_up(
             assert "waiting until this host" in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
-        # What only looks waits for nobody.
+        # A dry run does not wait.
         apply("vm0", dry_run=True, layout="pin", host=str(host.folder), quiet=True)
     host.apply(0)
     assert len(host.pins()) == 1

@@ -162,7 +162,7 @@ def changing_host(
 ) -> "Iterator[Sequence[int]]":
     """Hold the host's lock, from the look at its state to the change: a dry run holds none.
 
-    Who waits for it is told whom for, on a terminal.
+    On a terminal, who waits for it sees who holds it.
     """
     if dry_run:
         yield ()

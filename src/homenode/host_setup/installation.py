@@ -161,7 +161,7 @@ class Installation:
                     self._at(folder).rmdir()
 
     def _write(self, file: SetupFile) -> None:
-        beside = file.path.rpartition("/")[0]
+        own_folder = file.path.rpartition("/")[0]
         try:
             self._write_by_way_of(_PARTS, file)
         except OSError as error:
@@ -169,7 +169,7 @@ class Installation:
                 with self._files.errors():
                     raise
             with self._files.errors():
-                self._write_by_way_of(beside, file)
+                self._write_by_way_of(own_folder, file)
 
     def _write_by_way_of(self, folder: str, file: SetupFile) -> None:
         """Raises OSError."""

@@ -26,7 +26,7 @@ _TAKEN = ("libvirt", *TARGETS)
 
 
 def target_named(name: str) -> Target:
-    """The target. Raises KeyError for a name that nobody has, InputError as `others`."""
+    """The target. Raises KeyError for an unknown name, InputError as `others`."""
     if name not in TARGETS:
         return _loaded(_others(tuple(sys.path))[name])
     target = import_module(f"homenode.targets.{name.replace('-', '_')}").TARGET

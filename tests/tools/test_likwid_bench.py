@@ -53,8 +53,7 @@ def test_a_run_is_read_in_bytes_per_second() -> None:
     run = parse(OUTPUT)
     assert (run.test, run.threads, run.pus) == ("copy_mem_avx512", 2, CpuSet([0, 32]))
     assert run.bytes_per_s == pytest.approx(38.4e9)
-    assert (run.size_bytes, run.volume_bytes) == (32_000_000, 384_000_000)
-    assert run.cycles_per_cacheline == 8.653582
+    assert run.size_bytes == 32_000_000
     assert not run.gaps
 
 
@@ -69,7 +68,7 @@ def test_a_bandwidth_that_its_volume_and_time_do_not_give_is_a_gap() -> None:
         ("", "a line 'Test'"),
         ("ERROR: Benchmark test 'x' not found\n", "a line 'Test'"),
         (OUTPUT[: OUTPUT.index("Size (Byte)")], "Size"),
-        (OUTPUT + OUTPUT, "one line"),
+        (OUTPUT + OUTPUT, "one value"),
         (OUTPUT.replace("38400.00", "0.00"), "above 0"),
         (OUTPUT.replace("38400.00", "inf"), "a bandwidth"),
     ],

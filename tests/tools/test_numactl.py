@@ -95,7 +95,7 @@ def test_hardware_that_is_none_is_refused(text: str, says: str) -> None:
     ("text", "says"),
     [
         ("", "a line 'policy'"),
-        (SHOW + SHOW, "one line 'policy'"),
+        (SHOW + SHOW, "one value of 'policy'"),
         (SHOW.replace("cpubind: 2", "cpubind: two"), "numbers such as"),
     ],
 )

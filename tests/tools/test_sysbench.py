@@ -84,24 +84,16 @@ Threads fairness:
 """
 
 
-def test_the_cpu_test_is_read_in_nanoseconds_and_events_per_second() -> None:
+def test_the_cpu_test_is_read_in_events_per_second() -> None:
     run = parse(CPU)
     assert (run.version, run.threads, run.prime_limit) == ("1.0.20", 56, 10_000)
-    assert (run.events, run.events_per_s) == (2_431_589, 81_050.25)
-    assert run.elapsed_ns == pytest.approx(30.001e9)
-    assert dict(run.latency_ns)["95"] == pytest.approx(0.70e6)
+    assert run.events_per_s == 81_050.25
     assert run.memory is None
     assert not run.gaps
 
 
 def test_fairness_is_a_mean_and_a_deviation_over_threads_and_no_counts() -> None:
     assert parse(CPU).events_per_thread == (43421.2321, 215.17)
-
-
-def test_intermediate_reports_are_kept() -> None:
-    run = parse(CPU)
-    assert [interval.at_ns for interval in run.intervals] == [10e9, 20e9]
-    assert run.intervals[0].events_per_s == 81162.18
 
 
 def test_the_memory_test_says_what_it_measured() -> None:

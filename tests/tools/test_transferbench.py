@@ -5,7 +5,7 @@ import pytest
 from homenode.errors import ParseError
 from homenode.measure.figures.amd import of_transferbench
 from homenode.measure.step_reading import Tool, tool_of
-from homenode.tools.transferbench import Place, parse
+from homenode.tools.transferbench import TransferPlace, parse
 from tests.mutations import MUTATIONS, survives
 
 # Laid out as PeerToPeer.hpp prints it; the figures are made up.
@@ -54,10 +54,23 @@ def test_both_matrices_are_read() -> None:
     run = parse(OUTPUT)
     assert (run.version, run.executor, run.reads_remotely) == ("1.62.00", "DMA", False)
     cells = {(c.source, c.destination, c.is_bidirectional): c.bytes_per_s for c in run.cells}
-    assert cells[Place(True, 0), Place(False, 0), False] == 55.82e9
-    assert cells[Place(False, 1), Place(True, 0), False] == 13.11e9
-    assert cells[Place(True, 1), Place(True, 0), True] == 45.2e9
-    assert (Place(True, 1), Place(True, 1), False) not in cells
+    assert (
+        cells[TransferPlace(is_gpu=True, index=0), TransferPlace(is_gpu=False, index=0), False]
+        == 55.82e9
+    )
+    assert (
+        cells[TransferPlace(is_gpu=False, index=1), TransferPlace(is_gpu=True, index=0), False]
+        == 13.11e9
+    )
+    assert (
+        cells[TransferPlace(is_gpu=True, index=1), TransferPlace(is_gpu=True, index=0), True]
+        == 45.2e9
+    )
+    assert (
+        TransferPlace(is_gpu=True, index=1),
+        TransferPlace(is_gpu=True, index=1),
+        False,
+    ) not in cells
     assert run.gaps == ()
 
 

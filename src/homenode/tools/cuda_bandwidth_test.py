@@ -17,12 +17,12 @@ bandwidthTest.cu of the CUDA samples; a public output of a V100.
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
-from homenode.errors import ParseError
+from msgspec import Struct
+
 from homenode.gap import Gap
-from homenode.tools.figures import count, positive
+from homenode.tools.lines import Line, Lines
 from homenode.units import MIB
 
 COMMAND = ("bandwidthTest", "--memory=pinned")
@@ -66,8 +66,7 @@ _DIRECTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CudaTransfer:
+class CudaTransfer(Struct, frozen=True, kw_only=True):
     """devices: how many took part; bytes_per_s is their sum. is_pinned: None where not said."""
 
     direction: Direction
@@ -77,8 +76,7 @@ class CudaTransfer:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class CudaBandwidthTest:
+class CudaBandwidthTest(Struct, frozen=True, kw_only=True):
     """devices: (CUDA's number, name). has_passed: None where the end is missing."""
 
     devices: tuple[tuple[int, str], ...]
@@ -89,65 +87,64 @@ class CudaBandwidthTest:
 
 def parse(text: str) -> CudaBandwidthTest:
     """The one run of an output. Raises ParseError, also where no transfer was measured."""
+    lines = Lines(text, _SOURCE)
     devices: list[tuple[int, str]] = []
     transfers: list[CudaTransfer] = []
-    gaps: list[Gap] = []
     results: list[bool] = []
     title: tuple[Direction, int] | None = None
     is_pinned: bool | None = None
     unit: float | None = None
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        if found := _TITLE.fullmatch(line):
-            title = (_DIRECTIONS[found[1]], _devices(found[2], number))
+    for line in lines:
+        if found := _TITLE.fullmatch(line.text):
+            title = (_DIRECTIONS[found[1]], _devices(line, found[2]))
             is_pinned, unit = None, None
-        elif found := _MEMORY.fullmatch(line):
+        elif found := _MEMORY.fullmatch(line.text):
             is_pinned = found[1] == "PINNED"
-        elif found := _HEADER.fullmatch(line):
+        elif found := _HEADER.fullmatch(line.text):
             unit = _BYTES_OF_UNIT[found[1]]
-        elif found := _CSV.fullmatch(line):
-            transfers.append(_csv(found, number))
-        elif found := _DEVICE.fullmatch(line):
-            devices.append((count(found[1], _SOURCE, "a device", number), found[2].strip()))
-        elif found := _RESULT.fullmatch(line):
+        elif found := _CSV.fullmatch(line.text):
+            transfers.append(_csv(line, found))
+        elif found := _DEVICE.fullmatch(line.text):
+            devices.append((line.whole(found[1], "a device"), found[2].strip()))
+        elif found := _RESULT.fullmatch(line.text):
             results.append(found[1] == "PASS")
-        elif title is not None and unit is not None and (found := _ROW.fullmatch(line)):
-            size = _size(found[1], number)
-            rate = positive(found[2], _SOURCE, "a bandwidth", number) * unit
-            transfers.append(CudaTransfer(title[0], is_pinned, title[1], size, rate))
-        elif line and not _SAYS_NOTHING.fullmatch(line):
-            gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+        elif title is not None and unit is not None and (found := _ROW.fullmatch(line.text)):
+            transfers.append(
+                CudaTransfer(
+                    direction=title[0],
+                    is_pinned=is_pinned,
+                    devices=title[1],
+                    size_bytes=line.whole(found[1], "a size in bytes"),
+                    bytes_per_s=line.positive(found[2], "a bandwidth") * unit,
+                )
+            )
+        elif not _SAYS_NOTHING.fullmatch(line.text):
+            lines.unknown(line)
     if not transfers:
-        raise ParseError(
-            _SOURCE,
-            "a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'",
-            "none",
-            hint=gaps[0].reason if gaps else None,
-        )
+        hint = lines.gaps[0].reason if lines.gaps else None
+        raise lines.error("a table 'Transfer Size (Bytes)  Bandwidth(GB/s)'", hint=hint)
     if len(results) > 1:
-        raise ParseError(_SOURCE, "one run", f"{len(results)} results")
+        raise lines.error("one run", f"{len(results)} results")
     return CudaBandwidthTest(
-        tuple(devices), tuple(transfers), results[0] if results else None, tuple(gaps)
+        devices=tuple(devices),
+        transfers=tuple(transfers),
+        has_passed=results[0] if results else None,
+        gaps=tuple(lines.gaps),
     )
 
 
-def _csv(row: "re.Match[str]", number: int) -> CudaTransfer:
-    rate = positive(row[3], _SOURCE, "a bandwidth", number) * _BYTES_OF_UNIT[row[4]]
+def _csv(line: Line, row: "re.Match[str]") -> CudaTransfer:
     return CudaTransfer(
-        _DIRECTIONS[row[1]],
-        None if row[2] is None else row[2] == "Pinned",
-        _devices(row[7], number),
-        _size(row[6], number),
-        rate,
+        direction=_DIRECTIONS[row[1]],
+        is_pinned=None if row[2] is None else row[2] == "Pinned",
+        devices=_devices(line, row[7]),
+        size_bytes=line.whole(row[6], "a size in bytes"),
+        bytes_per_s=line.positive(row[3], "a bandwidth") * _BYTES_OF_UNIT[row[4]],
     )
 
 
-def _devices(text: str, number: int) -> int:
-    devices = count(text, _SOURCE, "a number of devices", number)
+def _devices(line: Line, word: str) -> int:
+    devices = line.whole(word, "a number of devices")
     if not 0 < devices <= 1024:
-        raise ParseError(_SOURCE, "1 to 1024 devices", text, line=number)
+        raise line.error("1 to 1024 devices", word)
     return devices
-
-
-def _size(text: str, number: int) -> int:
-    return count(text, _SOURCE, "a size in bytes", number)

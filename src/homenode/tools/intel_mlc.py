@@ -16,12 +16,12 @@ Seen of v3.4 to v3.12; closed source, the format is that of published outputs.
 """
 
 import re
-from dataclasses import dataclass
 
-from homenode.errors import ParseError
+from msgspec import Struct
+
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.tools.figures import count, figure_or_none, positive
+from homenode.tools.lines import Line, Lines
 
 COMMAND = ("mlc",)
 MAX_NODES = 1024
@@ -49,8 +49,7 @@ _SAYS_NOTHING = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MlcMatrix:
+class MlcMatrix(Struct, frozen=True, kw_only=True):
     """cells: shape (rows, columns), [node of the PUs][node of the memory]; None where absent."""
 
     rows: tuple[NodeIndex, ...]
@@ -58,8 +57,7 @@ class MlcMatrix:
     cells: tuple[tuple[float | None, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MlcLoad:
+class MlcLoad(Struct, frozen=True, kw_only=True):
     """One row of latency under load. delay: of the injecting threads, in the tool's own unit."""
 
     delay: int
@@ -67,8 +65,7 @@ class MlcLoad:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class MlcRun:
+class MlcRun(Struct, frozen=True, kw_only=True):
     """What was measured; None or empty where it was not asked for.
 
     idle_ns, bandwidth_bytes_per_s: between nodes. peaks: (mix of reads and writes, bytes/s).
@@ -88,16 +85,13 @@ class MlcRun:
 
 def parse(text: str) -> MlcRun:
     """The one run of an output. Raises ParseError."""
-    reader = _Reader()
-    for number, line in enumerate(text.split("\n"), start=1):
-        reader.read(line.strip(), number)
-    return reader.run()
+    return _Reader(text).run()
 
 
 class _Reader:
     """The run so far. section: the title that the line stands under."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         self.section = ""
         self.version: str | None = None
         self.access: str | None = None
@@ -107,95 +101,93 @@ class _Reader:
         self.rows: dict[str, dict[NodeIndex, tuple[float | None, ...]]] = {}
         self.peaks: dict[str, float] = {}
         self.loaded: list[MlcLoad] = []
-        self.gaps: list[Gap] = []
+        self.lines = Lines(text, _SOURCE)
+        for line in self.lines:
+            if not self._is_title(line):
+                self._read(line)
 
-    def read(self, line: str, number: int) -> None:
-        if not line or self._title(line, number):
-            return
-        if _PREFETCHERS.fullmatch(line):
+    def _read(self, line: Line) -> None:
+        text = line.text
+        if _PREFETCHERS.fullmatch(text):
             self.prefetchers_were_on = True
-        elif found := _ITERATION.fullmatch(line):
-            self.latency_ns = positive(found[2], _SOURCE, "a latency in ns", number)
-        elif self.section == _CACHES or _SAYS_NOTHING.fullmatch(line) or _TITLES.fullmatch(line):
+        elif found := _ITERATION.fullmatch(text):
+            self.latency_ns = line.positive(found[2], "a latency in ns")
+        elif self.section == _CACHES or _SAYS_NOTHING.fullmatch(text) or _TITLES.fullmatch(text):
             return  # cache-to-cache latencies are between unnamed cores: nothing to compare
         elif self.section in (_IDLE.pattern, _NODES):
-            self._cells(line, number)
-        elif self.section == _PEAK and (row := _peak_row(line)) is not None:
+            self._cells(line)
+        elif self.section == _PEAK and (row := _peak_row(text)) is not None:
             name, rate = row
             if name in self.peaks:
-                raise ParseError(_SOURCE, f"one row {name!r}", line, line=number)
-            self.peaks[name] = positive(rate, _SOURCE, "MB/sec", number) * 1e6
-        elif self.section == _LOADED and (found := _LOADED_ROW.fullmatch(line)):
-            self._load(found, number)
+                raise line.error(f"one row {name!r}")
+            self.peaks[name] = line.positive(rate, "MB/sec") * 1e6
+        elif self.section == _LOADED and (found := _LOADED_ROW.fullmatch(text)):
+            self._load(line, found)
         else:
-            self.gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+            self.lines.unknown(line)
 
-    def _title(self, line: str, number: int) -> bool:
+    def _is_title(self, line: Line) -> bool:
         """Whether the line opens a section. A section of the same kind twice is two runs."""
-        if found := _VERSION.fullmatch(line):
+        if found := _VERSION.fullmatch(line.text):
             if self.version not in (None, found[1]):
-                raise ParseError(_SOURCE, "one run", line, line=number)
+                raise line.error("one run")
             self.version = found[1]
             return True
-        if found := _IDLE.fullmatch(line):
+        if found := _IDLE.fullmatch(line.text):
             self.section, self.access = _IDLE.pattern, found[1]
             return True
         for title in (_PEAK, _NODES, _LOADED, _CACHES):
-            if line.startswith(title):
+            if line.text.startswith(title):
                 self.section = title
                 return True
         return False
 
-    def _cells(self, line: str, number: int) -> None:
-        if found := _HEADER.fullmatch(line):
+    def _cells(self, line: Line) -> None:
+        if found := _HEADER.fullmatch(line.text):
             if self.section in self.columns:
-                raise ParseError(_SOURCE, "one matrix of each kind", line, line=number)
-            nodes = tuple(_node(word, number) for word in found[1].split())
+                raise line.error("one matrix of each kind")
+            nodes = tuple(_node(line, word) for word in found[1].split())
             if len(set(nodes)) != len(nodes) or len(nodes) > MAX_NODES:
-                raise ParseError(
-                    _SOURCE, f"at most {MAX_NODES} nodes, each once", line, line=number
-                )
+                raise line.error(f"at most {MAX_NODES} nodes, each once")
             self.columns[self.section] = nodes
             return
         columns = self.columns.get(self.section, ())
-        found = _ROW.fullmatch(line)
+        found = _ROW.fullmatch(line.text)
         words = found[2].split() if found else []
         rows = self.rows.setdefault(self.section, {})
         if found is None or not columns or len(words) != len(columns):
-            raise ParseError(_SOURCE, f"a node and {len(columns)} values", line, line=number)
-        node = _node(found[1], number)
+            raise line.error(f"a node and {len(columns)} values")
+        node = _node(line, found[1])
         if node in rows:
-            raise ParseError(_SOURCE, f"one row of node {node}", line, line=number)
+            raise line.error(f"one row of node {node}")
         scale = 1e6 if self.section == _NODES else 1.0
-        values = (figure_or_none(word, _SOURCE, "a number", number) for word in words)
-        rows[node] = tuple(None if value is None else value * scale for value in values)
+        rows[node] = tuple(line.figure_or_none(word, "a number", scale) for word in words)
 
-    def _load(self, found: "re.Match[str]", number: int) -> None:
+    def _load(self, line: Line, found: "re.Match[str]") -> None:
+        if len(self.loaded) == MAX_NODES:
+            raise line.error(f"at most {MAX_NODES} rows")
         self.loaded.append(
             MlcLoad(
-                count(found[1], _SOURCE, "a delay", number),
-                positive(found[2], _SOURCE, "a latency in ns", number),
-                positive(found[3], _SOURCE, "MB/sec", number) * 1e6,
+                delay=line.whole(found[1], "a delay"),
+                latency_ns=line.positive(found[2], "a latency in ns"),
+                bytes_per_s=line.positive(found[3], "MB/sec") * 1e6,
             )
         )
-        if len(self.loaded) > MAX_NODES:
-            raise ParseError(_SOURCE, f"at most {MAX_NODES} rows", found[0], line=number)
 
     def run(self) -> MlcRun:
         idle, bandwidth = self._matrix(_IDLE.pattern), self._matrix(_NODES)
-        measured = (idle, bandwidth, self.latency_ns, self.peaks or None, self.loaded or None)
-        if all(part is None for part in measured):
-            raise ParseError(_SOURCE, "a matrix, peak bandwidths or loaded latencies", "none")
+        if not (idle or bandwidth or self.latency_ns or self.peaks or self.loaded):
+            raise self.lines.error("a matrix, peak bandwidths or loaded latencies")
         return MlcRun(
-            self.version,
-            self.access,
-            self.prefetchers_were_on,
-            self.latency_ns,
-            idle,
-            tuple(self.peaks.items()),
-            bandwidth,
-            tuple(self.loaded),
-            tuple(self.gaps),
+            version=self.version,
+            access=self.access,
+            prefetchers_were_on=self.prefetchers_were_on,
+            latency_ns=self.latency_ns,
+            idle_ns=idle,
+            peaks=tuple(self.peaks.items()),
+            bandwidth_bytes_per_s=bandwidth,
+            loaded=tuple(self.loaded),
+            gaps=tuple(self.lines.gaps),
         )
 
     def _matrix(self, section: str) -> MlcMatrix | None:
@@ -203,23 +195,21 @@ class _Reader:
         if section not in self.columns:
             return None
         if not rows:
-            raise ParseError(_SOURCE, "rows of a matrix", "none", hint="its output was cut")
-        return MlcMatrix(tuple(rows), self.columns[section], tuple(rows.values()))
+            raise self.lines.error("rows of a matrix", hint="its output was cut")
+        columns = self.columns[section]
+        return MlcMatrix(rows=tuple(rows), columns=columns, cells=tuple(rows.values()))
 
 
-def _node(word: str, number: int) -> NodeIndex:
-    node = count(word, _SOURCE, "a node", number)
-    if node >= MAX_NODES:
-        raise ParseError(_SOURCE, f"nodes below {MAX_NODES}", word, line=number)
-    return NodeIndex(node)
+def _node(line: Line, word: str) -> NodeIndex:
+    return NodeIndex(line.whole(word, "a node", most=MAX_NODES - 1))
 
 
-def _peak_row(line: str) -> tuple[str, str] | None:
+def _peak_row(text: str) -> tuple[str, str] | None:
     """Name and rate of a peak; None for another line.
 
     >>> _peak_row("3:1 Reads-Writes :\t250000.5"), _peak_row("Using traffic with:")
     (('3:1 Reads-Writes', '250000.5'), None)
     """
-    name, _, rate = line.rpartition(":")
+    name, _, rate = text.rpartition(":")
     words = rate.split()
     return (name.strip(), words[0]) if name.strip() and len(words) == 1 else None

@@ -15,12 +15,12 @@ Seen of 5.2. Source: outputs of Debian's 5.2.2.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.tools.figures import count, figure, positive
+from homenode.tools.lines import Line, Lines
 
 _SOURCE = "likwid-bench"
 _TEST = re.compile(r"Test: (\S+)", re.ASCII)
@@ -61,18 +61,14 @@ _SAYS_NOTHING = re.compile(
 _AGREEMENT = 0.01  # "MByte/s" against volume and time
 
 
-@dataclass(frozen=True, slots=True)
-class LikwidBench:
+class LikwidBench(Struct, frozen=True, kw_only=True):
     """One run. pus: where its threads ran. size_bytes: of all buffers together."""
 
     test: str
     threads: int
     pus: CpuSet
     size_bytes: int
-    volume_bytes: int
-    time_ns: float
     bytes_per_s: float
-    cycles_per_cacheline: float | None
     gaps: tuple[Gap, ...]
 
 
@@ -83,51 +79,33 @@ def argv(test: str, domain: str, size_bytes: int, threads: int) -> tuple[str, ..
 
 def parse(text: str) -> LikwidBench:
     """The one run of an output. Raises ParseError."""
-    values: dict[str, tuple[str, int]] = {}
+    lines = Lines(text, _SOURCE)
     pus: list[int] = []
-    gaps: list[Gap] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        if found := _THREAD.fullmatch(line):
-            pus.append(count(found[1], _SOURCE, "a PU", number))
-        elif found := _TEST.fullmatch(line) or _THREADS.fullmatch(line):
-            name = "Test" if line.startswith("Test") else "Threads"
-            _keep(values, name, found[1], number)
-        elif (found := _VALUE.fullmatch(line)) and found[1] in _KEYS:
-            _keep(values, found[1], found[2], number)
-        elif line and not _SAYS_NOTHING.fullmatch(line):
-            gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
-    needed = ("Test", "Threads", "Time", "Size (Byte)", "Data volume (Byte)", "MByte/s")
-    missing = [name for name in needed if name not in values]
-    if missing:
-        hint = gaps[0].reason if gaps else None
-        raise ParseError(_SOURCE, f"a line {missing[0]!r}", "none", hint=hint)
-    time_ns = positive(*_of(values, "Time", "a time in s")) * 1e9
-    volume = count(*_of(values, "Data volume (Byte)", "bytes"))
-    rate = positive(*_of(values, "MByte/s", "a bandwidth")) * 1e6
-    if abs(volume / time_ns * 1e9 - rate) > _AGREEMENT * rate:
-        reason = f"{rate:g} bytes/s printed, {volume / time_ns * 1e9:g} from volume and time"
-        gaps.append(Gap("likwid-bench bandwidth", reason))
-    per_line = "Cycles per cacheline"
+    for line in lines:
+        if found := _THREAD.fullmatch(line.text):
+            pus.append(line.whole(found[1], "a PU"))
+        elif found := _TEST.fullmatch(line.text):
+            lines.keep("Test", found[1], line)
+        elif found := _THREADS.fullmatch(line.text):
+            lines.keep("Threads", found[1], line)
+        elif (found := _VALUE.fullmatch(line.text)) and found[1] in _KEYS:
+            lines.keep(found[1], found[2], line)
+        elif not _SAYS_NOTHING.fullmatch(line.text):
+            lines.unknown(line)
+    test = lines.take("Test", Line.named, "a loop")
+    threads = lines.take("Threads", Line.whole, "threads")
+    time_s = lines.take("Time", Line.positive, "a time in s")
+    size = lines.take("Size (Byte)", Line.whole, "bytes")
+    volume = lines.take("Data volume (Byte)", Line.whole, "bytes")
+    rate = lines.take("MByte/s", Line.positive, "a bandwidth") * 1e6
+    if abs(volume / time_s - rate) > _AGREEMENT * rate:
+        reason = f"{rate:g} bytes/s printed, {volume / time_s:g} from volume and time"
+        lines.gaps.append(Gap("likwid-bench bandwidth", reason))
     return LikwidBench(
-        values["Test"][0],
-        count(*_of(values, "Threads", "threads")),
-        CpuSet(pus),
-        count(*_of(values, "Size (Byte)", "bytes")),
-        volume,
-        time_ns,
-        rate,
-        figure(*_of(values, per_line, "cycles")) if per_line in values else None,
-        tuple(gaps),
+        test=test,
+        threads=threads,
+        pus=CpuSet(pus),
+        size_bytes=size,
+        bytes_per_s=rate,
+        gaps=tuple(lines.gaps),
     )
-
-
-def _keep(values: dict[str, tuple[str, int]], name: str, value: str, number: int) -> None:
-    if name in values:
-        raise ParseError(_SOURCE, f"one line {name!r}", value, line=number)
-    values[name] = (value, number)
-
-
-def _of(values: dict[str, tuple[str, int]], name: str, expected: str) -> tuple[str, str, str, int]:
-    value, number = values[name]
-    return value, _SOURCE, expected, number

@@ -12,14 +12,14 @@ Seen of 2.0.12 to 2.0.18. Source: numactl.c of numactl 2.0.16.
 
 import re
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
+from msgspec import Struct
+
 from homenode.cpuset import CpuSet
-from homenode.errors import ParseError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.tools.figures import count
+from homenode.tools.lines import Line, Lines
 from homenode.units import MIB
 
 HARDWARE_COMMAND = ("numactl", "--hardware")
@@ -43,8 +43,7 @@ _SHOW_LINE = re.compile(
 _NUMBERS = re.compile(r"\d{1,6}(?: \d{1,6})*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class NumactlNode:
+class NumactlNode(Struct, frozen=True, kw_only=True):
     """None where the tool does not say."""
 
     index: NodeIndex
@@ -53,8 +52,7 @@ class NumactlNode:
     free_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class NumactlHardware:
+class NumactlHardware(Struct, frozen=True, kw_only=True):
     """nodes: ascending. distances: shape (from node, to node), in their order; may be None."""
 
     nodes: tuple[NumactlNode, ...]
@@ -62,8 +60,7 @@ class NumactlHardware:
     gaps: tuple[Gap, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NumactlShow:
+class NumactlShow(Struct, frozen=True, kw_only=True):
     """How the process that asked was bound.
 
     policy: "default", "bind", "preferred", "interleave" or "preferred-many". pus: where its threads
@@ -78,47 +75,54 @@ class NumactlShow:
 
 def parse_hardware(text: str) -> NumactlHardware:
     """The nodes. Lines of --show behind them are skipped. Raises ParseError."""
+    lines = Lines(text, _HARDWARE, stripped=False)
     listed: tuple[int, ...] | None = None
     pus: dict[int, CpuSet] = {}
     memory: dict[tuple[int, str], int | None] = {}
-    columns: list[int] = []
+    columns: tuple[int, ...] = ()
     rows: dict[int, tuple[int, ...]] = {}
-    gaps: list[Gap] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.rstrip("\r\n")
-        if found := _AVAILABLE.fullmatch(line.strip()):
-            listed = _listed(found, listed, number)
-        elif found := _CPUS.fullmatch(line):
-            node = _new(count(found[1], _HARDWARE, "a node", number), pus, number)
-            pus[node] = _pus(found[2].split(), number)
-        elif found := _MEMORY.fullmatch(line.rstrip()):
-            key = (count(found[1], _HARDWARE, "a node", number), found[2])
+    for line in lines:
+        if found := _AVAILABLE.fullmatch(line.text.strip()):
+            listed = _listed(line, found, listed)
+        elif found := _CPUS.fullmatch(line.text):
+            pus[_node(line, found[1], pus)] = CpuSet(_numbers(line, found[2], "a PU"))
+        elif found := _MEMORY.fullmatch(line.text):
+            key = (line.whole(found[1], "a node"), found[2])
             is_known = not found[3].startswith("<")
-            memory[_new(key, memory, number)] = (
-                count(found[3], _HARDWARE, "MB", number) * MIB if is_known else None
-            )
-        elif found := _DISTANCE_HEADER.fullmatch(line):
-            columns = [count(word, _HARDWARE, "a node", number) for word in found[1].split()]
-        elif found := _DISTANCE_ROW.fullmatch(line):
-            node = _new(count(found[1], _HARDWARE, "a node", number), rows, number)
-            rows[node] = tuple(
-                count(word, _HARDWARE, "a distance", number) for word in found[2].split()
-            )
-        elif line.startswith("No distance information"):
-            gaps.append(Gap("distances", "numactl: no distance information available"))
-        elif line.startswith("No NUMA support"):
-            raise ParseError(_HARDWARE, "a kernel with NUMA", line, line=number)
-        elif line.strip() and line.strip() != "node distances:" and not _SHOW_LINE.fullmatch(line):
-            gaps.append(Gap(f"{_HARDWARE} line {number}", f"not known: {line[:80]!r}"))
+            memory[_new(line, key, memory)] = line.whole(found[3], "MB") * MIB if is_known else None
+        elif found := _DISTANCE_HEADER.fullmatch(line.text):
+            columns = _numbers(line, found[1], "a node")
+        elif found := _DISTANCE_ROW.fullmatch(line.text):
+            rows[_node(line, found[1], rows)] = _numbers(line, found[2], "a distance")
+        elif line.text.startswith("No distance information"):
+            lines.gaps.append(Gap("distances", "numactl: no distance information available"))
+        elif line.text.startswith("No NUMA support"):
+            raise line.error("a kernel with NUMA")
+        elif line.text.strip() != "node distances:" and not _SHOW_LINE.fullmatch(line.text):
+            lines.unknown(line)
     if listed is None:
-        raise ParseError(_HARDWARE, "a line 'available: 2 nodes (0-1)'", "none")
+        raise lines.error("a line 'available: 2 nodes (0-1)'")
     if set(pus) != set(listed) or not {node for node, _ in memory} <= set(listed):
-        raise ParseError(_HARDWARE, f"PUs and memory of the nodes {_words(listed)}", _words(pus))
-    nodes = tuple(
-        NumactlNode(NodeIndex(n), pus[n], memory.get((n, "size")), memory.get((n, "free")))
-        for n in listed
+        raise lines.error(f"PUs and memory of the nodes {_listing(listed)}", _listing(pus))
+    if (columns or rows) and not (
+        columns == listed
+        and set(rows) == set(listed)
+        and all(len(row) == len(listed) for row in rows.values())
+    ):
+        raise lines.error(f"distances between the nodes {_listing(listed)}", _listing(columns))
+    return NumactlHardware(
+        nodes=tuple(
+            NumactlNode(
+                index=NodeIndex(node),
+                pus=pus[node],
+                size_bytes=memory.get((node, "size")),
+                free_bytes=memory.get((node, "free")),
+            )
+            for node in listed
+        ),
+        distances=tuple(rows[node] for node in listed) if columns else None,
+        gaps=tuple(lines.gaps),
     )
-    return NumactlHardware(nodes, _distances(listed, columns, rows), tuple(gaps))
 
 
 def parse_show(text: str) -> NumactlShow:
@@ -126,60 +130,48 @@ def parse_show(text: str) -> NumactlShow:
 
     Raises ParseError where there is none, or more than one.
     """
-    found: dict[str, tuple[str, int]] = {}
-    for number, raw in enumerate(text.split("\n"), start=1):
-        matched = _SHOW_LINE.fullmatch(raw.rstrip())
-        if matched is None:
-            continue
-        if matched[1] in found:
-            raise ParseError(_SHOW, f"one line {matched[1]!r}", raw, line=number)
-        found[matched[1]] = (matched[2].strip(), number)
-    for name in ("policy", "cpubind", "membind"):
-        if name not in found:
-            raise ParseError(_SHOW, f"a line {name!r}", "none")
-    nodes = {
-        name: tuple(NodeIndex(node) for node in _numbers(*found[name]))
-        for name in ("cpubind", "membind")
-    }
-    pus = _numbers(*found["physcpubind"]) if "physcpubind" in found else ()
-    return NumactlShow(found["policy"][0], CpuSet(pus), nodes["cpubind"], nodes["membind"])
+    lines = Lines(text, _SHOW, stripped=False)
+    for line in lines:
+        if found := _SHOW_LINE.fullmatch(line.text):
+            lines.keep(found[1], found[2].strip(), line)
+    policy = lines.take("policy", Line.named, "a policy")
+    cpu_nodes = lines.take("cpubind", _shown, "numbers such as '0 1 2'")
+    memory_nodes = lines.take("membind", _shown, "numbers such as '0 1 2'")
+    pus = lines.given("physcpubind", _shown, "numbers such as '0 1 2'")
+    return NumactlShow(
+        policy=policy,
+        pus=CpuSet(pus or ()),
+        cpu_nodes=tuple(map(NodeIndex, cpu_nodes)),
+        memory_nodes=tuple(map(NodeIndex, memory_nodes)),
+    )
 
 
-def _listed(found: "re.Match[str]", before: tuple[int, ...] | None, number: int) -> tuple[int, ...]:
-    nodes = tuple(CpuSet.parse(found[2], f"{_HARDWARE}:{number}"))
+def _listed(line: Line, found: "re.Match[str]", before: tuple[int, ...] | None) -> tuple[int, ...]:
+    nodes = tuple(CpuSet.parse(found[2], f"{_HARDWARE}:{line.number}"))
     if before is not None or len(nodes) != int(found[1]) or not 0 < len(nodes) <= MAX_NODES:
-        raise ParseError(_HARDWARE, f"one list of 1 to {MAX_NODES} nodes", found[0], line=number)
+        raise line.error(f"one list of 1 to {MAX_NODES} nodes")
     return nodes
 
 
-def _new(key: Key, among: Container[Key], number: int) -> Key:
+def _node(line: Line, word: str, among: Container[int]) -> int:
+    return _new(line, line.whole(word, "a node"), among)
+
+
+def _new(line: Line, key: Key, among: Container[Key]) -> Key:
     if key in among:
-        raise ParseError(_HARDWARE, "one line of each node", str(key), line=number)
+        raise line.error("one line of each node", str(key))
     return key
 
 
-def _pus(words: list[str], number: int) -> CpuSet:
-    return CpuSet(count(word, _HARDWARE, "a PU", number) for word in words)
+def _numbers(line: Line, text: str, expected: str) -> tuple[int, ...]:
+    return tuple(line.whole(word, expected) for word in text.split())
 
 
-def _numbers(text: str, number: int) -> tuple[int, ...]:
+def _shown(line: Line, text: str, expected: str) -> tuple[int, ...]:
     if text and not _NUMBERS.fullmatch(text):
-        raise ParseError(_SHOW, "numbers such as '0 1 2'", text, line=number)
-    return tuple(int(word) for word in text.split())
+        raise line.error(expected, text)
+    return _numbers(line, text, expected)
 
 
-def _distances(
-    listed: tuple[int, ...], columns: list[int], rows: dict[int, tuple[int, ...]]
-) -> tuple[tuple[int, ...], ...] | None:
-    if not columns and not rows:
-        return None
-    square = all(len(row) == len(listed) for row in rows.values())
-    if tuple(columns) != listed or set(rows) != set(listed) or not square:
-        raise ParseError(
-            _HARDWARE, f"distances between the nodes {_words(listed)}", _words(columns)
-        )
-    return tuple(rows[node] for node in listed)
-
-
-def _words(nodes: Iterable[int]) -> str:
+def _listing(nodes: Iterable[int]) -> str:
     return ",".join(str(node) for node in nodes)

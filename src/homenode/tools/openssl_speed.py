@@ -17,17 +17,17 @@ Seen of OpenSSL 1.0.2, 3.0 and 3.5. Source: outputs of Debian's 3.0.19; public o
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from homenode.errors import ParseError
+from msgspec import Struct
+
 from homenode.gap import Gap
-from homenode.tools.figures import count, figure
+from homenode.tools.lines import Line, Lines
 
 _SOURCE = "openssl speed"
 _VERSION = re.compile(r"version: (\S+)|OpenSSL (\d\S*+).*", re.ASCII)
 _BLOCKS = re.compile(r"type((?:\s+\d+ bytes)+)", re.ASCII)
-_RATES = re.compile(r"\s*(?:[a-z]+\s+)+(?:[a-z.]+/s\s*)+", re.ASCII)
+_RATES = re.compile(r"(?:[a-z]+\s+)+[a-z.]+/s(?:\s+[a-z.]+/s)*", re.ASCII)
 _RATE = re.compile(r"\d+\.\d+", re.ASCII)
 _TIME = re.compile(r"\d+\.\d+s", re.ASCII)
 _BULK = re.compile(r"\d+\.\d+k?", re.ASCII)
@@ -39,8 +39,7 @@ _SAYS_NOTHING = re.compile(
 _SHORT = {"encr.": "encrypt", "decr.": "decrypt", "sign": "sign", "verify": "verify"}
 
 
-@dataclass(frozen=True, slots=True)
-class OpensslRate:
+class OpensslRate(Struct, frozen=True, kw_only=True):
     """algorithm: as printed ("rsa 2048 bits"). operation: "sign", "verify", "encrypt" and so on."""
 
     algorithm: str
@@ -48,8 +47,7 @@ class OpensslRate:
     operations_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class OpensslBulk:
+class OpensslBulk(Struct, frozen=True, kw_only=True):
     """bytes_per_s for blocks of block_bytes."""
 
     algorithm: str
@@ -57,8 +55,7 @@ class OpensslBulk:
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class OpensslSpeed:
+class OpensslSpeed(Struct, frozen=True, kw_only=True):
     """One run. processes: of -multi, None where the lines that say so went elsewhere."""
 
     version: str | None
@@ -84,46 +81,46 @@ def argv(algorithm: str, processes: int, seconds: int) -> tuple[str, ...]:
 
 def parse(text: str) -> OpensslSpeed:
     """The one run of an output. Raises ParseError."""
+    lines = Lines(text, _SOURCE)
     version: str | None = None
     forked = 0
     blocks: list[int] = []
     operations: list[str] = []
     rates: list[OpensslRate] = []
     bulk: list[OpensslBulk] = []
-    gaps: list[Gap] = []
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.rstrip()
-        if found := _VERSION.fullmatch(line):
+    for line in lines:
+        if found := _VERSION.fullmatch(line.text):
             version = found[1] or found[2]
-        elif _FORKED.fullmatch(line):
+        elif _FORKED.fullmatch(line.text):
             forked += 1
-        elif found := _BLOCKS.fullmatch(line):
-            blocks = [
-                count(word, _SOURCE, "bytes", number)
-                for word in found[1].split()
-                if word != "bytes"
-            ]
-        elif _RATES.fullmatch(line) and "/s" in line:
-            operations = _operations(line)
-        elif row := _rates(line, operations, number):
+        elif found := _BLOCKS.fullmatch(line.text):
+            sizes = (word for word in found[1].split() if word != "bytes")
+            blocks = [line.whole(word, "bytes") for word in sizes]
+        elif _RATES.fullmatch(line.text):
+            operations = _operations(line.text)
+        elif row := list(_rates(line, operations)):
             rates += row
-        elif sizes := _bulk(line, blocks, number):
-            bulk += sizes
-        elif line.strip() and not _SAYS_NOTHING.fullmatch(line):
-            gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+        elif ciphers := list(_bulk(line, blocks)):
+            bulk += ciphers
+        elif not _SAYS_NOTHING.fullmatch(line.text):
+            lines.unknown(line)
     if not rates and not bulk:
-        raise ParseError(
-            _SOURCE,
+        raise lines.error(
             "a row such as 'rsa 2048 bits 0.000394s 0.000026s 2535.2 38747.0'",
-            "none",
             hint="output of -mr is not read" if "+F" in text else None,
         )
-    return OpensslSpeed(version, forked or None, tuple(rates), tuple(bulk), tuple(gaps))
+    return OpensslSpeed(
+        version=version,
+        processes=forked or None,
+        rates=tuple(rates),
+        bulk=tuple(bulk),
+        gaps=tuple(lines.gaps),
+    )
 
 
-def _operations(line: str) -> list[str]:
+def _operations(text: str) -> list[str]:
     """Names of the columns that are rates, in their order."""
-    found = [word.removesuffix("/s") for word in line.split() if word.endswith("/s")]
+    found = [word.removesuffix("/s") for word in text.split() if word.endswith("/s")]
     return [_SHORT.get(name, name) for name in found]
 
 
@@ -135,30 +132,34 @@ def _split(words: list[str], pattern: "re.Pattern[str]") -> tuple[list[str], lis
     return words[:at], words[at:]
 
 
-def _rates(line: str, operations: Sequence[str], number: int) -> list[OpensslRate]:
-    """A row of times and as many rates; () where it is none."""
-    words, values = _split(line.split(), _RATE)
+def _rates(line: Line, operations: list[str]) -> Iterator[OpensslRate]:
+    """A row of times and as many rates; nothing where it is none."""
+    words, values = _split(line.text.split(), _RATE)
     name, times = _split(words, _TIME)
     if not (name and times and values):
-        return []
+        return
     if not operations or not len(operations) == len(values) == len(times):
-        expected = f"{len(operations)} times and {len(operations)} rates, as the header says"
-        raise ParseError(_SOURCE, expected, line, line=number)
-    return [
-        OpensslRate(" ".join(name), operation, figure(value, _SOURCE, "a rate", number))
-        for operation, value in zip(operations, values, strict=True)
-    ]
+        number = len(operations)
+        raise line.error(f"{number} times and {number} rates, as the header says")
+    for operation, value in zip(operations, values, strict=True):
+        yield OpensslRate(
+            algorithm=" ".join(name),
+            operation=operation,
+            operations_per_s=line.figure(value, "a rate"),
+        )
 
 
-def _bulk(line: str, blocks: Sequence[int], number: int) -> list[OpensslBulk]:
-    """A row of one rate for each block size, in thousands of bytes; () where it is none."""
-    name, values = _split(line.split(), _BULK)
+def _bulk(line: Line, blocks: list[int]) -> Iterator[OpensslBulk]:
+    """A row of one rate for each block size, in thousands of bytes; nothing where it is none."""
+    name, values = _split(line.text.split(), _BULK)
     if not (blocks and name and values):
-        return []
+        return
     if len(values) != len(blocks):
-        raise ParseError(_SOURCE, f"{len(blocks)} rates", line, line=number)
-    return [
-        OpensslBulk(" ".join(name), block, figure(value[:-1], _SOURCE, "a rate", number) * 1e3)
-        for block, value in zip(blocks, values, strict=True)
-        if value.endswith("k")  # what is without it is of no version that we know
-    ]
+        raise line.error(f"{len(blocks)} rates")
+    for block, value in zip(blocks, values, strict=True):
+        if value.endswith("k"):  # what is without it is of no version that we know
+            yield OpensslBulk(
+                algorithm=" ".join(name),
+                block_bytes=block,
+                bytes_per_s=line.figure(value[:-1], "a rate") * 1e3,
+            )

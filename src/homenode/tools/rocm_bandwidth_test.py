@@ -20,13 +20,12 @@ is not read. Source: public outputs of these; no grammar is published.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
-from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.tools.figures import count, figure_or_none, positive
+from homenode.tools.lines import Line, Lines
 from homenode.units import GIB, KIB, MIB
 
 COMMAND = ("rocm-bandwidth-test",)
@@ -50,8 +49,7 @@ _SAYS_NOTHING = re.compile(r"\.+|Launch Command is: .*")
 _BYTES_OF_UNIT = {"KB": KIB, "MB": MIB, "GB": GIB}
 
 
-@dataclass(frozen=True, slots=True)
-class RocmDevice:
+class RocmDevice(Struct, frozen=True, kw_only=True):
     """index: the tool's number, of CPUs and GPUs. address: None for CPUs and where not printed."""
 
     index: int
@@ -59,8 +57,7 @@ class RocmDevice:
     address: Bdf | None
 
 
-@dataclass(frozen=True, slots=True)
-class RocmMatrix:
+class RocmMatrix(Struct, frozen=True, kw_only=True):
     """cells: shape (devices, devices), [source][destination], bytes/s; None where N/A."""
 
     is_bidirectional: bool
@@ -68,9 +65,8 @@ class RocmMatrix:
     cells: tuple[tuple[float | None, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RocmCopy:
-    """One size of one pair. peak_bytes_per_s is the best, average the mean of its repeats."""
+class RocmCopy(Struct, frozen=True, kw_only=True):
+    """One size of one pair. peak_bytes_per_s: of the best of its repeats."""
 
     is_bidirectional: bool
     source: int
@@ -78,12 +74,10 @@ class RocmCopy:
     source_is_cpu: bool
     destination_is_cpu: bool
     size_bytes: int
-    average_bytes_per_s: float
     peak_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class RocmBandwidthTest:
+class RocmBandwidthTest(Struct, frozen=True, kw_only=True):
     """One run: matrices, copies of pairs, or both."""
 
     version: str | None
@@ -95,136 +89,130 @@ class RocmBandwidthTest:
 
 def parse(text: str) -> RocmBandwidthTest:
     """The one run of an output. Raises ParseError."""
-    reader = _Reader()
-    for number, line in enumerate(text.split("\n"), start=1):
-        reader.read(line.strip(), number)
-    return reader.run()
+    return _Reader(text).run()
 
 
 class _Reader:
-    """The run so far."""
+    """The run so far. section: the title that the line stands under."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         self.version: str | None = None
         self.devices: list[RocmDevice] = []
         self.matrices: list[RocmMatrix] = []
         self.copies: list[RocmCopy] = []
-        self.gaps: list[Gap] = []
         self.section: str | None = None  # "one way", "both ways", "other", "pair"
         self.columns: tuple[int, ...] = ()
         self.rows: list[tuple[float | None, ...]] = []
         self.pair_is_bidirectional = False
         self.ends: dict[str, tuple[int, bool]] = {}
+        self.lines = Lines(text, _SOURCE)
+        for line in self.lines:
+            self._read(line)
+        self._close_matrix()
 
-    def read(self, line: str, number: int) -> None:
-        if not line or _SAYS_NOTHING.fullmatch(line) or _SIZES.fullmatch(line):
+    def _read(self, line: Line) -> None:
+        text = line.text
+        if _SAYS_NOTHING.fullmatch(text) or _SIZES.fullmatch(text) or self._is_title(text):
             return
-        if found := _VERSION.fullmatch(line):
+        if found := _VERSION.fullmatch(text):
             if self.version is not None:
-                raise ParseError(_SOURCE, "one run", line, line=number)
+                raise line.error("one run")
             self.version = found[1]
-        elif found := _DEVICE.fullmatch(line):
-            self.devices.append(_device(found, number))
-        elif self._title(line):
-            return
-        elif found := _END.fullmatch(line):
-            self.ends[found[1]] = (count(found[2], _SOURCE, "a device", number), found[3] == "Cpu")
-        elif found := _SIZE_ROW.fullmatch(line):
-            self._copy(found, number)
-        elif found := _HEADER.fullmatch(line):
-            self._header(found[1].split(), line, number)
-        elif self.columns and (found := _ROW.fullmatch(line)):
-            self._row(found, number)
+        elif found := _DEVICE.fullmatch(text):
+            self.devices.append(_device(line, found))
+        elif found := _END.fullmatch(text):
+            self.ends[found[1]] = (line.whole(found[2], "a device"), found[3] == "Cpu")
+        elif found := _SIZE_ROW.fullmatch(text):
+            self._copy(line, found)
+        elif found := _HEADER.fullmatch(text):
+            self._header(line, found[1].split())
+        elif self.columns and (found := _ROW.fullmatch(text)):
+            self._row(line, found)
         else:
-            self.gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+            self.lines.unknown(line)
 
-    def _title(self, line: str) -> bool:
-        if found := _MATRIX.fullmatch(line):
-            self._close()
-            self.section = "one way" if found[1] == "Unidirectional" else "both ways"
-        elif _OTHER_MATRIX.fullmatch(line):
-            self._close()
-            self.section = "other"
-        elif found := _PAIR.fullmatch(line):
-            self._close()
-            self.section = "pair"
+    def _is_title(self, text: str) -> bool:
+        if found := _MATRIX.fullmatch(text):
+            section = "one way" if found[1] == "Unidirectional" else "both ways"
+        elif _OTHER_MATRIX.fullmatch(text):
+            section = "other"
+        elif found := _PAIR.fullmatch(text):
+            section = "pair"
             self.pair_is_bidirectional = found[1] == "Bidirectional "
             self.ends = {}
         else:
             return False
+        self._close_matrix()
+        self.section = section
         return True
 
-    def _header(self, words: Sequence[str], line: str, number: int) -> None:
-        columns = tuple(count(word, _SOURCE, "a device", number) for word in words)
+    def _header(self, line: Line, words: list[str]) -> None:
+        columns = tuple(line.whole(word, "a device") for word in words)
         unique = len(set(columns)) == len(columns) <= MAX_DEVICES
         if self.section is None or self.columns or not unique:
-            raise ParseError(_SOURCE, "a title and one row of devices", line, line=number)
+            raise line.error("a title and one row of devices")
         self.columns = columns
 
-    def _row(self, found: "re.Match[str]", number: int) -> None:
+    def _row(self, line: Line, found: "re.Match[str]") -> None:
         words = found[2].split()
         due = self.columns[len(self.rows)] if len(self.rows) < len(self.columns) else None
-        if len(words) != len(self.columns) or count(found[1], _SOURCE, "a device", number) != due:
-            expected = f"the row of device {due} with {len(self.columns)} values"
-            raise ParseError(_SOURCE, expected, found[0], line=number)
-        if self.section == "other":
-            self.rows.append(tuple(None for _ in words))
-            return
-        values = (figure_or_none(word, _SOURCE, "a bandwidth or N/A", number) for word in words)
-        self.rows.append(tuple(None if v is None else v * 1e9 for v in values))
+        if len(words) != len(self.columns) or line.whole(found[1], "a device") != due:
+            raise line.error(f"the row of device {due} with {len(self.columns)} values")
+        if self.section == "other":  # its cells are no bandwidths
+            words = ["N/A"] * len(words)
+        self.rows.append(
+            tuple(line.figure_or_none(word, "a bandwidth or N/A", 1e9) for word in words)
+        )
 
-    def _copy(self, found: "re.Match[str]", number: int) -> None:
+    def _copy(self, line: Line, found: "re.Match[str]") -> None:
         if self.section != "pair" or set(self.ends) != {"Src", "Dst"}:
-            raise ParseError(_SOURCE, "a source and a destination", found[0], line=number)
+            raise line.error("a source and a destination")
+        line.positive(found[4], "a mean bandwidth")
         source, destination = self.ends["Src"], self.ends["Dst"]
         self.copies.append(
             RocmCopy(
-                self.pair_is_bidirectional,
-                source[0],
-                destination[0],
-                source[1],
-                destination[1],
-                count(found[1], _SOURCE, "a size", number) * _BYTES_OF_UNIT[found[2]],
-                positive(found[4], _SOURCE, "a mean bandwidth", number) * 1e9,
-                positive(found[6], _SOURCE, "a best bandwidth", number) * 1e9,
+                is_bidirectional=self.pair_is_bidirectional,
+                source=source[0],
+                destination=destination[0],
+                source_is_cpu=source[1],
+                destination_is_cpu=destination[1],
+                size_bytes=line.whole(found[1], "a size") * _BYTES_OF_UNIT[found[2]],
+                peak_bytes_per_s=line.positive(found[6], "a best bandwidth") * 1e9,
             )
         )
 
-    def _close(self) -> None:
+    def _close_matrix(self) -> None:
         if self.columns and len(self.rows) != len(self.columns):
-            raise ParseError(_SOURCE, f"{len(self.columns)} rows", f"{len(self.rows)} rows")
+            raise self.lines.error(f"{len(self.columns)} rows", f"{len(self.rows)} rows")
         if self.columns and self.section in ("one way", "both ways"):
             self.matrices.append(
-                RocmMatrix(self.section == "both ways", self.columns, tuple(self.rows))
+                RocmMatrix(
+                    is_bidirectional=self.section == "both ways",
+                    devices=self.columns,
+                    cells=tuple(self.rows),
+                )
             )
         self.columns, self.rows = (), []
 
     def run(self) -> RocmBandwidthTest:
-        self._close()
         if not self.matrices and not self.copies:
-            raise ParseError(
-                _SOURCE,
+            raise self.lines.error(
                 "a matrix 'Unidirectional copy peak bandwidth GB/s' or a pair's sizes",
-                "none",
                 hint="the program of ROCm 7 prints another format, which is not read",
             )
         return RocmBandwidthTest(
-            self.version,
-            tuple(self.devices),
-            tuple(self.matrices),
-            tuple(self.copies),
-            tuple(self.gaps),
+            version=self.version,
+            devices=tuple(self.devices),
+            matrices=tuple(self.matrices),
+            copies=tuple(self.copies),
+            gaps=tuple(self.lines.gaps),
         )
 
 
-def _device(found: "re.Match[str]", number: int) -> RocmDevice:
+def _device(line: Line, found: "re.Match[str]") -> RocmDevice:
     """name, then for GPUs an id (not kept) and an address without leading zeros: 0d:0.0"""
     parts = [part.strip() for part in found[2].split(",  ")]
-    address = _ADDRESS.fullmatch(parts[-1])
-    return RocmDevice(
-        count(found[1], _SOURCE, "a device", number),
-        parts[0],
-        None
-        if address is None
-        else Bdf(0, int(address[1], 16), int(address[2], 16), int(address[3])),
-    )
+    address = None
+    if printed := _ADDRESS.fullmatch(parts[-1]):
+        address = Bdf(0, int(printed[1], 16), int(printed[2], 16), int(printed[3]))
+    return RocmDevice(index=line.whole(found[1], "a device"), name=parts[0], address=address)

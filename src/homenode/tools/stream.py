@@ -16,25 +16,28 @@ Seen of 5.9 and 5.10; the array size is compiled in. Source: stream.c 5.10.
 """
 
 import re
-from dataclasses import dataclass
 
-from homenode.errors import ParseError
+from msgspec import Struct
+
 from homenode.gap import Gap
-from homenode.tools.figures import count, figure, positive
+from homenode.tools.lines import Line, Lines
 
 KERNELS = ("Copy", "Scale", "Add", "Triad")
 
 _SOURCE = "STREAM"
 _HEADER = re.compile(r"Function\s+(?:Best )?Rate \(?MB/s\)?\s+Avg time\s+Min time\s+Max time")
 _KERNEL = re.compile(r"(Copy|Scale|Add|Triad):\s+(\S+)\s+(\S+)\s+(\S+)\s+(\S+)", re.ASCII)
-_VERSION = re.compile(r"STREAM version \$Revision: (\S+) \$", re.ASCII)
-_ELEMENT = re.compile(
-    r"This system uses (\d+) bytes per (?:array element|DOUBLE PRECISION word)\.", re.ASCII
-)
-_ARRAY = re.compile(r"Array size = (\d+)(?: \(elements\))?, Offset = (\d+)(?: \(elements\))?")
-_REQUESTED = re.compile(r"Number of Threads requested = (\d+)", re.ASCII)
-_COUNTED = re.compile(r"Number of Threads counted = (\d+)", re.ASCII)
-_TICK = re.compile(r"Your clock granularity(?:/precision)? appears to be (\d+) microseconds\.")
+_VALUES = {
+    "version": re.compile(r"STREAM version \$Revision: (\S+) \$", re.ASCII),
+    "bytes per element": re.compile(
+        r"This system uses (\d+) bytes per (?:array element|DOUBLE PRECISION word)\.", re.ASCII
+    ),
+    "array size": re.compile(
+        r"Array size = (\d+)(?: \(elements\))?, Offset = (?:\d+)(?: \(elements\))?", re.ASCII
+    ),
+    "threads requested": re.compile(r"Number of Threads requested = (\d+)", re.ASCII),
+    "threads counted": re.compile(r"Number of Threads counted = (\d+)", re.ASCII),
+}
 _SAYS_NOTHING = (
     "---",
     "Memory per array =",
@@ -51,7 +54,7 @@ _SAYS_NOTHING = (
     "WARNING -- The above",
     "For best results",
     "precision of your system timer",
-    "Your clock granularity appears to be less than one",
+    "Your clock granularity",
     "Expected Value:",
     "Expected  :",
     "Observed  :",
@@ -65,138 +68,97 @@ _SAYS_NOTHING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StreamKernel:
-    """name: one of KERNELS. Bytes as reported: each array once.
-
-    best_bytes_per_s belongs to min_ns; avg_ns and max_ns are over all passes but the first.
-    """
+class StreamKernel(Struct, frozen=True, kw_only=True):
+    """name: one of KERNELS. Bytes as reported: each array once."""
 
     name: str
     best_bytes_per_s: float
-    avg_ns: float
-    min_ns: float
-    max_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRun:
+class StreamRun(Struct, frozen=True, kw_only=True):
     """One run. threads: as counted, None where built without OpenMP (then it is one).
 
-    array_elements, element_bytes: None where the table stands alone, without what is above it.
-
+    arrays_bytes: all three together; None where the table stands alone, without what is above it.
     is_valid: whether STREAM found its own arrays right; None where it does not say.
-    clock_ns: of the timer; a kernel that takes fewer than 20 of them is not measured well.
     """
 
     version: str | None
-    array_elements: int | None
-    element_bytes: int | None
+    arrays_bytes: int | None
     threads: int | None
-    clock_ns: float | None
     kernels: tuple[StreamKernel, ...]
     is_valid: bool | None
     gaps: tuple[Gap, ...]
 
-    @property
-    def arrays_bytes(self) -> int | None:
-        """All three arrays together."""
-        if self.array_elements is None or self.element_bytes is None:
-            return None
-        return 3 * self.array_elements * self.element_bytes
-
 
 def parse(text: str) -> StreamRun:
     """The one run of an output. Raises ParseError: a missing kernel, a rate of zero, two runs."""
-    facts: dict[str, str] = {}
+    lines = Lines(text, _SOURCE)
     kernels: list[StreamKernel] = []
-    gaps: list[Gap] = []
     verdicts: set[bool] = set()
     begun = False
-    for number, raw in enumerate(text.split("\n"), start=1):
-        line = raw.strip()
-        kernel = _KERNEL.fullmatch(line)
-        if kernel is not None:
-            kernels.append(_kernel(kernel, len(kernels), number))
-        elif _HEADER.fullmatch(line):
+    for line in lines:
+        if row := _KERNEL.fullmatch(line.text):
+            kernels.append(_kernel(row, len(kernels), line))
+        elif _HEADER.fullmatch(line.text):
             if kernels:
-                raise ParseError(_SOURCE, "one run", line, line=number)
-        elif line.startswith("Failed Validation"):
+                raise line.error("one run")
+        elif line.text.startswith("Failed Validation"):
             verdicts.add(False)
-        elif line.startswith("Solution Validates"):
+        elif line.text.startswith("Solution Validates"):
             verdicts.add(True)
-        elif not _fact(line, facts, number) and begun and not _is_known(line):
-            gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
-        begun = begun or "version" in facts or "element" in facts
+        elif _is_value(line, lines) or line.text.startswith(_SAYS_NOTHING):
+            begun = True
+        elif begun:
+            lines.unknown(line)
     if len(kernels) != len(KERNELS):
-        raise ParseError(
-            _SOURCE,
+        raise lines.error(
             f"rows of {', '.join(KERNELS)}",
             f"{len(kernels)} rows",
-            hint="the run ended early, or its output was cut",
+            "the run ended early, or its output was cut",
         )
-    return _run(facts, tuple(kernels), verdicts, gaps)
-
-
-def _run(
-    facts: dict[str, str], kernels: tuple[StreamKernel, ...], verdicts: set[bool], gaps: list[Gap]
-) -> StreamRun:
-    elements = count(facts["array"], _SOURCE, "an array size") if "array" in facts else None
-    element_bytes = None
-    if "element" in facts:
-        element_bytes = count(facts["element"], _SOURCE, "bytes per element")
-    if 0 in (elements, element_bytes):
-        raise ParseError(_SOURCE, "arrays of some size", f"{elements} x {element_bytes} bytes")
-    if None in (elements, element_bytes):
-        gaps.append(
-            Gap("STREAM arrays", "it is not given how large they are; small ones fit into caches")
-        )
-    requested, counted = facts.get("requested"), facts.get("counted")
-    if requested and counted and requested != counted:
-        gaps.append(Gap("STREAM threads", f"{requested} requested, {counted} counted"))
-    threads = counted or requested
     return StreamRun(
-        facts.get("version"),
-        elements,
-        element_bytes,
-        None if threads is None else count(threads, _SOURCE, "threads"),
-        count(facts["tick"], _SOURCE, "us") * 1e3 if "tick" in facts else None,
-        kernels,
-        None if not verdicts else verdicts == {True},
-        tuple(gaps),
+        version=lines.given("version", Line.named, "a version"),
+        arrays_bytes=_arrays_bytes(lines),
+        threads=_threads(lines),
+        kernels=tuple(kernels),
+        is_valid=None if not verdicts else verdicts == {True},
+        gaps=tuple(lines.gaps),
     )
 
 
-def _fact(line: str, facts: dict[str, str], number: int) -> bool:
-    patterns = {
-        "version": _VERSION,
-        "element": _ELEMENT,
-        "array": _ARRAY,
-        "requested": _REQUESTED,
-        "counted": _COUNTED,
-        "tick": _TICK,
-    }
-    for name, pattern in patterns.items():
-        matched = pattern.fullmatch(line)
-        if matched is not None:
-            if facts.setdefault(name, matched[1]) != matched[1]:
-                raise ParseError(_SOURCE, f"one value of {name}", line, line=number)
+def _is_value(line: Line, lines: Lines) -> bool:
+    for name, pattern in _VALUES.items():
+        if found := pattern.fullmatch(line.text):
+            lines.keep_same(name, found[1], line)
             return True
     return False
 
 
-def _is_known(line: str) -> bool:
-    return not line or line.startswith(_SAYS_NOTHING)
-
-
-def _kernel(row: "re.Match[str]", position: int, number: int) -> StreamKernel:
+def _kernel(row: "re.Match[str]", position: int, line: Line) -> StreamKernel:
     if position >= len(KERNELS) or row[1] != KERNELS[position]:
-        found = " ".join(row[0].split())
-        raise ParseError(_SOURCE, f"one row of each of {', '.join(KERNELS)}", found, line=number)
-    return StreamKernel(
-        row[1],
-        positive(row[2], _SOURCE, "a rate in MB/s", number) * 1e6,
-        figure(row[3], _SOURCE, "an average time in s", number) * 1e9,
-        figure(row[4], _SOURCE, "a least time in s", number) * 1e9,
-        figure(row[5], _SOURCE, "a greatest time in s", number) * 1e9,
-    )
+        raise line.error(f"one row of each of {', '.join(KERNELS)}", " ".join(row[0].split()))
+    for word in row.groups()[2:]:
+        line.figure(word, "a time in s")
+    rate = line.positive(row[2], "a rate in MB/s") * 1e6
+    return StreamKernel(name=row[1], best_bytes_per_s=rate)
+
+
+def _arrays_bytes(lines: Lines) -> int | None:
+    elements = lines.given("array size", Line.whole, "an array size")
+    element_bytes = lines.given("bytes per element", Line.whole, "bytes per element")
+    if 0 in (elements, element_bytes):
+        raise lines.error("arrays of some size", f"{elements} x {element_bytes} bytes")
+    if elements is None or element_bytes is None:
+        reason = "it is not given how large they are; small ones fit into caches"
+        lines.gaps.append(Gap("STREAM arrays", reason))
+        return None
+    return 3 * elements * element_bytes
+
+
+def _threads(lines: Lines) -> int | None:
+    requested = lines.given("threads requested", Line.whole, "threads")
+    counted = lines.given("threads counted", Line.whole, "threads")
+    if requested and counted and requested != counted:
+        reason = f"{requested} requested, {counted} counted"
+        lines.gaps.append(Gap("STREAM threads", reason))
+    return counted or requested

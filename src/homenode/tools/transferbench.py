@@ -16,11 +16,11 @@ Seen of no real output: the format is that of PeerToPeer.hpp of the client, 1.5x
 """
 
 import re
-from dataclasses import dataclass
 
-from homenode.errors import ParseError
+from msgspec import Struct
+
 from homenode.gap import Gap
-from homenode.tools.figures import count, figure_or_none
+from homenode.tools.lines import Line, Lines
 
 COMMAND = ("TransferBench", "p2p")
 MAX_DEVICES = 1024
@@ -38,26 +38,23 @@ _ROW = re.compile(r"([CG]PU) (\d+)\s+(->|<-|<->|min|max|sd)([ ,].*)", re.ASCII)
 _ENDS = re.compile(r"[CG]PU->[CG]PU.*|Averages \(During .*")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Place:
+class TransferPlace(Struct, frozen=True, kw_only=True, order=True):
     """A NUMA node's memory, or a GPU by HIP's number."""
 
     is_gpu: bool
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class TransferCell:
+class TransferCell(Struct, frozen=True, kw_only=True):
     """One copy. is_bidirectional: while the way back is busy too. bytes_per_s: one way's."""
 
-    source: Place
-    destination: Place
+    source: TransferPlace
+    destination: TransferPlace
     is_bidirectional: bool
     bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TransferBench:
+class TransferBench(Struct, frozen=True, kw_only=True):
     """executor: "GFX" (threads of a GPU) or "DMA" (its engines); None where not said."""
 
     version: str | None
@@ -69,93 +66,93 @@ class TransferBench:
 
 def parse(text: str) -> TransferBench:
     """The p2p run of an output. Raises ParseError."""
-    reader = _Reader()
-    for number, line in enumerate(text.split("\n"), start=1):
-        reader.read(line.strip(), number)
-    return reader.run()
+    return _Reader(text).run()
 
 
 class _Reader:
     """The run so far. What stands outside matrices is settings, and is skipped."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         self.version: str | None = None
         self.executor: str | None = None
         self.reads_remotely = False
         self.is_bidirectional: bool | None = None
-        self.columns: tuple[Place, ...] = ()
-        self.cells: dict[tuple[Place, Place, bool], TransferCell] = {}
-        self.rows: list[Place] = []
-        self.gaps: list[Gap] = []
+        self.columns: tuple[TransferPlace, ...] = ()
+        self.cells: dict[tuple[TransferPlace, TransferPlace, bool], TransferCell] = {}
+        self.rows: list[TransferPlace] = []
+        self.lines = Lines(text, _SOURCE)
+        for line in self.lines:
+            self._read(line)
+        self._close_matrix()
 
-    def read(self, line: str, number: int) -> None:
-        if found := _VERSION.match(line):
+    def _read(self, line: Line) -> None:
+        if found := _VERSION.match(line.text):
             self.version = found[1]
-        elif found := _TITLE.fullmatch(line):
-            self._close(number)
+        elif found := _TITLE.fullmatch(line.text):
+            self._close_matrix()
             self.is_bidirectional = found[1] == "Bi"
             self.reads_remotely = found[2] == "Remote"
             self.executor = found[3]
-        elif self.is_bidirectional is None or not line:
+        elif self.is_bidirectional is None:
             return
-        elif found := _HEADER.fullmatch(line):
-            self._header(found[1], line, number)
-        elif found := _ROW.fullmatch(line):
-            self._row(found, number)
-        elif not _ENDS.fullmatch(line):
-            self.gaps.append(Gap(f"{_SOURCE} line {number}", f"not known: {line[:80]!r}"))
+        elif found := _HEADER.fullmatch(line.text):
+            self._header(line, found[1])
+        elif found := _ROW.fullmatch(line.text):
+            self._row(line, found)
+        elif not _ENDS.fullmatch(line.text):
+            self.lines.unknown(line)
 
-    def _header(self, text: str, line: str, number: int) -> None:
-        columns = tuple(_place(kind, index, number) for kind, index in _DEVICE.findall(text))
+    def _header(self, line: Line, text: str) -> None:
+        columns = tuple(_place(line, *found) for found in _DEVICE.findall(text))
         if self.columns or len(set(columns)) != len(columns) or len(columns) > MAX_DEVICES:
-            raise ParseError(_SOURCE, "one row of devices, each once", line, line=number)
+            raise line.error("one row of devices, each once")
         self.columns = columns
 
-    def _row(self, found: "re.Match[str]", number: int) -> None:
-        source, way = _place(found[1], found[2], number), found[3]
+    def _row(self, line: Line, found: "re.Match[str]") -> None:
+        source, way = _place(line, found[1], found[2]), found[3]
         words = found[4].replace(",", " ").split()
         if len(words) != len(self.columns) or source not in self.columns:
-            expected = f"a device of the header and {len(self.columns)} values"
-            raise ParseError(_SOURCE, expected, found[0], line=number)
-        if way not in ("->", "<-"):
-            return
+            raise line.error(f"a device of the header and {len(self.columns)} values")
         if way == "->":
             self.rows.append(source)
+        # The way back of a pair is the way there of the pair turned round, measured again.
         for place, word in zip(self.columns, words, strict=True):
-            value = figure_or_none(word, _SOURCE, "a bandwidth or N/A", number)
+            if way not in ("->", "<-"):
+                break
+            value = line.figure_or_none(word, "a bandwidth or N/A", 1e9)
             if value and way == "->":
-                self._cell(source, place, value, number)
-            # The way back of a pair is the way there of the pair turned round, measured again.
+                self._cell(line, source, place, value)
 
-    def _cell(self, source: Place, place: Place, value: float, number: int) -> None:
+    def _cell(
+        self, line: Line, source: TransferPlace, place: TransferPlace, bytes_per_s: float
+    ) -> None:
         key = (source, place, bool(self.is_bidirectional))
         if key in self.cells:
-            raise ParseError(_SOURCE, "each pair once", f"{source} to {place} twice", line=number)
-        self.cells[key] = TransferCell(*key, value * 1e9)
+            raise line.error("each pair once", f"{source} to {place} twice")
+        self.cells[key] = TransferCell(
+            source=source,
+            destination=place,
+            is_bidirectional=key[2],
+            bytes_per_s=bytes_per_s,
+        )
 
-    def _close(self, number: int | None = None) -> None:
+    def _close_matrix(self) -> None:
         if self.columns and sorted(self.rows) != sorted(self.columns):
-            raise ParseError(
-                _SOURCE,
-                f"{len(self.columns)} rows, each device once",
-                f"{len(self.rows)} rows",
-                line=number,
-            )
+            expected = f"{len(self.columns)} rows, each device once"
+            raise self.lines.error(expected, f"{len(self.rows)} rows")
         self.columns, self.rows = (), []
 
     def run(self) -> TransferBench:
-        self._close()
         if not self.cells:
-            expected = "a matrix 'Unidirectional copy peak bandwidth GB/s [...]'"
-            raise ParseError(_SOURCE, expected, "none")
+            raise self.lines.error("a matrix 'Unidirectional copy peak bandwidth GB/s [...]'")
         return TransferBench(
-            self.version,
-            self.executor,
-            self.reads_remotely,
-            tuple(self.cells.values()),
-            tuple(self.gaps),
+            version=self.version,
+            executor=self.executor,
+            reads_remotely=self.reads_remotely,
+            cells=tuple(self.cells.values()),
+            gaps=tuple(self.lines.gaps),
         )
 
 
-def _place(kind: str, number: str, line: int) -> Place:
-    return Place(kind == "GPU", count(number, _SOURCE, "a device", line))
+def _place(line: Line, kind: str, number: str) -> TransferPlace:
+    return TransferPlace(is_gpu=kind == "GPU", index=line.whole(number, "a device"))

@@ -5,8 +5,9 @@ CPUs first, in the kernel's order of nodes; where it shows several, the n-th is 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.gap import Gap
@@ -26,7 +27,7 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
     PCI domain: it is that of the one of `gpus` with the same bus, if there is one.
     """
     gpu_of = {
-        device.index: replace(device, address=_in_domain(device.address, gpus))
+        device.index: structs.replace(device, address=_in_domain(device.address, gpus))
         for device in run.devices
         if device.address is not None
     }

@@ -95,3 +95,7 @@ def of_os(
 
 class ToolError(HostError):
     """An external program is missing, failed or ran out of time."""
+
+
+class NoAnswerError(ToolError):
+    """Whoever was asked did not answer. It may, later: nothing is known of what was asked."""

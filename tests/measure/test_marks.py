@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from homenode.measure import runner
-from homenode.measure.orders import Progress
+from homenode.measure.progress import Progress
 from homenode.results.model import Origin
 from tests import probe_documents
 from tests.bench_machines import FakeMachine

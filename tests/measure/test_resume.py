@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
 from homenode.measure.model import Group, SuiteOptions
-from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.orders import BenchOptions
+from homenode.measure.progress import Progress
 from homenode.measure.record import StepRecord
 from homenode.measure.run_folder import RunFolder
 from homenode.measure.schedule import left_of, schedule
@@ -40,7 +41,8 @@ def test_progress_counts_to_the_end_and_the_time_left_shrinks(tmp_path: Path) ->
     seen: list[Progress] = []
     run(tmp_path, on_progress=seen.append)
     assert [one.done for one in seen] == list(range(seen[0].total + 1))
-    assert seen[0].seconds_left > seen[-2].seconds_left > seen[-1].seconds_left == 0
+    left = [one.seconds_left or 0.0 for one in seen]
+    assert left[0] > left[-2] > left[-1] == 0
 
 
 def test_a_run_of_that_name_is_never_overwritten(tmp_path: Path) -> None:
@@ -185,6 +187,6 @@ def test_an_unfinished_run_is_not_mistaken_for_whole(tmp_path: Path) -> None:
 @given(st.integers(1, 5), st.integers(0, 2**32), st.integers(0, 100))
 def test_what_is_done_and_what_is_left_are_the_whole(rounds: int, seed: int, cut: int) -> None:
     made = schedule(["a", "b", "c"], ["control"], rounds, seed)
-    done = made.steps[: min(cut, len(made.steps))]
-    left = left_of(made, {(step.round, step.test) for step in done})
-    assert (*done, *left) == made.steps
+    done = made.tasks[: min(cut, len(made.tasks))]
+    left = left_of(made, {(step.round, step.variant) for step in done})
+    assert (*done, *left) == made.tasks

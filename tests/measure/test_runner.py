@@ -14,7 +14,8 @@ from homenode.errors import ToolError, UsageError
 from homenode.measure import runner
 from homenode.measure.access.machine import Machine
 from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
-from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome, Progress
+from homenode.measure.orders import AppOrder, BenchOptions, BenchOutcome
+from homenode.measure.progress import Progress
 from homenode.measure.record import StepRecord
 from homenode.measure.run_folder import RunFolder
 from homenode.process import Completed, ToolTimeoutError

@@ -20,17 +20,17 @@ NAMES = st.lists(st.text("abc", min_size=1, max_size=4), unique=True, max_size=8
 def test_every_round_holds_each_test_once(names: list[str], rounds: int, seed: int) -> None:
     made = schedule(names, ["control!"], rounds, seed)
     for number in range(rounds):
-        here = [step.test for step in made.steps if step.round == number]
+        here = [step.variant for step in made.tasks if step.round == number]
         assert sorted(here[:-1]) == sorted(names)
         assert here[-1] == "control!"
-    assert [step.number for step in made.steps] == list(range(len(made.steps)))
+    assert [step.number for step in made.tasks] == list(range(len(made.tasks)))
     assert schedule(names, ["control!"], rounds, seed) == made
 
 
 def test_controls_stand_on_both_sides_of_every_round() -> None:
-    steps = schedule(["a", "b"], ["c", "d"], 2, seed=7).steps
-    assert [step.test for step in steps if step.is_control] == ["c", "d"] * 3
-    assert [step.test for step in steps[:2]] == ["c", "d"]
+    steps = schedule(["a", "b"], ["c", "d"], 2, seed=7).tasks
+    assert [step.variant for step in steps if step.is_control] == ["c", "d"] * 3
+    assert [step.variant for step in steps[:2]] == ["c", "d"]
 
 
 def test_orders_differ_between_rounds_and_between_seeds() -> None:
@@ -46,9 +46,9 @@ def test_no_test_is_always_first() -> None:
 
 def test_what_is_left_of_a_run_that_was_cut_short() -> None:
     made = schedule(["a", "b"], ["c"], 2, seed=1)
-    done = {(step.round, step.test) for step in made.steps[:3]}
-    assert left_of(made, done) == made.steps[3:]
-    assert left_of(made, set()) == made.steps
+    done = {(step.round, step.variant) for step in made.tasks[:3]}
+    assert left_of(made, done) == made.tasks[3:]
+    assert left_of(made, set()) == made.tasks
     with pytest.raises(UsageError, match="expected a run of this schedule, found x of round 0"):
         left_of(made, {(0, "x")})
 

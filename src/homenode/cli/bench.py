@@ -28,7 +28,8 @@ from homenode.cli.terminal import (
 from homenode.errors import HostError, ToolError, UsageError
 
 if TYPE_CHECKING:
-    from homenode.measure.orders import BenchOptions, BenchOutcome, Progress
+    from homenode.measure.orders import BenchOptions, BenchOutcome
+    from homenode.measure.progress import Progress
 
 app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
@@ -169,7 +170,7 @@ def _tenths() -> "Callable[[Progress], None]":
     def show(progress: "Progress") -> None:
         nonlocal said
         tenth = 10 * progress.done // max(1, progress.total)
-        if tenth > said and progress.test:
+        if tenth > said and progress.now:
             said = tenth
             note(f"{progress.done} of {progress.total} steps done: {left_text(progress)}")
 

@@ -43,7 +43,7 @@ from homenode.process import find_program
 from homenode.results.model import Run
 
 if TYPE_CHECKING:
-    from homenode.measure.orders import Progress
+    from homenode.measure.progress import Progress
     from homenode.topology import Host
 
 _BOOT_S = 60.0
@@ -342,8 +342,8 @@ def _say_step(step: TrialStep, left: int) -> None:
 
 
 def _say_progress(progress: "Progress") -> None:
-    if sys.stderr.isatty() and progress.test:
-        note(f"  {progress.done + 1} of {progress.total}: {progress.test}")
+    if sys.stderr.isatty() and progress.now:
+        note(f"  {progress.done + 1} of {progress.total}: {progress.now}")
 
 
 class _Waiting:

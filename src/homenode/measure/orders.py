@@ -1,4 +1,4 @@
-"""Orders: what one run of the suite is asked for, how it comes along, and what comes of it."""
+"""Orders: what one run of the suite is asked for, and what comes of it."""
 
 from dataclasses import dataclass, field
 
@@ -67,16 +67,6 @@ class BenchOptions:
     marks: tuple[str, ...] = ()
     experiment: str | None = None
     block: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a run is: steps done of all, the test that runs now, seconds left as planned."""
-
-    done: int
-    total: int
-    test: str
-    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from homenode import formats
 from homenode.errors import HostError, InputError
 from homenode.gap import Gap
+from homenode.measure.experiment import Journal
 from homenode.measure.record import KIND, BenchEntry, LookRecord, RunRecord, StepRecord, digest
-from homenode.record_folder import RecordFolder
 from homenode.results.lines import head_line, run_text
 from homenode.results.model import Run, RunHead
 from homenode.results.store import FILE, run_folder
@@ -35,7 +34,7 @@ TOOL_WAIT_S = 900.0
 """How long a test of a run that was killed may go on before we give up waiting for it."""
 
 
-class RunFolder(RecordFolder):
+class RunFolder(Journal[RunRecord, BenchEntry]):
     """One run's files. Made by `open_run`, which holds its locks."""
 
     __slots__ = ("tool_lock",)
@@ -43,6 +42,9 @@ class RunFolder(RecordFolder):
     def __init__(self, path: Path, root: Path | None = None) -> None:
         super().__init__(
             path,
+            KIND,
+            RunRecord,
+            BenchEntry,
             private=False,
             below=root,
             hint=lambda number: "free some space, then continue with --resume",
@@ -81,14 +83,14 @@ class RunFolder(RecordFolder):
         return tuple(entry.look for entry in entries if entry.look is not None)
 
     def write_order(self, record: RunRecord) -> None:
-        self.begin(formats.head_line(KIND, record))
+        self.begin_with(record)
 
     def write_step(self, record: StepRecord, output: str) -> None:
         self.write(f"{RAW}/{record.output}", output.encode("utf-8", "surrogateescape"))
-        self.append(formats.line(BenchEntry(step=record)))
+        self.add(BenchEntry(step=record))
 
     def write_look(self, record: LookRecord) -> None:
-        self.append(formats.line(BenchEntry(look=record)))
+        self.add(BenchEntry(look=record))
 
     def write_head(self, head: RunHead) -> None:
         """A run without an end: whoever reads it sees that it is not finished."""
@@ -107,8 +109,7 @@ class RunFolder(RecordFolder):
                     "name",
                 )
             return None
-        source = str(self.journal_path)
-        return formats.decode_journal(self.journal(), KIND, RunRecord, BenchEntry, source)
+        return self.known()
 
     def _output(self, record: StepRecord) -> str:
         if "/" in record.output or record.output in ("", ".", ".."):

@@ -1,5 +1,7 @@
 """Runner: runs the suite on a machine, step by step, and keeps every step as it ends. [I/O]
 
+The executor of `bench`: a task is one command.
+
 Killed at any moment, it loses the step that ran then; called again with `resume`, it continues
 that one. A resumed run must be of the same machine, boot, tests, rounds and seed: a machine that
 was started again places its guests and its memory again, and is another boot for any comparison.
@@ -7,9 +9,9 @@ was started again places its guests and its memory again, and is another boot fo
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from homenode.discover import discover
@@ -23,11 +25,13 @@ from homenode.measure.app_metric import MAX_KEPT as MAX_APP_OUTPUT
 from homenode.measure.app_metric import check_metric, figure_of
 from homenode.measure.derived_run import Derived, derived, reading_of, schedule_of
 from homenode.measure.environment import Environment, Looks, preflight, read_environment
+from homenode.measure.experiment import run_tasks
 from homenode.measure.figures.probe import StepReading
 from homenode.measure.model import BenchTest, Reader
-from homenode.measure.orders import BenchOptions, BenchOutcome, Progress, check_name
+from homenode.measure.orders import BenchOptions, BenchOutcome, check_name
 from homenode.measure.preparation import Prepared, affinity, allowed_nodes, prepared
 from homenode.measure.program_text import run_program
+from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.record import (
     MAX_KEPT,
     LookRecord,
@@ -39,7 +43,7 @@ from homenode.measure.record import (
     kept_output,
 )
 from homenode.measure.run_folder import DOMAIN, HOST, PLAN, RunFolder, open_run
-from homenode.measure.schedule import Step, left_of
+from homenode.measure.schedule import ScheduledTask, left_of
 from homenode.measure.tools_installed import (
     boot_identity,
     gpus_shown_by,
@@ -62,19 +66,6 @@ _REACH_S = 30.0
 _MOST_SAID = 300
 _MOST_ERRORS = 1 << 20
 """Characters of a failed program's standard error that are kept, its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """What all steps of one call share. readings: of the outputs of its steps, by number: each is
-    read once."""
-
-    machine: Machine
-    folder: RunFolder
-    record: RunRecord
-    host: Host
-    tests: dict[str, BenchTest]
-    readings: dict[int, StepReading] = field(default_factory=dict)
 
 
 def run_bench(
@@ -104,16 +95,13 @@ def run_bench(
             # What it starts holds the lock too: if we are killed, the next run waits for it.
             machine = machine.holding(folder.tool_lock)
         _keep_context(folder, orders, record, snapshot)
-        session = _Session(
-            machine, folder, record, ready.host, {test.id: test for test in record.tests}
-        )
-        steps = _left(session)
-        if steps:
+        session = _Session(machine, folder, record, ready.host)
+        if not session.look().is_settled:
             plan = orders.plan if orders.vantage is Vantage.GUEST else None
-            _look_before(session, ready, plan, snapshot, notify)
-            _run_steps(session, steps, on_progress)
-            _look_after(session)
-        made = _derived(session)
+            session.look_before(ready, plan, snapshot, notify)
+            run_tasks(session, on_progress)
+            session.look_after()
+        made = session.derived()
         folder.write_run(made.run)
         found = (*ready.mismatch, *made.findings)
         return BenchOutcome(str(folder.path), made.run, found, made.gaps)
@@ -165,132 +153,144 @@ def _keep_context(
     folder.write_head(record.head)
 
 
-def _left(session: _Session) -> tuple[Step, ...]:
-    steps = session.folder.steps()
-    return left_of(schedule_of(session.record), {(step.round, step.test) for step, _ in steps})
+class _Session:
+    """The steps of one run, one command after the other. See Executor.
 
+    readings: of the outputs of this call's steps, by number: each is read once.
+    """
 
-def _look_before(
-    session: _Session,
-    ready: Prepared,
-    plan: Plan | None,
-    snapshot: Snapshot,
-    notify: Callable[[str], None],
-) -> None:
-    # The whole machine, as after the last step: what a run is confined to is a part of it.
-    host = discover(snapshot, read_running_domain)
-    environment = read_environment(snapshot, host)
-    first = replace(environment, times=pu_times(session.machine))
-    time.sleep(IDLE_S)
-    second = replace(environment, times=pu_times(session.machine))
-    findings = preflight(host, Looks(first, second, ready.pus), plan)
-    for finding in findings:
-        notify(str(finding))
-    _write_look(session, second, findings, is_before=True)
+    def __init__(self, machine: Machine, folder: RunFolder, record: RunRecord, host: Host) -> None:
+        """Raises UsageError where the folder holds steps of another schedule."""
+        self.machine, self.folder, self.record = machine, folder, record
+        self._host = host
+        self._tests = {test.id: test for test in record.tests}
+        self._schedule = schedule_of(record)
+        done = {(step.round, step.test) for step, _ in folder.steps()}
+        self._left = {str(task.number): task for task in left_of(self._schedule, done)}
+        self._pace = Pace({test.id: test.seconds for test in record.tests})
+        self._readings: dict[int, StepReading] = {}
 
+    def look(self) -> Progress:
+        tasks = [
+            TaskStatus(number, 0, TaskState.WAITING if number in self._left else TaskState.DONE)
+            for number in (str(task.number) for task in self._schedule.tasks)
+        ]
+        left = [task.variant for task in self._left.values()]
+        now = left[0] if left else ""
+        return Progress(tuple(tasks), now=now, seconds_left=self._pace.left(left))
 
-def _look_after(session: _Session) -> None:
-    snapshot = session.machine.snapshot()
-    environment = read_environment(snapshot, discover(snapshot, read_running_domain))
-    _write_look(session, environment, (), is_before=False)
+    def again(self, tasks: Sequence[TaskStatus]) -> None:
+        """Nothing: a command that failed has its line, and is no gap in the run."""
 
+    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+        task = self._left[tasks[0].id]
+        record, output = self._step(task)
+        self.folder.write_step(record, output)
+        self._pace.took(task.variant, record.seconds)
+        del self._left[tasks[0].id]
 
-def _write_look(
-    session: _Session,
-    environment: Environment,
-    findings: tuple[Finding, ...],
-    *,
-    is_before: bool,
-) -> None:
-    number = max((look.number for look in session.folder.looks()), default=-1) + 1
-    session.folder.write_look(LookRecord(number, is_before, environment, findings))
+    def look_before(
+        self,
+        ready: Prepared,
+        plan: Plan | None,
+        snapshot: Snapshot,
+        notify: Callable[[str], None],
+    ) -> None:
+        # The whole machine, as after the last step: what a run is confined to is a part of it.
+        host = discover(snapshot, read_running_domain)
+        environment = read_environment(snapshot, host)
+        first = replace(environment, times=pu_times(self.machine))
+        time.sleep(IDLE_S)
+        second = replace(environment, times=pu_times(self.machine))
+        findings = preflight(host, Looks(first, second, ready.pus), plan)
+        for finding in findings:
+            notify(str(finding))
+        self._write_look(second, findings, is_before=True)
 
+    def look_after(self) -> None:
+        snapshot = self.machine.snapshot()
+        environment = read_environment(snapshot, discover(snapshot, read_running_domain))
+        self._write_look(environment, (), is_before=False)
 
-def _run_steps(
-    session: _Session, steps: tuple[Step, ...], on_progress: Callable[[Progress], None]
-) -> None:
-    total = len(schedule_of(session.record).steps)
-    before = total - len(steps)
-    planned = {test.id: test.seconds for test in session.record.tests}
-    in_use: dict[str, float] = {}
-    for done, step in enumerate(steps):
-        left = sum(in_use.get(later.test, planned[later.test]) for later in steps[done:])
-        on_progress(Progress(before + done, total, step.test, left))
-        record, output = _run_step(session, step)
-        in_use[step.test] = record.seconds
-        session.folder.write_step(record, output)
-    on_progress(Progress(total, total, "", 0.0))
+    def _write_look(
+        self, environment: Environment, findings: tuple[Finding, ...], *, is_before: bool
+    ) -> None:
+        number = max((look.number for look in self.folder.looks()), default=-1) + 1
+        self.folder.write_look(LookRecord(number, is_before, environment, findings))
 
+    def derived(self) -> Derived:
+        steps, looks = self.folder.steps(), self.folder.looks()
+        return derived(self.record, steps, looks, self._host, self._readings)
 
-def _run_step(session: _Session, step: Step) -> tuple[StepRecord, str]:
-    """One step: the test, or what stands in for it, until one gives figures."""
-    started, started_s = time.monotonic(), time.time()
-    said: list[str] = []
-    record = None
-    for attempt in session.tests[step.test].attempts:
-        record, output = _attempt(session, step, attempt)
-        if record.result is StepStatus.DONE:
-            break
-        said += record.said
-    assert record is not None, "a test is its own first attempt"
-    in_use = time.monotonic() - started
-    record = replace(record, said=tuple(said), seconds=in_use, started_s=started_s)
-    return record, output
+    def _step(self, task: ScheduledTask) -> tuple[StepRecord, str]:
+        """One step: the test, or what stands in for it, until one gives figures."""
+        started, started_s = time.monotonic(), time.time()
+        said: list[str] = []
+        record = None
+        for attempt in self._tests[task.variant].attempts:
+            record, output = self._attempt(task, attempt)
+            if record.result is StepStatus.DONE:
+                break
+            said += record.said
+        assert record is not None, "a test is its own first attempt"
+        in_use = time.monotonic() - started
+        record = replace(record, said=tuple(said), seconds=in_use, started_s=started_s)
+        return record, output
 
+    def _attempt(self, task: ScheduledTask, test: BenchTest) -> tuple[StepRecord, str]:
+        text, result, returncode, said = "", StepStatus.DONE, None, ""
+        try:
+            ended = self._run(test)
+        except ToolMissingError as error:
+            result, said = StepStatus.MISSING, error.message
+        except ToolTimeoutError as error:
+            said = "; ".join(filter(None, (error.message, test.if_stopped)))
+            result = StepStatus.TIMED_OUT
+        except ToolError as error:
+            _check_reachable(self.machine)
+            result, said = StepStatus.FAILED, error.message
+        else:
+            most = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
+            text, returncode = kept_output(ended.stdout)[-most:], ended.returncode
+            failure = ended.failure()
+            if failure is not None:
+                result, said = StepStatus.FAILED, failure
+                text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
+        record = StepRecord(
+            task.number,
+            task.round,
+            task.variant,
+            test.id,
+            result,
+            0.0,
+            _output_name(task),
+            digest(text),
+            returncode,
+            (said[:_MOST_SAID],) if said else (),
+        )
+        return (self._read(record, test, text) if result is StepStatus.DONE else record), text
 
-def _attempt(session: _Session, step: Step, test: BenchTest) -> tuple[StepRecord, str]:
-    text, result, returncode, said = "", StepStatus.DONE, None, ""
-    figure = None
-    try:
-        ended = _run(session, test)
-    except ToolMissingError as error:
-        result, said = StepStatus.MISSING, error.message
-    except ToolTimeoutError as error:
-        said = "; ".join(filter(None, (error.message, test.if_stopped)))
-        result = StepStatus.TIMED_OUT
-    except ToolError as error:
-        _check_reachable(session.machine)
-        result, said = StepStatus.FAILED, error.message
-    else:
-        most = MAX_APP_OUTPUT if test.reads is Reader.APP else MAX_KEPT
-        text, returncode = kept_output(ended.stdout)[-most:], ended.returncode
-        failure = ended.failure()
-        if failure is not None:
-            result, said = StepStatus.FAILED, failure
-            text += f"\n--- standard error\n{ended.stderr[-_MOST_ERRORS:]}"
-    record = StepRecord(
-        step.number,
-        step.round,
-        step.test,
-        test.id,
-        result,
-        0.0,
-        _output_name(step),
-        digest(text),
-        returncode,
-        (said[:_MOST_SAID],) if said else (),
-    )
-    if result is not StepStatus.DONE:
-        return record, text
-    try:
-        if test.reads is Reader.APP and session.record.app is not None:
-            figure = figure_of(session.record.app, text)
-        record = replace(record, figure=figure)
-        session.readings[step.number] = reading_of(session.record, test, record, text, session.host)
-    except (ParseError, ToolError) as error:
-        said = f"{test.argv[0]}: {error.message}"
-        return replace(record, result=StepStatus.FAILED, said=(said[:_MOST_SAID],)), text
-    return record, text
+    def _read(self, record: StepRecord, test: BenchTest, text: str) -> StepRecord:
+        """The record with what its output says; failed where that is no figure."""
+        app = self.record.app if test.reads is Reader.APP else None
+        try:
+            if app is not None:
+                record = replace(record, figure=figure_of(app, text))
+            read = reading_of(self.record, test, record, text, self._host)
+            self._readings[record.number] = read
+        except (ParseError, ToolError) as error:
+            said = f"{test.argv[0]}: {error.message}"
+            return replace(record, result=StepStatus.FAILED, said=(said[:_MOST_SAID],))
+        return record
 
-
-def _run(session: _Session, test: BenchTest) -> Completed:
-    environment = dict(test.environment)
-    if test.reads is Reader.APP and isinstance(session.machine, LocalMachine):
-        # The user's own program runs as the user set it up: modules, OMP_NUM_THREADS.
-        environment = {**os.environ, **environment}
-    if test.program is None:
-        return session.machine.run(test.argv, test.timeout_s, environment=environment)
-    return run_program(session.machine, test.argv, test.timeout_s, test.program, environment)
+    def _run(self, test: BenchTest) -> Completed:
+        environment = dict(test.environment)
+        if test.reads is Reader.APP and isinstance(self.machine, LocalMachine):
+            # The user's own program runs as the user set it up: modules, OMP_NUM_THREADS.
+            environment = {**os.environ, **environment}
+        if test.program is None:
+            return self.machine.run(test.argv, test.timeout_s, environment=environment)
+        return run_program(self.machine, test.argv, test.timeout_s, test.program, environment)
 
 
 def _check_reachable(machine: Machine) -> None:
@@ -299,11 +299,6 @@ def _check_reachable(machine: Machine) -> None:
         machine.run(["true"], _REACH_S).stdout_or_raise()
 
 
-def _output_name(step: Step) -> str:
-    word = "".join(c if c.isascii() and c.isalnum() else "-" for c in step.test)[:60]
-    return f"{step.number:04}-{word}.txt"
-
-
-def _derived(session: _Session) -> Derived:
-    steps, looks = session.folder.steps(), session.folder.looks()
-    return derived(session.record, steps, looks, session.host, session.readings)
+def _output_name(task: ScheduledTask) -> str:
+    word = "".join(c if c.isascii() and c.isalnum() else "-" for c in task.variant)[:60]
+    return f"{task.number:04}-{word}.txt"

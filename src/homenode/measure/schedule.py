@@ -1,8 +1,9 @@
-"""Schedule: the order in which tests run: interleaved, seeded, controls around each round.
+"""Schedule: the order in which variants are measured: interleaved, seeded, in rounds.
 
-A round holds each test once. What drifts (heat, neighbours) then meets every test alike, and what
-one test leaves behind meets another one each round. Controls stand before the first round and after
-every round, so that a round is bracketed by them.
+Variants are tests, layouts of a VM or bindings of jobs. A round holds each of them once. What
+drifts (heat, neighbours) then meets every variant alike, and what one leaves behind meets another
+one each round. Controls stand before the first round and after every round, so that a round is
+bracketed by them.
 """
 
 import hashlib
@@ -18,51 +19,56 @@ CONTROL_MOVES = 0.03
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Step:
-    """One run of one test. round: from 0; a control of round -1 stands before the first.
+class ScheduledTask:
+    """One variant in one round. round: from 0; a control of round -1 stands before the first.
 
-    number: the step's place in the schedule, from 0.
+    number: the task's place in the schedule, from 0.
     """
 
     number: int
     round: int
-    test: str
-    is_control: bool
+    variant: str
+    is_control: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is run, in order. The same tests, rounds and seed give the same schedule."""
+    """What is run, in order. The same variants, rounds and seed give the same schedule."""
 
     seed: int
-    steps: tuple[Step, ...]
+    tasks: tuple[ScheduledTask, ...]
 
 
-def schedule(tests: Sequence[str], controls: Sequence[str], rounds: int, seed: int) -> Schedule:
-    """Every test once in each round, in an order of its own; controls in theirs around it.
+def schedule(
+    variants: Sequence[str],
+    controls: Sequence[str],
+    rounds: int,
+    seed: int,
+    *,
+    called: str = "tests",
+    option: str = "--repeat",
+    most: int = MAX_ROUNDS,
+) -> Schedule:
+    """Every variant once in each round, in an order of its own; controls in theirs around it.
 
-    >>> [s.test for s in schedule(["a", "b"], ["c"], 1, seed=1).steps].count("c")
+    >>> [s.variant for s in schedule(["a", "b"], ["c"], 1, seed=1).tasks].count("c")
     2
 
-    Raises UsageError for a name twice, or rounds out of range.
+    called, option: how the user names variants and rounds. Raises UsageError for a name twice, none
+    at all, or rounds out of range.
     """
-    names = [*tests, *controls]
-    if len(set(names)) != len(names):
+    names = [*variants, *controls]
+    if not names or len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise UsageError(f"tests: expected each once, found {', '.join(twice)} twice")
-    if not 1 <= rounds <= MAX_ROUNDS:
-        raise UsageError(f"--repeat {rounds}: expected 1 to {MAX_ROUNDS}")
+        found = f"{', '.join(twice)} twice" if twice else "none"
+        raise UsageError(f"{called}: expected one or more, each once, found {found}")
+    if not 1 <= rounds <= most:
+        raise UsageError(f"{option} {rounds}: expected 1 to {most}")
     order: list[tuple[int, str, bool]] = [(-1, name, True) for name in controls]
     for number in range(rounds):
-        order += [(number, name, False) for name in seeded_order(tests, seed, number)]
+        order += [(number, name, False) for name in seeded_order(variants, seed, number)]
         order += [(number, name, True) for name in controls]
-    return Schedule(
-        seed,
-        tuple(
-            Step(place, number, name, is_control)
-            for place, (number, name, is_control) in enumerate(order)
-        ),
-    )
+    return Schedule(seed, tuple(ScheduledTask(at, *one) for at, one in enumerate(order)))
 
 
 def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]:
@@ -75,9 +81,9 @@ def seeded_order(names: Iterable[str], seed: int, round: int) -> tuple[str, ...]
     )
 
 
-def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[Step, ...]:
-    """What a run that was cut short has still to do. done: (round, test) of what is measured."""
-    known = {(step.round, step.test) for step in schedule.steps}
+def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[ScheduledTask, ...]:
+    """What a run that was cut short has still to do. done: (round, variant) of what is measured."""
+    known = {(task.round, task.variant) for task in schedule.tasks}
     foreign = sorted(set(done) - known)
     if foreign:
         raise UsageError(
@@ -85,7 +91,7 @@ def left_of(schedule: Schedule, done: Collection[tuple[int, str]]) -> tuple[Step
             f"of round {foreign[0][0]}",
             hint="give the same --tests, --repeat and --seed, or start a new run",
         )
-    return tuple(step for step in schedule.steps if (step.round, step.test) not in done)
+    return tuple(task for task in schedule.tasks if (task.round, task.variant) not in done)
 
 
 def moved_rounds(
@@ -96,8 +102,8 @@ def moved_rounds(
     values: median of each control by (round, test). A round without both sides is not judged.
     """
     found = []
-    controls = dict.fromkeys(step.test for step in schedule.steps if step.is_control)
-    rounds = dict.fromkeys(step.round for step in schedule.steps if step.round >= 0)
+    controls = dict.fromkeys(task.variant for task in schedule.tasks if task.is_control)
+    rounds = dict.fromkeys(task.round for task in schedule.tasks if task.round >= 0)
     for number in rounds:
         for control in controls:
             before, after = values.get((number - 1, control)), values.get((number, control))

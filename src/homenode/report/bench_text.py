@@ -10,7 +10,8 @@ from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.words import figure_text
 from homenode.gap import Gap
 from homenode.measure.derived_run import schedule_of
-from homenode.measure.orders import BenchOutcome, Progress
+from homenode.measure.orders import BenchOutcome
+from homenode.measure.progress import Progress
 from homenode.measure.record import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.report.terminal_text import TableOrList
@@ -37,19 +38,19 @@ def bench_text(outcome: BenchOutcome) -> RenderableType:
 def steps_text(record: RunRecord) -> RenderableType:
     """What would be run, in order, with what it takes."""
     tests = {test.id: test for test in record.tests}
-    steps = schedule_of(record).steps
+    steps = schedule_of(record).tasks
     rows = [
         (
             str(step.number + 1),
             "before" if step.round < 0 else str(step.round + 1),
-            printable(step.test) + (" (control)" if step.is_control else ""),
-            f"{tests[step.test].seconds:g} s",
-            printable(shlex.join(tests[step.test].argv)),
+            printable(step.variant) + (" (control)" if step.is_control else ""),
+            f"{tests[step.variant].seconds:g} s",
+            printable(shlex.join(tests[step.variant].argv)),
         )
         for step in steps
     ]
     table = TableOrList(("step", "round", "test", "takes", "command"), rows, wraps_last=True)
-    seconds = sum(tests[step.test].seconds for step in steps)
+    seconds = sum(tests[step.variant].seconds for step in steps)
     left = [_gap(gap) for gap in record.left_out]
     return Group(table, Text(f"about {_duration(seconds)}"), *left)
 
@@ -57,11 +58,14 @@ def steps_text(record: RunRecord) -> RenderableType:
 def left_text(progress: Progress) -> str:
     """What runs now, and how long the rest takes.
 
-    >>> left_text(Progress(3, 9, "stream", 130.0))
+    >>> left_text(Progress((), "stream", 130.0))
     'stream, 2 min 10 s left'
     """
-    left = f"{_duration(progress.seconds_left)} left"
-    return f"{printable(progress.test)}, {left}" if progress.test else "writing"
+    if not progress.now:
+        return "writing"
+    known = progress.seconds_left
+    left = "" if known is None else f", {_duration(known)} left"
+    return f"{printable(progress.now)}{left}"
 
 
 def _duration(seconds: float) -> str:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from homenode.errors import InputError, ParseError, ToolError
+from homenode.errors import InputError, NoAnswerError, ParseError, ToolError
 from homenode.input_files import read_plain
 from homenode.process import Completed, ToolTimeoutError, run
 from homenode.slurm.gres import DeviceOrder
@@ -36,10 +36,6 @@ _PASSING = re.compile(
 def will_pass(error: str) -> bool:
     """True where Slurm did not answer, and may later; False where it said no."""
     return _PASSING.search(error) is not None
-
-
-class NoAnswerError(ToolError):
-    """The controller did not answer. It may, later: nothing is known of what was asked."""
 
 
 def ask(

@@ -5,8 +5,8 @@ import re
 import secrets
 from pathlib import Path
 
-from homenode.errors import ToolError
-from homenode.slurm.client import NoAnswerError, ask
+from homenode.errors import NoAnswerError, ToolError
+from homenode.slurm.client import ask
 from homenode.tools import sinfo
 from homenode.tools.sinfo import ClusterNode
 from homenode.tools.squeue import QueuedJob, parse_states, states_command

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from homenode.errors import InputError, ToolError, UsageError
+from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.measure.bindings import queue_client
 from homenode.measure.bindings.experiments import (
     Experiment,
@@ -31,7 +31,6 @@ from homenode.measure.bindings.progress import (
 )
 from homenode.measure.bindings.queue_client import is_full
 from homenode.measure.bindings.scripts import job_name, script_name
-from homenode.slurm.client import NoAnswerError
 from homenode.sources import load_host
 from homenode.tools.squeue import JobState, QueuedJob
 from homenode.topology import Host

@@ -50,8 +50,9 @@ from homenode.measure.layouts.trial_config import (
     trial_schedule,
 )
 from homenode.measure.model import Group
-from homenode.measure.orders import BenchOptions, Progress
+from homenode.measure.orders import BenchOptions
 from homenode.measure.programs.collective_watch import used_bytes
+from homenode.measure.progress import Progress
 from homenode.measure.runner import run_bench
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side

@@ -1,0 +1,146 @@
+"""Experiment: a schedule of tasks on an executor: its journal, and the loop that runs it. [I/O]
+
+`bench` is one command after the other on a machine, `trial` one boot after the other of a VM,
+`slurm study` jobs in a queue (docs/decisions/0019). What differs lies in their executors.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from homenode import formats
+from homenode.errors import InputError, NoAnswerError
+from homenode.measure.progress import UNSETTLED, Progress, TaskState, TaskStatus
+from homenode.record_folder import JOURNAL, RecordFolder
+
+H = TypeVar("H")
+L = TypeVar("L")
+
+
+class Journal(RecordFolder, Generic[H, L]):
+    """The folder of an experiment: a head, what was ordered, and lines of one type.
+
+    A line is on the disk before what it says counts. earlier: the next step where an earlier
+    version wrote the journal; None = all versions are read. Other arguments: of RecordFolder.
+    """
+
+    __slots__ = ("_earlier", "_head", "_kind", "_line")
+
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        head: type[H],
+        line: type[L],
+        *,
+        journal: str = JOURNAL,
+        earlier: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(path, journal=journal, **more)
+        self._kind, self._head, self._line = kind, head, line
+        self._earlier = earlier
+
+    def begin_with(self, head: H) -> None:
+        """Write what was ordered. Raises HostError where there is a journal."""
+        self.begin(formats.head_line(self._kind, head))
+
+    def add(self, line: L) -> None:
+        """Write a line; it is on the disk when this returns. Raises HostError."""
+        self.append(formats.line(line))
+
+    def known(self) -> tuple[H, tuple[L, ...]]:
+        """Everything that is written. Raises InputError for no journal, or another version's."""
+        source, content = str(self.journal_path), self.journal()
+        if content and self._earlier is not None:
+            first, newest = content.partition(b"\n")[0], formats.VERSIONS[self._kind]
+            version = formats.version_of(first, self._kind, source)
+            if version < newest:
+                raise InputError(
+                    f"{source}: expected homenode.{self._kind}/{newest}, found version {version}",
+                    hint=self._earlier,
+                )
+        return formats.decode_journal(content, self._kind, self._head, self._line, source)
+
+
+class Executor(Protocol):
+    """Where the tasks of one experiment run."""
+
+    def look(self) -> Progress:
+        """How far each task is. What a kill left unwritten is written down; nothing is begun.
+
+        Raises NoAnswerError where that cannot be asked now.
+        """
+
+    def again(self, tasks: Sequence[TaskStatus]) -> None:
+        """Take these for not begun: they had failed before this call."""
+
+    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+        """Begin what waits, in this order: the first to its end, or as many as a queue takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """poll_s: between two looks. blocked_s: how long an experiment waits where everything waits for
+    somebody, or the queue is silent. wait_s: in all; None = as long as it takes. grace_s: how long
+    files of a job that has ended may take to arrive."""
+
+    poll_s: float = 5.0
+    blocked_s: float = 600.0
+    wait_s: float | None = None
+    grace_s: float = 20.0
+
+
+AT_ONCE = Patience(poll_s=0.0)
+"""Of an executor that is through with a task when `begin` returns."""
+
+
+def run_tasks(
+    executor: Executor,
+    on_progress: Callable[[Progress], None],
+    patience: Patience = AT_ONCE,
+    *,
+    retry: bool = False,
+) -> Progress:
+    """Run what is left, until every task is done or has failed, or patience ends.
+
+    retry: also what failed before. Raises NoAnswerError where a queue stays silent, and whatever
+    the executor cannot go on after.
+    """
+    begun = time.monotonic()
+    blocked_since: float | None = None
+    silent_since: float | None = None
+    progress = Progress(())
+    while True:
+        now = time.monotonic()
+        try:
+            progress = executor.look()
+            if retry and (failed := _settled_badly(progress)):
+                executor.again(failed)
+                progress = executor.look()
+            retry, silent_since = False, None
+            on_progress(progress)
+            if progress.is_settled:
+                return progress
+            executor.begin([one for one in progress.tasks if one.state is TaskState.WAITING])
+        except NoAnswerError:
+            silent_since = silent_since or now
+            if now - silent_since > patience.blocked_s:
+                raise
+            progress = replace(progress, silent_s=max(now - silent_since, 1e-9))
+            on_progress(progress)
+        blocked_since = (blocked_since or now) if progress.is_blocked else None
+        if blocked_since is not None and now - blocked_since > patience.blocked_s:
+            return progress
+        if patience.wait_s is not None and now - begun > patience.wait_s:
+            return progress
+        if patience.poll_s:
+            time.sleep(patience.poll_s)
+
+
+def _settled_badly(progress: Progress) -> list[TaskStatus]:
+    """What failed, of jobs of which nothing is under way any more."""
+    alive = {task.id for task in progress.tasks if task.state in UNSETTLED}
+    return [task for task in progress.missing() if task.id not in alive]

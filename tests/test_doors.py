@@ -158,6 +158,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "snapshot/capture.py": {"GzipFile": "in memory", "open": "tarfile, in memory"},
     "snapshot/live.py": {"read_text": "of a snapshot"},
     "snapshot/protocol.py": {"read_text": "of a snapshot"},
+    "targets/hypervisors/__init__.py": {"pkgutil": "names of its own modules"},
     "targets/registry.py": {"importlib.metadata": "entry points of installed distributions"},
     "trusted_path.py": {
         "TemporaryDirectory": "the one way to a folder of this user alone",

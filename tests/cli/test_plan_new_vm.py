@@ -115,7 +115,7 @@ def test_hosts_are_ranked_for_a_new_vm_too(tmp_path: Path) -> None:
         (("--memory", "64GiB", "--target", "libvirt"), "found --memory alone"),
         (("--memory", "64GiB", "--target", "qemu"), "found --memory alone"),
         (("--vcpus", "0", "--memory", "64GiB"), "more than 0"),
-        ((*VM, "--target", "vmware"), "expected libvirt, qemu, openstack"),
+        ((*VM, "--target", "vmware"), "expected libvirt, cloud-hypervisor, "),
         ((*VM, "--name", "a/b"), "without / and line breaks"),
         ((*VM, "--name", "a/b", "--target", "xen"), "without / and line breaks"),
         ((*VM, "--node-pus", "0-3"), "expected a domain document"),

@@ -13,6 +13,22 @@ DRAWS_PER_CASE = 12
 
 
 @dataclass(frozen=True, kw_only=True)
+class Example:
+    """What the tests of all targets have to know of one.
+
+    file: a file of it as a user has it, with one of the H100 host's GPUs where it can name it;
+    empty where homenode alone writes such files. owned: what begins lines of it that a layout may
+    change. free: what begins lines of a new file that no plan owns, or whose names are the
+    operator's. refused_for: words of the refusals of plans for the shipped hosts.
+    """
+
+    file: bytes = b""
+    owned: str = ""
+    free: str
+    refused_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """A case as the program read it. refusal: the program's words where it did not take it."""
 

@@ -11,9 +11,29 @@ from lxml import etree
 
 from homenode.units import KIB, MIB
 from tests.conformance.builds import PROGRAMS, absent, folder
-from tests.conformance.judge import Answer, Facts, Judge
+from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, bdfs_of, planned_cases
-from tests.targets.test_edited_files import TEMPLATE
+
+EXAMPLE = Example(
+    file=b"""# GPU box; see wiki
+Name = "gpu101" # of the lab
+CPU  = 2.5
+vcpu = 8
+MEMORY = "32768"
+DISK = [ IMAGE_ID = 7, # golden
+  DEV_PREFIX = "vd" ]
+NIC=[NETWORK="private",MODEL="virtio"]
+OS = [ ARCH = "x86_64", MACHINE = "q35", FIRMWARE = "UEFI" ]
+TOPOLOGY = [
+  PIN_POLICY = NONE, SOCKETS = 1, CORES = 8, THREADS = 1, MEMORY_ACCESS = shared ]
+PCI = [ SHORT_ADDRESS = "19:00.0", VM_BUS = "9" ]
+SCHED_REQUIREMENTS = "ID=\\"4\\" | ID=\\"5\\""
+LOGO=
+""",
+    owned=r"vcpu|MEMORY|NUMA_NODE|PCI|TOPOLOGY|  PIN_POLICY",
+    free=r"#|NAME|OS|CPU = |CPU_MODEL",
+    refused_for=("one host node",),
+)
 
 VARIABLE = "HOMENODE_OPENNEBULA"
 
@@ -126,7 +146,7 @@ def _planned(case: Planned) -> Facts:
 
 
 def ask(names: Sequence[str]) -> Iterator[Answer]:
-    for case in planned_cases(names, "opennebula", (TEMPLATE,)):
+    for case in planned_cases(names, "opennebula", (EXAMPLE.file,)):
         read, refusal = _read(case.document)
         yield Answer(
             case=case.case, about=case.about, planned=_planned(case), read=read, refusal=refusal

@@ -13,16 +13,49 @@ from homenode.cpuset import CpuSet
 from homenode.targets.qm_conf import start_timeout_s
 from homenode.targets.target import pus_of
 from tests.conformance.builds import PROGRAMS, absent
-from tests.conformance.judge import Answer, Facts, Judge
+from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
 from tests.conformance.qemu_machine import QEMU, QemuError, for_this_machine, machine_of
 from tests.conformance.vms import Planned, planned_cases
-from tests.targets.test_edited_files import QM
+
+EXAMPLE = Example(
+    file=b"""# my VM: description
+#with lines
+agent: 1
+args: -fw_cfg 'name=opt/x,string=a b' -cpu host,+foo
+balloon: 2048
+boot: order=scsi0
+cores: 16
+cpu: host,flags=+pdpe1gb
+hostpci0: 0000:19:00,pcie=1
+hostpci1: 0000:9b:00.0,pcie=1
+machine: q35
+memory: 65536
+name: gpu-vm
+numa: 0
+ostype: l26
+scsi0: local-lvm:vm-101-disk-0,size=32G
+sockets: 2
+
+[PENDING]
+memory: 1
+
+[snap]
+cores: 4
+memory: 100
+""",
+    owned=r"(sockets|cores|memory|numa\d*|affinity|args|balloon|hostpci\d+|hookscript):",
+    free=r"#|name:|machine:|cpu:|scsihw:|.*pcie=",
+    refused_for=(
+        "x86_64",
+        "a range of host nodes",
+    ),
+)
 
 VARIABLE = "HOMENODE_PVE"
 """A folder with checkouts of qemu-server and what it imports."""
 _CHECKOUTS = ("qemu-server", "pve-common", "pve-guest-common", "pve-storage", "pve-access-control")
-_FILE = re.sub(rb"((memory|agent): 1\n|,\+foo)", b"", QM).replace(b"65536", b"8192")
+_FILE = re.sub(rb"((memory|agent): 1\n|,\+foo)", b"", EXAMPLE.file).replace(b"65536", b"8192")
 """One of the tests of targets, as far as Proxmox's schema and this machine take it."""
 _OF_A_PROXMOX = {
     *("-id", "-chardev", "-mon", "-pidfile", "-vnc", "-boot", "-smbios", "-iscsi", "-sandbox"),

@@ -11,9 +11,13 @@ from homenode.cpuset import CpuSet
 from homenode.plan.model import Plan
 from homenode.vm.model import Vm
 from tests.conformance.builds import absent, first_line, folder
-from tests.conformance.judge import Answer, Facts, Judge
+from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.qemu_machine import QEMU, Machine, QemuError, for_this_machine, machine_of
 from tests.conformance.vms import Planned, cells_of, planned_cases
+
+EXAMPLE = Example(
+    free=r"#",
+)
 
 _POLICY = {"strict": "bind", "interleave": "interleave", "preferred": "preferred"}
 _ADVISED = {

@@ -1,14 +1,24 @@
-"""The table of judges, in the order of the page."""
+"""The table of judges: those of all modules here, in the order of their modules' names."""
 
-from tests.conformance.kubelet import KUBELET
-from tests.conformance.kubevirt import KUBEVIRT
-from tests.conformance.kubevirt_chain import CHAINS
-from tests.conformance.libvirt import LIBVIRT
-from tests.conformance.nova import NOVA
-from tests.conformance.opennebula import OPENNEBULA
-from tests.conformance.proxmox import PROXMOX
-from tests.conformance.qemu import QEMU_JUDGE
-from tests.conformance.slurmd import SLURMD
-from tests.conformance.xen import XEN
+from collections.abc import Iterator
+from importlib import import_module
+from pkgutil import iter_modules
 
-JUDGES = (LIBVIRT, QEMU_JUDGE, PROXMOX, NOVA, XEN, OPENNEBULA, SLURMD, KUBELET, KUBEVIRT, *CHAINS)
+from tests import conformance
+from tests.conformance.judge import Judge
+
+
+def _judges() -> Iterator[Judge]:
+    for module in iter_modules(conformance.__path__, f"{conformance.__name__}."):
+        name = module.name.rpartition(".")[2]
+        if name not in ("__main__", "table") and not name.startswith("test_"):
+            for value in vars(import_module(module.name)).values():
+                yield from (value,) if isinstance(value, Judge) else _several(value)
+
+
+def _several(value: object) -> tuple[Judge, ...]:
+    judges = value if isinstance(value, tuple) else ()
+    return tuple(one for one in judges if isinstance(one, Judge))
+
+
+JUDGES = tuple({judge.name: judge for judge in _judges()}.values())

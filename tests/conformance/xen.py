@@ -11,9 +11,25 @@ from typing import Any
 from homenode.topology import Host
 from homenode.units import KIB
 from tests.conformance.builds import absent, folder, library
-from tests.conformance.judge import Answer, Facts, Judge
+from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, bdfs_of, cells_of, planned_cases
-from tests.targets.test_edited_files import XL
+
+EXAMPLE = Example(
+    file=b"""# a guest
+name="g1"; type='hvm'
+memory = 32768   # MiB
+maxmem = 32768
+vcpus=8
+disk = [ 'format=raw, vdev=xvda, access=rw, target=/dev/vg/g1',
+         'format=raw, vdev=xvdb, access=ro, target=/dev/vg/g2' ]
+pci = [ '19:00.0,permissive=1',
+        '0000:9b:00.0' ]
+vif = [ 'mac=00:16:3e:00:00:01,bridge=xenbr0' ]
+""",
+    owned=r"(memory|maxmem|vcpus|cpus|vnuma|pci|        '0000:9b)|# homenode",
+    free=r"#|name|type",
+    refused_for=("x86_64",),
+)
 
 VARIABLE = "HOMENODE_XEN"
 """A folder with the files of Debian's xen-utils and its libraries; / where it is not set."""
@@ -104,7 +120,7 @@ def _planned(case: Planned) -> Facts:
 
 
 def ask(names: Sequence[str]) -> Iterator[Answer]:
-    for case in planned_cases(names, "xen", (XL,)):
+    for case in planned_cases(names, "xen", (EXAMPLE.file,)):
         config, said = _printed(case.document, case.host)
         yield Answer(
             case=case.case,

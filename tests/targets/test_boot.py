@@ -17,7 +17,8 @@ from homenode.plan.request import Policy
 from homenode.snapshot.collector import parse_collected
 from homenode.snapshot.gather import gather
 from homenode.sources import load_host
-from homenode.targets import qemu, qm_conf
+from homenode.targets import qm_conf
+from homenode.targets.hypervisors import qemu
 from homenode.targets.planned import plan_for_target
 from homenode.targets.vm_file import read_vm
 from homenode.units import MIB

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from homenode.errors import HomenodeError
 from homenode.plan.model import Unplannable
 from homenode.targets.vm_file import read_vm
-from tests.targets.test_edited_files import FILES, plain
+from tests.targets.examples import FILES
+from tests.targets.test_edited_files import plain
 from tests.targets.written import edited
 
 COUNT = int(os.environ.get("HOMENODE_FUZZ", "25"))

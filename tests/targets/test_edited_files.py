@@ -13,128 +13,20 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError, ParseError
 from homenode.plan.options import PlanOptions
-from homenode.targets import qemu, qm_conf, xen
+from homenode.targets import qm_conf
+from homenode.targets.hypervisors import qemu, xen
 from homenode.targets.json_edit import with_members
-from homenode.targets.registry import target_named
+from homenode.targets.registry import TARGETS, target_named
 from homenode.targets.vm_file import kind_of, read_vm
 from homenode.units import GIB, MIB
 from homenode.vm.layout import Pinning
+from tests.targets.examples import EXAMPLES, FILES
 from tests.targets.written import again, edited, options, written
 
 HOST = "hgx-h100"
-
-QM = b"""# my VM: description
-#with lines
-agent: 1
-args: -fw_cfg 'name=opt/x,string=a b' -cpu host,+foo
-balloon: 2048
-boot: order=scsi0
-cores: 16
-cpu: host,flags=+pdpe1gb
-hostpci0: 0000:19:00,pcie=1
-hostpci1: 0000:9b:00.0,pcie=1
-machine: q35
-memory: 65536
-name: gpu-vm
-numa: 0
-ostype: l26
-scsi0: local-lvm:vm-101-disk-0,size=32G
-sockets: 2
-
-[PENDING]
-memory: 1
-
-[snap]
-cores: 4
-memory: 100
-"""
-
-XL = b"""# a guest
-name="g1"; type='hvm'
-memory = 32768   # MiB
-maxmem = 32768
-vcpus=8
-disk = [ 'format=raw, vdev=xvda, access=rw, target=/dev/vg/g1',
-         'format=raw, vdev=xvdb, access=ro, target=/dev/vg/g2' ]
-pci = [ '19:00.0,permissive=1',
-        '0000:9b:00.0' ]
-vif = [ 'mac=00:16:3e:00:00:01,bridge=xenbr0' ]
-"""
-
-CLOUD_HYPERVISOR = b"""#!/bin/sh
-# start it
-cloud-hypervisor --kernel /boot/vmlinux --cmdline "console=hvc0 root=/dev/vda1" \\
-  --cpus boot=8,max=8,features=amx \\
-  --memory size=32G,shared=on \\
-  --disk path=/srv/focal.raw path=/srv/seed.img \\
-  --device path=/sys/bus/pci/devices/0000:19:00.0/,x_nv_gpudirect_clique=0 \\
-  --net tap=,mac=12:34:56:78:90:ab
-"""
-
-INCUS = b"""architecture: x86_64
-config:
-  image.os: Ubuntu
-  limits.cpu: "8"
-  limits.memory: 32GiB
-  raw.qemu.conf: |-
-    [device "qemu_balloon"]
-    [global][2]
-    driver = "ICH9-LPC"
-    property = "disable_s4"
-    value = "0"
-  volatile.uuid: 2d5a0b2e-3b0f-4c53-8f51-1b0f2c3d4e5f
-devices:
-  gpu:
-    gputype: physical
-    pci: 0000:19:00.0
-    type: gpu
-  root:
-    path: /
-    pool: default
-    type: disk
-ephemeral: false
-profiles:
-- default
-description: ""
-"""
-
-FLAVOR = b"""{
-    "OS-FLV-DISABLED:disabled": false,
-    "name": "gpu.large",
-    "disk": 80,
-    "ram": 32768,
-    "properties": {
-        "hw:cpu_policy": "shared",
-        "aggregate_instance_extra_specs:gpu": "true"
-    },
-    "vcpus": 8
-}
-"""
-
-TEMPLATE = b"""# GPU box; see wiki
-Name = "gpu101" # of the lab
-CPU  = 2.5
-vcpu = 8
-MEMORY = "32768"
-DISK = [ IMAGE_ID = 7, # golden
-  DEV_PREFIX = "vd" ]
-NIC=[NETWORK="private",MODEL="virtio"]
-OS = [ ARCH = "x86_64", MACHINE = "q35", FIRMWARE = "UEFI" ]
-TOPOLOGY = [
-  PIN_POLICY = NONE, SOCKETS = 1, CORES = 8, THREADS = 1, MEMORY_ACCESS = shared ]
-PCI = [ SHORT_ADDRESS = "19:00.0", VM_BUS = "9" ]
-SCHED_REQUIREMENTS = "ID=\\"4\\" | ID=\\"5\\""
-LOGO=
-"""
-
-FILES = {
-    "opennebula": TEMPLATE,
-    "proxmox": QM,
-    "xen": XL,
-    "cloud-hypervisor": CLOUD_HYPERVISOR,
-    "incus": INCUS,
-    "openstack": FLAVOR,
-}
+QM, XL, CLOUD_HYPERVISOR, INCUS, FLAVOR = (
+    FILES[target] for target in ("proxmox", "xen", "cloud-hypervisor", "incus", "openstack")
+)
 
 
 def plain(layout: str, **more: object):  # type: ignore[no-untyped-def]
@@ -150,17 +42,6 @@ def test_the_same_plan_twice_changes_nothing_the_second_time(target: str, layout
     assert twice == once, "".join(
         difflib.unified_diff(once.decode().splitlines(True), twice.decode().splitlines(True))
     )
-
-
-OWNED = {
-    "opennebula": r"vcpu|MEMORY|NUMA_NODE|PCI|TOPOLOGY|  PIN_POLICY",
-    "proxmox": r"(sockets|cores|memory|numa\d*|affinity|args|balloon|hostpci\d+|hookscript):",
-    "xen": r"(memory|maxmem|vcpus|cpus|vnuma|pci|        '0000:9b)|# homenode",
-    "cloud-hypervisor": r"  --(cpus|memory|memory-zone|numa|platform|device) ",
-    "incus": r"  (limits\.|raw\.qemu\.conf|user\.homenode)|    (\[numa\]|(type|src|dst|val) =)",
-    "openstack": r' *"(hw:|pci_passthrough|ram|vcpus)|.*instance_extra_specs',
-}
-"""Lines that a layout may change, by target."""
 
 
 def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:
@@ -191,7 +72,7 @@ def test_lines_that_no_layout_owns_stay_byte_for_byte(target: str) -> None:
     matcher = difflib.ndiff(before, after.decode().splitlines())
     changed = [line[2:] for line in matcher if line[:2] in ("- ", "+ ")]
     assert changed
-    assert [line for line in changed if not re.match(OWNED[target], line)] == []
+    assert [line for line in changed if not re.match(EXAMPLES[target].owned, line)] == []
 
 
 @pytest.mark.parametrize("target", [name for name in FILES if name != "opennebula"])
@@ -311,6 +192,15 @@ BROKEN = [
     ("openstack", FLAVOR.replace(b'"vcpus": 8', b'"vcpus": 8, "vcpus": 9')),
     ("openstack", b'{"vcpus": 1, "ram": ' + b"[" * 100_000),
 ]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_file_is_one_of_its_target_alone(target: str) -> None:
+    """They may be asked in any order."""
+    written_file = written(target, "small-2n8c-2gpu", options("pin-numa")).rendering.document
+    for content in (written_file, FILES.get(target, written_file)):
+        takers = [name for name in TARGETS if target_named(name).recognises(content)]
+        assert takers == [target]
 
 
 @pytest.mark.parametrize(("target", "content"), BROKEN, ids=range(len(BROKEN)))

@@ -10,7 +10,8 @@ from homenode.plan.options import PlanOptions
 from homenode.plan.request import CellRequest
 from homenode.targets.planned import TargetPlan
 from homenode.units import GIB, MIB
-from tests.targets.test_edited_files import HOST, INCUS, plain
+from tests.targets.examples import FILES
+from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, host_named, options, written
 
 KEYS = {"limits.cpu", "limits.memory", "limits.memory.hugepages", "raw.qemu.conf"}
@@ -82,7 +83,7 @@ def test_a_file_has_no_key_that_a_release_refuses_unless_it_was_there() -> None:
     assert {key for key in keys if not key.startswith("user.")} <= KEYS
     (left,) = [f for f in planned.findings if f.id == "target-not-carried"]
     assert left.fix is not None and "limits.memory.hotplug=false" in left.fix
-    there = INCUS.replace(b"config:\n", b'config:\n  limits.memory.hotplug: "64GiB"\n')
+    there = FILES["incus"].replace(b"config:\n", b'config:\n  limits.memory.hotplug: "64GiB"\n')
     made = edited(there, HOST, plain("pin-numa"))
     assert re.search(rb"limits.memory.hotplug: .?false", made.rendering.document)
     assert "target-not-carried" not in {f.id for f in made.findings}

@@ -4,10 +4,11 @@ import pytest
 
 from homenode.errors import InputError, ParseError
 from homenode.plan.request import MemoryMode
-from homenode.targets.opennebula import parse, read_vm
+from homenode.targets.hypervisors.opennebula import parse, read_vm
 from homenode.targets.vm_file import kind_of, target_of
 from homenode.units import GIB, MIB
-from tests.targets.test_edited_files import HOST, TEMPLATE, plain
+from tests.targets.examples import FILES
+from tests.targets.test_edited_files import HOST, plain
 from tests.targets.written import edited, options, written
 
 
@@ -85,8 +86,8 @@ def test_cells_pages_and_devices_are_read() -> None:
 def test_what_a_template_has_next_to_the_plan_may_refuse_it(
     change: tuple[bytes, bytes], layout: str, found: str | None
 ) -> None:
-    text = TEMPLATE.replace(*change)
-    assert text != TEMPLATE
+    text = FILES["opennebula"].replace(*change)
+    assert text != FILES["opennebula"]
     if found is None:  # a kind of device, which no layout places
         assert change[1] in edited(text, HOST, plain(layout)).rendering.document
         return
@@ -95,7 +96,7 @@ def test_what_a_template_has_next_to_the_plan_may_refuse_it(
 
 
 def test_a_size_is_not_changed_below_a_topology_that_stays() -> None:
-    pinned = edited(TEMPLATE, HOST, plain("pin-numa")).rendering.document
+    pinned = edited(FILES["opennebula"], HOST, plain("pin-numa")).rendering.document
     with pytest.raises(InputError, match="TOPOLOGY and NUMA_NODE are for"):
         edited(pinned, HOST, options("default", vcpus=4, memory_bytes=4 * GIB))
 

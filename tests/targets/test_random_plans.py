@@ -6,7 +6,7 @@ from homenode.findings import Severity
 from homenode.targets.registry import TARGETS, target_named
 from homenode.verify.target_file import verify_target
 from tests.conformance.vms import planned_cases
-from tests.targets.test_edited_files import FILES
+from tests.targets.examples import FILES
 
 CASES = 12
 

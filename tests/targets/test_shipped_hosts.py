@@ -15,18 +15,8 @@ from homenode.targets.target import Feature, Level, features_of, lost_features, 
 from homenode.targets.vm_file import read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
 from homenode.vm.layout import PRESETS
+from tests.targets.examples import EXAMPLES
 from tests.targets.written import again, host_named, options, rendered, written
-
-REFUSED_FOR = {
-    "openstack": {"one host node", "a host node of its own"},
-    "opennebula": {"one host node"},
-    "proxmox": {"x86_64", "a range of host nodes"},
-    "xen": {"x86_64"},
-    "cloud-hypervisor": {"one host node"},
-    "incus": {"x86_64", "a guest cell for each host node", "random order", "equal shares"},
-}
-"""What each target is refused for here; the others take every plan."""
-
 
 LARGE = ("x86-2p8n128c256t-64gpu",)
 """Hosts that are planned with one layout here, and with every one in the lab."""
@@ -54,7 +44,7 @@ def become_files(name: str, layouts: tuple[str, ...]) -> None:
         try:
             planned = rendered(target, name, wanted)
         except InputError as refusal:
-            reasons = REFUSED_FOR.get(target, set())
+            reasons = EXAMPLES[target].refused_for
             assert any(reason in refusal.message for reason in reasons), refusal.message
             continue
         content = planned.rendering.document

@@ -10,21 +10,11 @@ from homenode.findings import Severity
 from homenode.targets.registry import TARGETS
 from homenode.units import GIB, MIB
 from homenode.verify.target_file import verify_target
+from tests.targets.examples import EXAMPLES
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
 WANTED = options("pin-numa-pci", memory_bytes=2 * GIB, gpu_count=1, page_bytes=2 * MIB)
-
-NOT_OF_A_PLAN = {
-    "qemu": r"#",
-    "proxmox": r"#|name:|machine:|cpu:|scsihw:|.*pcie=",
-    "openstack": r'.*"(format|name|pci_passthrough:alias)"|[{}]',
-    "cloud-hypervisor": r'#|set -euo|"\$@"',
-    "xen": r"#|name|type",
-    "opennebula": r"#|NAME|OS|CPU = |CPU_MODEL",
-    "incus": r"#|name:|type:|homenode[0-9]:|gputype:",
-}
-"""Lines of a file that a plan does not own, or whose names are the operator's."""
 
 
 def edits(text: str, not_owned: str) -> Iterator[tuple[str, str]]:
@@ -57,7 +47,7 @@ def test_a_single_edit_of_what_a_plan_owns_is_named(target: str) -> None:
     text = made.rendering.document.decode()
     assert not is_named(text)
     values, mark, functions = text.partition("# Reserve the huge pages")
-    tried = list(edits(values, NOT_OF_A_PLAN[target]))
+    tried = list(edits(values, EXAMPLES[target].free))
     assert len(tried) > 10
     some = tried[:: max(1, len(tried) // 40)]
     assert [line for line, edit in some if not is_named(edit + mark + functions)] == []

@@ -16,6 +16,7 @@ from homenode.cli.placing_options import (
     plan_options,
 )
 from homenode.errors import UsageError
+from homenode.targets.hypervisors import NAMES
 
 
 @with_records
@@ -42,9 +43,8 @@ def plan(
         typer.Option(
             "--target",
             metavar="NAME",
-            help="Write for libvirt, qemu, proxmox, openstack, cloud-hypervisor, xen, incus, "
-            "opennebula, or a target that an installed Python distribution adds. Default: the "
-            "format of the VM's file, else libvirt.",
+            help=f"Write for libvirt, {', '.join(NAMES)}, or a target that an installed Python "
+            "distribution adds. Default: the format of the VM's file, else libvirt.",
         ),
     ] = None,
     host: Annotated[

@@ -9,14 +9,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from homenode.errors import InputError
+from homenode.targets.hypervisors import NAMES
 from homenode.targets.target import Feature, Target
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-TARGETS = ("qemu", "openstack", "cloud-hypervisor", "incus", "proxmox", "xen", "opennebula")
-"""In the order in which they are asked whose a file is: keys of a qm configuration are in others,
-too. Each is TARGET of the module of that name."""
+TARGETS = NAMES
+"""Each is TARGET of the module of that name in `hypervisors`."""
 
 GROUP = "homenode.targets"
 """The entry points with which an installed distribution registers a Target by its name."""
@@ -29,7 +29,7 @@ def target_named(name: str) -> Target:
     """The target. Raises KeyError for an unknown name, InputError as `others`."""
     if name not in TARGETS:
         return _loaded(_others(tuple(sys.path))[name])
-    target = import_module(f"homenode.targets.{name.replace('-', '_')}").TARGET
+    target = import_module(f"homenode.targets.hypervisors.{name.replace('-', '_')}").TARGET
     assert isinstance(target, Target)
     return target
 
@@ -45,11 +45,11 @@ def others() -> tuple[str, ...]:
 def recognised(content: bytes) -> str | None:
     """The target that a file is of, by its content. Others than ours are loaded, and asked, where
     none of ours takes it."""
-    for names in (lambda: TARGETS, others):
-        for name in names():
-            if target_named(name).recognises(content):
-                return name
-    return None
+
+    def one_of(names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if target_named(name).recognises(content)), None)
+
+    return one_of(TARGETS) or one_of(others())
 
 
 @lru_cache(maxsize=4)

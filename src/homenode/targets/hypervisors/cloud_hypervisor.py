@@ -75,7 +75,9 @@ SUPPORT = {
 
 _WORD = re.compile(r"""(?:[^\s"'\\]|\\[^\n]|"(?:[^"\\]|\\.)*+"|'[^']*+')++""")
 _PROGRAM = re.compile(r"(?:[^\s\"']*/)?cloud-hypervisor(?:-static)?\Z", re.ASCII)
-_COMMAND = re.compile(r"^[^#\n]*(?:^|[\s/])cloud-hypervisor(?:-static)?[ \t\r\n\\]", re.MULTILINE)
+_COMMAND = re.compile(
+    r"^[^#\n'\"(]*(?:^|[\s/])cloud-hypervisor(?:-static)?[ \t\r\n\\]", re.MULTILINE
+)
 _OURS = ("--cpus", "--memory", "--memory-zone", "--numa", "--platform", "--device")
 _MOST_SEGMENTS = 96
 _OUR_ID = re.compile(r"homenode[0-9]{1,4}\Z", re.ASCII)

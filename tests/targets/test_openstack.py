@@ -15,7 +15,7 @@ from homenode.targets.target import pus_of
 from homenode.targets.vm_file import vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB
-from tests.conformance.nova import (
+from tests.conformance.openstack import (
     answers_to,
     asked_of,
     host_cells,

@@ -11,9 +11,29 @@ from homenode.targets.planned import TargetPlan
 from homenode.topology import Host
 from homenode.units import KIB, MIB
 from tests.conformance.builds import PROGRAMS, first_line
-from tests.conformance.judge import Answer, Facts, Judge
+from tests.conformance.judge import Answer, Example, Facts, Judge
 from tests.conformance.vms import Planned, cells_of, planned_cases
-from tests.targets.test_edited_files import FLAVOR
+
+EXAMPLE = Example(
+    file=b"""{
+    "OS-FLV-DISABLED:disabled": false,
+    "name": "gpu.large",
+    "disk": 80,
+    "ram": 32768,
+    "properties": {
+        "hw:cpu_policy": "shared",
+        "aggregate_instance_extra_specs:gpu": "true"
+    },
+    "vcpus": 8
+}
+""",
+    owned=r' *"(hw:|pci_passthrough|ram|vcpus)|.*instance_extra_specs',
+    free=r'.*"(format|name|pci_passthrough:alias)"|[{}]',
+    refused_for=(
+        "one host node",
+        "a host node of its own",
+    ),
+)
 
 VARIABLE = "HOMENODE_NOVA_PYTHON"
 _VERSION = "from importlib.metadata import version; print(version('nova'))"
@@ -145,7 +165,7 @@ def read_facts(answer: dict[str, Any]) -> Facts:
 
 
 def ask(names: Sequence[str]) -> Iterator[Answer]:
-    cases: list[Planned] = list(planned_cases(names, "openstack", (FLAVOR,)))
+    cases: list[Planned] = list(planned_cases(names, "openstack", (EXAMPLE.file,)))
     given = [asked_of(case.host, case.target_plan) for case in cases]
     for case, answer in zip(cases, answers_to(given) if given else (), strict=True):
         yield Answer(

@@ -1,0 +1,6 @@
+"""Hypervisors: a module for each target of homenode, and in it a TARGET."""
+
+from pkgutil import iter_modules
+
+NAMES = tuple(sorted(module.name.replace("_", "-") for module in iter_modules(__path__)))
+"""Of the targets, which are those of their modules with - for _."""

@@ -27,6 +27,7 @@ from homenode.pool.replay.trace import (
     trace_kind,
 )
 from homenode.pool.sources import load_pool
+from homenode.report.html import html_page
 from homenode.report.replay_text import simulation_page
 
 pytest.importorskip("numpy")
@@ -218,7 +219,7 @@ def test_a_simulation_says_that_it_is_one_and_has_intervals() -> None:
     assert found.simulated
     assert [one.policy for one in found.outcomes] == ["first-fit", "homenode"]
     assert found.bound is not None
-    page = simulation_page(replace(found, what="<b>"))
+    page = html_page(simulation_page(replace(found, what="<b>")))
     assert page.count('class="curve l') == 4  # each curve, and its line in the legend
     assert 'name="generator" content="homenode"' in page
     assert "<b>" not in page

@@ -50,6 +50,7 @@ def simulate(
     *,
     as_json: bool,
 ) -> None:
+    from homenode.report.html import html_page
     from homenode.report.replay_text import simulation_page, simulation_text
 
     check_can_write(page)
@@ -72,7 +73,7 @@ def simulate(
     else:
         console().print(simulation_text(found))
     if page is not None:
-        write_text(page, simulation_page(found))
+        write_text(page, html_page(simulation_page(found)))
         note(f"wrote {page}")
     if pool is not None:
         exit_with_failures(pool)

@@ -94,7 +94,7 @@ def _is_whole(effect: Effect) -> bool:
     )
 
 
-def _table(comparison: Comparison, effects: Sequence[Effect]) -> TableOrList:
+def _table(comparison: Comparison, effects: Sequence[Effect]) -> RenderableType:
     columns = ("metric", "baseline", "value", "effect", "interval", "outcome")
     return TableOrList(columns, [_row(comparison, one) for one in effects], wraps_last=True)
 

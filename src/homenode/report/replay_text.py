@@ -2,40 +2,28 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
+from homenode.doc import Doc, Gallery, Picture, Table, Text
 from homenode.pool.replay.simulation import Figure, Simulation
 from homenode.report.charts.scale import Scale
-from homenode.report.palette import SERIES, chart_style
+from homenode.report.palette import SERIES
 from homenode.report.svg_canvas import SvgCanvas
-from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
-from homenode.wording import plural, printable
+from homenode.wording import plural
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 760.0, 300.0, 60.0, 14.0
 
 
-def simulation_text(simulation: Simulation) -> RenderableType:
+def simulation_text(simulation: Simulation) -> Doc:
     """A row for each policy; then the bound."""
     head = f"simulated: {simulation.what}; {plural(simulation.orders, 'order')}"
-    return AsciiWhereNeeded(
-        Group(
-            Text(printable(head), style="bold"),
-            TableOrList(_columns(simulation), _rows(simulation)),
-            Text(_notes(simulation)),
-        )
-    )
+    return Doc(head, (_table(simulation), Text(_notes(simulation))))
 
 
-def _columns(simulation: Simulation) -> list[str]:
+def _table(simulation: Simulation) -> Table:
     names = [one.name.replace("_percent", " %") for one in simulation.outcomes[0].figures]
-    return ["policy", *(name.replace("_", " ") for name in names)]
-
-
-def _rows(simulation: Simulation) -> list[list[str]]:
-    return [[one.policy, *map(_figure, one.figures)] for one in simulation.outcomes]
+    figures = tuple(name.replace("_", " ") for name in names)
+    rows = tuple((one.policy, *map(_figure, one.figures)) for one in simulation.outcomes)
+    return Table(heads=("policy", *figures), rows=rows, numeric=figures)
 
 
 def _figure(one: Figure) -> str:
@@ -62,44 +50,18 @@ def _notes(simulation: Simulation) -> str:
     return " ".join(said)
 
 
-_STYLE = """\
-:root { color-scheme: light dark; --line: #d3dae1; }
-body { font: 16px/1.45 system-ui, "Noto Sans", "DejaVu Sans", Arial, sans-serif; max-width: 800px;
-  margin: 1.2em auto; padding: 0 16px; color: #16202a; background: #fff; }
-h1 { font-size: 1.4em; overflow-wrap: anywhere; } .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9em; }
-svg { max-width: 100%; height: auto; margin-top: 1.5em; }
-td, th { padding: 3px 12px; border-bottom: 1px solid var(--line); text-align: right; }
-td:first-child, th:first-child { text-align: left; }
-@media (prefers-color-scheme: dark) { :root { --line: #35414d; }
-  body { color: #ecf1f6; background: #10151b; } }
-"""
+def simulation_page(simulation: Simulation) -> Doc:
+    """The same with the curves of the first order."""
+    about = f"{plural(simulation.orders, 'order')}; no VM ran. {_notes(simulation)}"
+    title = f"Simulated: {simulation.what}"
+    return Doc(title, (_table(simulation), Gallery(tuple(_chart(simulation)), "wide")), about)
 
 
-def simulation_page(simulation: Simulation) -> str:
-    """A page: no scripts, nothing from elsewhere."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in _columns(simulation))
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in _rows(simulation)
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="generator" content="homenode"><title>homenode pool simulate</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"\n<style>\n{_STYLE}{chart_style()}</style></head>\n<body>"
-        f"<h1>Simulated: {escape(printable(simulation.what))}</h1>"
-        f"<p>{plural(simulation.orders, 'order')}; no VM ran. {escape(_notes(simulation))}</p>"
-        f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>{_chart(simulation)}'
-        "</body></html>\n"
-    )
-
-
-def _chart(simulation: Simulation) -> str:
+def _chart(simulation: Simulation) -> Iterator[Picture]:
     """The curves of the first order; each value holds until the next."""
     curves = [(one.policy, one.curve) for one in simulation.outcomes if len(one.curve) > 1]
     if not curves:
-        return ""
+        return
     x_name, y_name = simulation.curve_of
     right = max(x for _, curve in curves for x, _ in curve) or 1.0
     top = max(y for _, curve in curves for _, y in curve) or 1.0
@@ -121,7 +83,8 @@ def _chart(simulation: Simulation) -> str:
         left, row = _LEFT + number % 4 * 170, _HEIGHT + 52 + number // 4 * 18
         canvas.line((left, row - 4), (left + 24, row - 4), classes=classes)
         canvas.text(left + 30, row, name, 11)
-    return canvas.svg(_HEIGHT + 60 + (len(curves) - 1) // 4 * 18)
+    svg = canvas.svg(_HEIGHT + 60 + (len(curves) - 1) // 4 * 18)
+    yield Picture(f"{y_name} over {x_name}", svg)
 
 
 def _thinned(

@@ -1,26 +1,48 @@
-"""TerminalText: renderables for terminals that are narrow, or have no more than ASCII."""
+"""TerminalText: documents on terminals that are narrow, or have no more than ASCII."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
+from msgspec.structs import replace
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
+from rich.text import Text as Line
 
+from homenode.doc import (
+    LOOKS,
+    Cell,
+    Commands,
+    Doc,
+    Gallery,
+    Items,
+    Part,
+    Section,
+    Table,
+    Text,
+    Words,
+    plain,
+    spans,
+)
 from homenode.wording import printable, printable_lines
 
 _LONG, _SHORT = 24, 14  # letters that a shortened name keeps at least
-_LEAST_WRAPPED = 24  # columns of a terminal that a wrapped column needs
+_LEAST_FOLDED = 24  # columns of a terminal that a folded column of long texts needs
 _PLAIN = str.maketrans(
     {"\u2026": "...", "\u2013": "-", "\u00d7": "x", "\u00b7": "-", "\u00b1": "+-"}
 )
 
 
 class PrintableConsole(Console):
-    """A console on which nothing that it is given to print steers the terminal: names, documents
-    and what guests and tools say hold escapes, and letters that turn the direction of writing."""
+    """A console for documents, on which nothing that it is given to print steers the terminal:
+    names, documents and what guests and tools say hold escapes, and letters that turn the direction
+    of writing."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(shown(one) if isinstance(one, Doc) else one for one in objects), **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -30,6 +52,52 @@ class PrintableConsole(Console):
                 yield segment
             else:
                 yield Segment(printable_lines(segment.text), segment.style)
+
+
+def shown(doc: Doc) -> RenderableType:
+    """A document as it stands on a terminal: without pictures."""
+    title = (Line(printable(doc.title), style="bold"),) if doc.title else ()
+    return AsciiWhereNeeded(Group(*title, *_parts(doc.parts, is_first=not title)))
+
+
+def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]:
+    for number, part in enumerate(parts):
+        match part:
+            case Text():
+                text = _line(part.words, part.look)
+                # Wrapped lines stay below their first word, not below its indent.
+                yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
+            case Items():
+                yield from map(_line, part.items)
+            case Commands():
+                yield from map(ShellCommand, part.lines)
+            case Table() if part.rows:
+                yield TerminalTable(part)
+            case Section():
+                if not is_first or number:
+                    yield Line("")
+                if part.title:
+                    yield _line(part.title, "head")
+                yield from _parts(part.parts, is_first=True)
+            case Table() | Gallery():
+                pass
+
+
+def _line(words: Words, look: str = "") -> Line:
+    line = Line(style=_style(look))
+    for one in spans(words):
+        line.append(printable(one.text), _style(one.look))
+    return line
+
+
+def _style(look: str) -> str:
+    return " ".join(LOOKS[name] for name in look.split() if name in LOOKS)
+
+
+def _cell(cell: str | Cell) -> Line:
+    if isinstance(cell, str):
+        return _line(cell)
+    return _line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
 
 
 class AsciiWhereNeeded:
@@ -42,97 +110,108 @@ class AsciiWhereNeeded:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._renderable, options):
             if options.ascii_only and not segment.text.isascii():
-                plain = segment.text.translate(_PLAIN).encode("ascii", "replace").decode()
-                yield Segment(plain, segment.style, segment.control)
+                text = segment.text.translate(_PLAIN).encode("ascii", "replace").decode()
+                yield Segment(text, segment.style, segment.control)
             else:
                 yield segment
 
 
-class TableOrList:
-    """A table where its columns fit, else each row as lines of "column: text".
+class TerminalTable:
+    """A table where its columns fit, else each row as lines of "head: text"; see `Table`."""
 
-    wraps_last: the last column may be wrapped, or stand below the table as "first: last". least:
-    columns that are left out where the table fits without them; rows of a list are then paragraphs.
-    shortened: before that, texts of the first column may lose letters in their middle.
-    """
-
-    def __init__(
-        self,
-        columns: Sequence[str],
-        rows: Sequence[Sequence[str]],
-        wraps_last: bool = False,
-        least: Sequence[str] = (),
-        shortened: bool = False,
-    ) -> None:
-        self._columns = tuple(columns)
-        self._rows = tuple(tuple(printable(text) for text in row) for row in rows)
-        self._wraps_last = wraps_last
-        self._least = frozenset(least)
-        self._shortened = shortened
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._heads = tuple(map(plain, table.heads))
+        self._rows = tuple(tuple(map(_cell, row)) for row in table.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        space, every = options.max_width, len(self._columns)
-        fixed = every - self._wraps_last
-        needed = self._width(fixed, console, options)
-        if needed + (_LEAST_WRAPPED if self._wraps_last else 0) <= space:
-            yield self._table(every)
-        elif needed <= space:
-            yield self._table(fixed)
+        table, space = self._table, options.max_width
+        unfolded = [head for head in self._heads if head not in table.folds]
+        needed = self._width(console, unfolded)
+        folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
+        if needed + folded <= space:
+            yield self._drawn(self._heads)
+        elif table.folds == self._heads[-1:] and needed <= space:
+            yield self._drawn(unfolded)
             for row in self._rows:
-                yield Text(f"{row[0]}: {row[-1]}")
-        elif self._least:
-            yield from self._narrower(console, options)
+                yield Line.assemble(row[0], ": ", row[-1])
+        elif table.least:
+            yield from self._narrower(console, space)
         else:
             for row in self._rows:
-                for number, (column, text) in enumerate(zip(self._columns, row, strict=True)):
-                    yield Text.assemble(("- " if number == 0 else "  ") + f"{column}: ", text)
+                for number, (head, text) in enumerate(zip(self._heads, row, strict=True)):
+                    if text or not number:
+                        yield Line.assemble("- " if number == 0 else "  ", f"{head}: ", text)
 
-    def _narrower(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def _narrower(self, console: Console, space: int) -> RenderResult:
         """With shorter names, without the least of the columns, both, or as paragraphs."""
-        fewer = self._without_least()
-        for table, shortest in ((self, _LONG), (fewer, None), (fewer, _SHORT)):
-            excess = table._width(len(table._columns), console, options) - options.max_width
-            if excess > 0 and shortest is not None and self._shortened:
-                table = table._with_names_of(max(shortest, table._longest_name - excess))
-                excess = table._width(len(table._columns), console, options) - options.max_width
+        every = self._table
+        kept = [at for at, head in enumerate(self._heads) if head not in every.least]
+        fewer = replace(
+            every,
+            heads=tuple(every.heads[at] for at in kept),
+            rows=tuple(tuple(row[at] for at in kept) for row in every.rows),
+        )
+        for table, shortest in ((every, _LONG), (fewer, None), (fewer, _SHORT)):
+            drawn = TerminalTable(table)
+            excess = drawn._width(console, drawn._heads) - space
+            if excess > 0 and shortest is not None and every.shortened:
+                most = max(shortest, max(len(plain(row[0])) for row in every.rows) - excess)
+                names = (_without_middle(plain(row[0]), most) for row in table.rows)
+                rows = zip(names, table.rows, strict=True)
+                drawn = TerminalTable(
+                    replace(table, rows=tuple((name, *r[1:]) for name, r in rows))
+                )
+                excess = drawn._width(console, drawn._heads) - space
             if excess <= 0:
-                yield table._table(len(table._columns))
-                if table._columns != self._columns:
-                    left_out = " and ".join(name for name in self._columns if name in self._least)
+                yield drawn._drawn(drawn._heads)
+                if table is fewer:
+                    left_out = " and ".join(every.least)
                     about = f"No columns for {left_out}: the terminal is too narrow."
-                    yield Text(about, style="dim")
+                    yield Line(about, style="dim")
                 return
         for row in self._rows:
-            named = zip(self._columns[1:], row[1:], strict=True)
-            yield Text(f"{row[0]}: " + ", ".join(f"{name} {text}" for name, text in named))
+            named = zip(self._heads[1:], row[1:], strict=True)
+            yield Line.assemble(row[0], ": ", ", ".join(f"{name} {text}" for name, text in named))
 
-    def _width(self, columns: int, console: Console, options: ConsoleOptions) -> int:
-        table = self._table(columns)
-        return Measurement.get(console, options.update(width=10_000), table).maximum
+    def _width(self, console: Console, heads: Sequence[str]) -> int:
+        wide = console.options.update(width=10_000)
+        return Measurement.get(console, wide, self._drawn(heads)).maximum
 
-    def _without_least(self) -> "TableOrList":
-        kept = [number for number, name in enumerate(self._columns) if name not in self._least]
-        rows = [[row[number] for number in kept] for row in self._rows]
-        return TableOrList([self._columns[number] for number in kept], rows)
+    def _longest(self, head: str) -> int:
+        at = self._heads.index(head)
+        return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 
-    @property
-    def _longest_name(self) -> int:
-        return max((len(row[0]) for row in self._rows), default=0)
-
-    def _with_names_of(self, most: int) -> "TableOrList":
-        rows = [[_without_middle(row[0], most), *row[1:]] for row in self._rows]
-        return TableOrList(self._columns, rows)
-
-    def _table(self, columns: int) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for number, column in enumerate(self._columns[:columns]):
-            wraps = self._wraps_last and number == len(self._columns) - 1
+    def _drawn(self, heads: Sequence[str]) -> RichTable:
+        drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        kept = [at for at, head in enumerate(self._heads) if head in heads]
+        for head in (self._heads[at] for at in kept):
+            folds = head in self._table.folds
             # Heads of two words stand on two lines.
-            head = column if wraps or not self._wraps_last else column.replace(" ", "\n")
-            table.add_column(Text(head), no_wrap=not wraps)
+            name = head if self._table.folds else head.replace(" ", "\n")
+            justify: Literal["right", "left"] = "right" if head in self._table.numeric else "left"
+            drawn.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
         for row in self._rows:
-            table.add_row(*(Text(text) for text in row[:columns]))
-        return table
+            drawn.add_row(*(row[at] for at in kept))
+        return drawn
+
+
+def TableOrList(  # noqa: N802
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    wraps_last: bool = False,
+    least: Sequence[str] = (),
+    shortened: bool = False,
+) -> TerminalTable:
+    return TerminalTable(
+        Table(
+            heads=tuple(columns),
+            rows=tuple(map(tuple, rows)),
+            folds=tuple(columns)[-1:] if wraps_last else (),
+            least=tuple(least),
+            shortened=shortened,
+        )
+    )
 
 
 def _without_middle(text: str, most: int) -> str:
@@ -159,7 +238,7 @@ class ShellCommand:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in self.lines(options.max_width):
-            yield Text(line.rstrip("\n"), no_wrap=True, overflow="ignore")
+            yield Line(line.rstrip("\n"), no_wrap=True, overflow="ignore")
 
     def lines(self, width: int) -> Iterator[str]:
         """Its lines, each of at most so many columns where no quoted word is longer."""

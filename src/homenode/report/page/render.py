@@ -22,8 +22,13 @@ def report_html(report: Document) -> str:
 
     Its policy forbids everything but its own style sheet and script, by their digests.
     """
-    style = _text("page.css") + chart_style() + style_sheet("svg.map") + _HATCHED
-    script = _text("sort.js")
+    style = (
+        package_text("report", "templates", "page.css")
+        + chart_style()
+        + style_sheet("svg.map")
+        + _HATCHED
+    )
+    script = _shared("page.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "base-uri 'none'; form-action 'none'"
@@ -33,7 +38,13 @@ def report_html(report: Document) -> str:
 
 def report_for_print(report: Document) -> str:
     """The report as HTML for a renderer of pages: no script, nothing folded."""
-    return _render(report, style=_text("pdf.css"), script="", policy="", pdf=True)
+    return _render(
+        report,
+        style=_shared("paper.css"),
+        script="",
+        policy="",
+        pdf=True,
+    )
 
 
 def _render(report: Document, **values: object) -> str:
@@ -97,3 +108,7 @@ def _names() -> tuple[str, ...]:
 @cache
 def _text(name: str) -> str:
     return package_text(*_TEMPLATES, name)
+
+
+def _shared(name: str) -> str:
+    return package_text("report", "templates", name)

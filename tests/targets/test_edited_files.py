@@ -49,8 +49,8 @@ def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:
 
     def tuned(text: bytes, wanted: PlanOptions) -> tuple[dict[str, xen.Value], set[str]]:
         made = edited(text, HOST, wanted)
-        _, pairs = xen.parse(made.rendering.document, "vm.cfg")
-        return {pair.key: pair.value for pair in pairs}, {one.id for one in made.findings}
+        config = xen.parse(made.rendering.document, "vm.cfg")
+        return config.values, {one.id for one in made.findings}
 
     hard, offered = tuned(XL, floating)
     assert "cpus_soft" not in hard and "target-soft-affinity" in offered
@@ -58,7 +58,7 @@ def test_xen_vcpus_that_float_may_prefer_their_nodes_and_stay_so() -> None:
     soft, said = tuned(asked, floating)
     assert soft["cpus_soft"] == hard["cpus"] and "cpus" not in soft
     assert "target-soft-affinity" not in said
-    assert xen.read_vm(asked, "vm.cfg").is_pinned
+    assert xen.CODEC.read_vm(asked, "vm.cfg").is_pinned
     # Pins of other layouts are pins.
     pinned, _ = tuned(asked, plain("pin-numa"))
     assert "cpus" in pinned and "cpus_soft" not in pinned

@@ -4,7 +4,7 @@ import pytest
 
 from homenode.errors import InputError, ParseError
 from homenode.plan.request import MemoryMode
-from homenode.targets.hypervisors.opennebula import parse, read_vm
+from homenode.targets.hypervisors.opennebula import CODEC, parse
 from homenode.targets.vm_file import kind_of, target_of
 from homenode.units import GIB, MIB
 from tests.targets.examples import FILES
@@ -24,14 +24,13 @@ X=[ a="]" ,
 B=2
 ]
 """
-    _, found = parse(text, "vm")
-    assert [(one.name, one.value, dict(one.parts)) for one in found] == [
-        ("VCPU", "4", {}),
-        ("MEMORY", "2048", {}),
-        ("NAME", 'a "b"\nc', {}),
-        ("EMPTY", "", {}),
-        ("NIC", "", {}),
-        ("X", "", {"A": "]", "B": "2"}),
+    assert [(one.key, one.value) for one in parse(text, "vm").attributes] == [
+        ("VCPU", {"": "4"}),
+        ("MEMORY", {"": "2048"}),
+        ("NAME", {"": 'a "b"\nc'}),
+        ("EMPTY", {"": ""}),
+        ("NIC", {}),
+        ("X", {"A": "]", "B": "2"}),
     ]
     assert target_of(text) is None and kind_of(text, "vm", "opennebula") == "opennebula"
 
@@ -56,11 +55,11 @@ B=2
 )
 def test_what_opennebula_would_not_take_is_an_error(text: bytes) -> None:
     with pytest.raises(ParseError):
-        read_vm(text, "vm")
+        CODEC.read_vm(text, "vm")
 
 
 def test_cells_pages_and_devices_are_read() -> None:
-    vm = read_vm(
+    vm = CODEC.read_vm(
         b"MEMORY = 3072\nVCPU = 3\nTOPOLOGY = [ PIN_POLICY = thread, HUGEPAGE_SIZE = 2 ]\n"
         b'NUMA_NODE = [ TOTAL_CPUS = 1, MEMORY = 1024, DISTANCE = "1:32" ]\n'
         b"NUMA_NODE = [ MEMORY = 2048, TOTAL_CPUS = 2 ]\n"
@@ -109,8 +108,7 @@ def test_a_flat_guest_over_several_nodes_is_refused() -> None:
 def test_policies_follow_the_layout() -> None:
     def policy(layout: str, host: str = "x86-2p2n16c32t-isolated-pus") -> str:
         document = written("opennebula", host, options(layout)).rendering.document
-        (topology,) = [one for one in parse(document, "vm")[1] if one.name == "TOPOLOGY"]
-        return topology.parts["PIN_POLICY"]
+        return parse(document, "vm").list("TOPOLOGY")["PIN_POLICY"]
 
     assert policy("pin-numa") == "CORE"
     assert policy("pin-numa-smt") == "THREAD"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -295,9 +295,9 @@ def shows_siblings(plan: Plan) -> bool:
     return plan.topology is not None and plan.topology.threads > 1
 
 
-def siblings_shown(guest: Vm) -> Vm:
-    """A guest whose file records a layout that showed it siblings, without their topology."""
-    return structs.replace(guest, cpu_topology=(1, 1, max(1, guest.vcpus // 2), 2))
+def shape_of_siblings(vcpus: int) -> tuple[int, int, int, int]:
+    """Of a guest whose file records that a layout showed it siblings, without their topology."""
+    return (1, 1, max(1, vcpus // 2), 2)
 
 
 def refuse_unsafe_name(name: str, source: str) -> str:

@@ -32,8 +32,8 @@ from homenode.targets.target import (
     refuse_arm,
     refuse_many_vcpus,
     refuse_unsafe_name,
+    shape_of_siblings,
     shows_siblings,
-    siblings_shown,
     whole_units,
 )
 from homenode.targets.yaml_edit import (
@@ -195,7 +195,7 @@ def read_vm(content: bytes, source: str) -> Vm:
         hostdevs=hostdevs,
     )
     exposed = instance.value(_RECORD, source) == Siblings.EXPOSED
-    return siblings_shown(vm) if exposed else vm
+    return structs.replace(vm, cpu_topology=shape_of_siblings(vcpus)) if exposed else vm
 
 
 def _passed(instance: Instance, source: str) -> Iterator[tuple[Bdf, None]]:

@@ -48,6 +48,13 @@ LIVE = frozenset({"root", "libvirt", "qemu"})
 TESTS = Path(__file__).parent
 
 
+@pytest.fixture(autouse=True)
+def own_host_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests at once, and a homenode of this machine, do not wait for each other's hosts: the folder
+    that all users lock is not there, but where a test gives it."""
+    monkeypatch.setattr("homenode.change.host_lock.SHARED", Path("/nowhere"))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Modules and items of 12,000 tests stay: no collection of garbage looks through them."""

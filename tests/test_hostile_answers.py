@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from homenode.apply.store import Record
+from homenode.change.step import ChangeHead
 from homenode.doctor.expectation_file import parse_expectation
 from homenode.errors import HomenodeError, HostError, InputError, ToolError
 from homenode.formats import decode, decode_head, decode_journal
@@ -54,7 +54,7 @@ def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path
     readers = (
         lambda: decode(content, "host", Host, "x"),
         lambda: parse_run(content + b"\n", "x"),
-        lambda: decode_head(content, "apply", Record, "x"),
+        lambda: decode_head(content, "change", ChangeHead, "x"),
         lambda: read_record(tmp_path),
         lambda: decode_journal(content + b"\n", "trial", Head, Entry, "x"),
         lambda: read_plan_for(load_host("hgx-h100"), content, "x"),

@@ -168,6 +168,11 @@ def open_lock(path: Path, mode: int = PRIVATE, *, folder: int | None = None) -> 
     return os.open(path if folder is None else path.name, flags, mode, dir_fd=folder)
 
 
+def open_to_lock(folder: Path) -> int:
+    """A descriptor of a folder that whoever can read it can lock."""
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def open_existing(path: str | Path, *, folder: int | None = None) -> int:
     """A descriptor of a file to read and to write, which is there; a link under its name is not
     followed."""
@@ -228,7 +233,7 @@ def write_and_close(
 
 def sync_folder(folder: Path) -> None:
     """Have names that came or went in a folder on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = open_to_lock(folder)
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -41,6 +41,7 @@ VERSIONS = {
     "trial": 1,
     "trial-config": 2,
     "apply": 2,
+    "change": 1,
     "retrain": 1,
     "link-rate": 1,
     "slurm-study": 3,
@@ -92,7 +93,19 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
 
 def head_line(kind: str, value: Any) -> str:
     """The first line of a file of lines. Fields at their defaults are left out."""
+    if isinstance(value, msgspec.Struct):  # which says itself what is left out
+        return _line({"format": _format(kind), **msgspec.to_builtins(value, enc_hook=_to_text)})
     return _line({"format": _format(kind), **_changed_fields(value)})
+
+
+def is_kind(text: bytes, kind: str) -> bool:
+    """Whether a document, or a first line, is of that kind; of whatever version."""
+    try:
+        document = decode_json(text)
+    except NotJsonError:
+        return False
+    found = document.get("format") if isinstance(document, dict) else None
+    return isinstance(found, str) and found.startswith(f"homenode.{kind}/")
 
 
 def line(value: Any) -> str:

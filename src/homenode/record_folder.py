@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from homenode.durable import (
+    PARTS,
     PRIVATE,
     open_existing,
     open_folder,
     open_lock,
+    remove_file,
     replace_file,
     sync_folder,
     write_and_close,
@@ -110,15 +112,10 @@ class RecordFolder:
                 self._folder = open_folder(self._below, *names)
             descriptor = open_lock(self.path / lock, self._file_mode, folder=self._folder)
         try:
-            end = time.monotonic() + wait_s
-            has_waited = False
-            while not _try_lock(descriptor):
-                if time.monotonic() >= end:
-                    raise BusyError(f"{self.path}: expected {expected}", hint=hint)
-                if not has_waited:
-                    on_wait()
-                has_waited = True
-                time.sleep(0.05)
+            if not take_lock(descriptor, wait_s, on_wait):
+                raise BusyError(f"{self.path}: expected {expected}", hint=hint)
+            if lock == LOCK:
+                self.sweep()
             if holder:
                 with contextlib.suppress(OSError):  # a full disk: the lock holds without it
                     os.ftruncate(descriptor, 0)
@@ -129,6 +126,13 @@ class RecordFolder:
             if is_first and self._folder is not None:
                 os.close(self._folder)
                 self._folder = None
+
+    def sweep(self) -> None:
+        """Remove files that a killed writer left half-written. Only the lock's holder may."""
+        folder = self.path if self._folder is None else Path(f"/proc/self/fd/{self._folder}")
+        with self.errors():
+            for part in folder.glob(PARTS):
+                remove_file(part)
 
     def make(self) -> None:
         """Create the folder where it is not there."""
@@ -231,6 +235,25 @@ class RecordFolder:
     @property
     def _file_mode(self) -> int:
         return PRIVATE if self._private else 0o644
+
+
+def take_lock(
+    descriptor: int, wait_s: float = 0.0, on_wait: Callable[[], None] = lambda: None
+) -> bool:
+    """Lock an open file or folder; False where another process holds it for longer than wait_s.
+
+    on_wait: called once, before it waits.
+    """
+    end = time.monotonic() + wait_s
+    has_waited = False
+    while not _try_lock(descriptor):
+        if time.monotonic() >= end:
+            return False
+        if not has_waited:
+            on_wait()
+        has_waited = True
+        time.sleep(0.05)
+    return True
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -1,5 +1,6 @@
 """Applying a tuned document to a domain, and the way back, on a stand-in for virsh."""
 
+import json
 import re
 import subprocess
 import uuid
@@ -9,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from homenode import formats
 from homenode.apply.definition import (
     apply_definition,
     forget_original,
@@ -18,7 +19,10 @@ from homenode.apply.definition import (
     restore_definition,
 )
 from homenode.apply.live_pins import apply_live_pins, preview_live_pins, restore_live_pins
-from homenode.apply.store import DomainStore, Step, default_root, other_daemons
+from homenode.apply.store import DomainStore, other_daemons
+from homenode.change import host_lock
+from homenode.change.journal import default_root
+from homenode.change.step import ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError, ToolError, UsageError
 from homenode.hypervisor.connection import checked_uri
@@ -170,18 +174,17 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-@pytest.mark.parametrize("step", [Step.APPLYING, Step.RESTORING])
+@pytest.mark.parametrize("what", [ChangeState.BEGIN, ChangeState.UNDOING])
 @pytest.mark.parametrize("is_defined", [False, True])
 def test_edits_after_a_step_that_was_cut_short_are_never_dropped(
-    daemon: StandIn, root: Path, step: Step, is_defined: bool, edit: str
+    daemon: StandIn, root: Path, what: ChangeState, is_defined: bool, edit: str
 ) -> None:
     printed = apply(root)
     store = DomainStore(root, URI, UUID)
-    record = store.record()
-    assert record is not None
-    before = store.save(printed) if step is Step.RESTORING else record.original
-    with store.locked():
-        store.write_record(replace(record, step=step, applied=before))
+    entry = store.definition()
+    assert entry is not None and entry.before is not None
+    found = store.save(printed) if what is ChangeState.UNDOING else entry.before
+    store.journal.write(structs.replace(entry, what=what, facts={"name": NAME, "found": found}))
     there = daemon.definition() if is_defined else ORIGINAL
     old, new = (text.encode() for text in EDITS[edit])
     if old not in there:
@@ -270,10 +273,20 @@ def test_a_document_that_was_dumped_without_passwords_is_refused(
         apply_definition(virsh, NAME, without, virsh.definition(UUID), root)
 
 
-def test_two_at_once_do_not_work_on_one_domain(daemon: StandIn, root: Path) -> None:
-    store = DomainStore(root, URI, UUID)
-    with store.locked(), pytest.raises(HostError, match="no other homenode at work"):
+def test_two_at_once_do_not_work_on_one_host(
+    daemon: StandIn, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "domains").mkdir(parents=True)
+    monkeypatch.setattr(host_lock, "WAIT_S", 0.2)
+    holder = subprocess.Popen(
+        ("flock", root / "domains/.host.lock", "sh", "-c", "echo; read line"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert holder.stdout is not None and holder.stdout.readline() == b"\n"
+    with pytest.raises(HostError, match="no other homenode at work"):
         apply(root)
+    holder.communicate(b"\n")
     apply(root)
 
 
@@ -289,9 +302,9 @@ def test_a_saved_original_that_was_damaged_is_not_defined(daemon: StandIn, root:
     apply(root)
     owned = daemon.definition()
     store = DomainStore(root, URI, UUID)
-    record = store.record()
-    assert record is not None and record.step is Step.APPLIED
-    store.document_path(record.original).write_bytes(b"<domain/>")
+    entry = store.definition()
+    assert entry is not None and entry.what is ChangeState.DONE
+    store.document_path(entry.before).write_bytes(b"<domain/>")
     with pytest.raises(InputError, match="expected the document with that sha256"):
         restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == owned
@@ -308,24 +321,58 @@ def test_a_damaged_journal_says_what_to_do(daemon: StandIn, root: Path) -> None:
         assert "virsh define the right one" in (caught.value.hint or "")
 
 
-def test_what_version_1_saved_is_restored_and_goes_on_in_a_journal(
-    daemon: StandIn, root: Path
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_earlier_versions_saved_is_restored_and_goes_on_in_a_journal(
+    daemon: StandIn, root: Path, version: int
 ) -> None:
     apply(root)
     store = DomainStore(root, URI, UUID)
-    record = store.record()
-    assert record is not None
-    document = formats.encode("apply", record).replace("homenode.apply/2", "homenode.apply/1")
-    (store.folder / "journal.jsonl").unlink()
-    (store.folder / "record.json").write_text(document)
-    assert store.record() == record
+    entry = store.definition()
+    assert entry is not None
+    record = {
+        "connect": URI,
+        "name": NAME,
+        "uuid": UUID,
+        "step": "applied",
+        "original": entry.before,
+        "tuned": entry.after,
+        "applied": entry.facts["found"],
+    }
+    journal = store.folder / "journal.jsonl"
+    if version == 1:
+        journal.unlink()
+        document = {"format": "homenode.apply/1"} | record
+        (store.folder / "record.json").write_text(json.dumps(document))
+    else:
+        head = {"format": "homenode.apply/2", "connect": URI, "uuid": UUID}
+        lines = (head, {"record": record | {"step": "applying"}}, {"record": record})
+        journal.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    read = store.definition()
+    assert read is not None
+    assert (read.what, read.before, read.after) == (entry.what, entry.before, entry.after)
     assert other_daemons(root, "qemu:///session", UUID) == (URI,)
     restore_definition(Virsh(URI), NAME, root)
     assert daemon.definition() == ORIGINAL
-    restored = store.record()
-    assert restored is not None
-    assert restored.original == record.original
-    assert b'"homenode.apply/2"' in (store.folder / "journal.jsonl").read_bytes()
+    restored = store.definition()
+    assert restored is not None and restored.what is ChangeState.UNDONE
+    assert restored.before == entry.before
+    assert journal.read_bytes().startswith(b'{"format":"homenode.change/1"')
+
+
+def test_pins_that_an_earlier_version_moved_are_moved_back(daemon: StandIn, root: Path) -> None:
+    daemon.put("id", "3")
+    daemon.put("pins/vcpu.0", "4")
+    store = DomainStore(root, URI, UUID)
+    store.folder.mkdir(parents=True)
+    pin = {"kind": "vcpu", "number": 0}
+    live = {"connect": URI, "name": NAME, "uuid": UUID, "run_id": 3}
+    live |= {"before": [pin | {"pus": "0-3"}], "after": [pin | {"pus": "4"}]}
+    head = {"format": "homenode.apply/2", "connect": URI, "uuid": UUID}
+    lines = "".join(f"{json.dumps(line)}\n" for line in (head, {"live": live}))
+    (store.folder / "journal.jsonl").write_text(lines)
+    restore_live_pins(Virsh(URI), NAME, root)
+    assert daemon.get("pins/vcpu.0") == "0-3"
+    assert restore_live_pins(Virsh(URI), NAME, root) == ()
 
 
 def test_a_record_of_version_1_that_is_damaged_is_named(daemon: StandIn, root: Path) -> None:

@@ -153,7 +153,7 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     restore_domain(NAME)
     assert daemon.get("pins/vcpu.0") == "0-7"
     assert daemon.definition() == ORIGINAL
-    assert DomainStore(Path("/nowhere"), URI, UUID).record() is None
+    assert DomainStore(Path("/nowhere"), URI, UUID).definition() is None
 
 
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:

@@ -165,7 +165,7 @@ def test_keeping_edits_after_a_kill_at_any_call_ends_with_the_edited_original(
         daemon.happens(number, when)
         in_child(partial(work, start.root), None, with_virsh=False)
         daemon.nothing_happens()
-        if DomainStore(start.root, URI, UUID).record() is None:
+        if DomainStore(start.root, URI, UUID).definition() is None:
             assert daemon.definition() == ORIGINAL
             continue
         daemon.put_definition(with_title(daemon.definition()))

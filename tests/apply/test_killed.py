@@ -243,7 +243,7 @@ def test_what_libvirt_does_after_ctrl_c_is_known_and_undone(
     assert daemon.definition() == owned
     (daemon.state / "late").unlink()
     wait_for(lambda: daemon.definition() != owned)
-    (lock,) = root.rglob(".lock")
+    (lock,) = root.rglob(".host.lock")
     wait_for(lambda: is_free(lock))  # the stand-in has it from its client, as no daemon would
     if again:
         apply(URI, NAME, root, "pin-numa-pci")

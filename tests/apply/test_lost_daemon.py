@@ -31,7 +31,7 @@ exec {virsh} "$@"
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
-    monkeypatch.setattr("homenode.apply.store.default_root", lambda: tmp_path / "state")
+    monkeypatch.setattr("homenode.change.journal.default_root", lambda: tmp_path / "state")
     with two_nodes() as found:
         document = found.folder / "vm.xml"
         document.write_text(DOCUMENT)

@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_at_any_write_of_apply_loses_nothing(
     owned = daemon.definition()
     assert owned == ORIGINAL or b"<vcpupin" in owned
     assert not is_done or b"<vcpupin" in owned
-    assert is_done == (left >= 4), owned
+    assert is_done == (left >= 5), owned  # three documents, the journal, who holds the lock
     (disk / "ballast").unlink()
     try:
         restore_definition(Virsh(URI), NAME, disk / "state")

@@ -16,6 +16,7 @@ from homenode.analyse.statement import sentence_of
 from homenode.analyse.trial_conclusion import Conclusion, conclude
 from homenode.analyse.verdict import ReasonId
 from homenode.apply.store import DomainStore
+from homenode.change.step import ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, UsageError
 from homenode.evidence.documents import publications
@@ -383,6 +384,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
     if mounted.returncode:
         pytest.skip("may not mount here")
     filler = root / "filler"
+    line = ChangeEntry(what=ChangeState.UNDONE, kind="pin-threads", subject=UUID)
 
     class Full(SimulatedReach):
         def equip(self, machine: object) -> None:
@@ -394,7 +396,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
                     journal.add(What.SET_ASIDE)
             with suppress(HostError):
                 while True:
-                    DomainStore(root, URI, UUID).drop_live_record()
+                    DomainStore(root, URI, UUID).journal.write(line)
 
     try:
         head, journal = begun(root, wanted(tmp_path / "results", boots=1))

@@ -11,7 +11,7 @@ from shlex import quote
 
 import pytest
 
-import homenode.apply.store
+import homenode.change.journal
 from homenode.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.cli.replan import replan
 from homenode.formats import decode
@@ -66,7 +66,7 @@ def vm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         if started.returncode:
             pytest.skip(f"this libvirtd starts no guests: {started.failure()}")
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr("homenode.apply.store.default_root", lambda: folder / "state")
+            patched.setattr("homenode.change.journal.default_root", lambda: folder / "state")
             yield name
     finally:
         run(("virsh", "-q", "-c", SYSTEM, "destroy", name), 120)
@@ -133,7 +133,7 @@ def test_pins_that_homenode_moved_in_this_run_are_no_alert(vm: str, tmp_path: Pa
     planned = pin(vm)
     shown = run(("virsh", "-q", "-c", SYSTEM, "dumpxml", "--inactive", vm), 120).stdout
     other = shown.replace(f"cpuset='{planned}'", f"cpuset='{1 - int(planned)}'", 1)
-    root = homenode.apply.store.default_root()
+    root = homenode.change.journal.default_root()
     apply_live_pins(Virsh(SYSTEM), vm, other.encode(), root)
     try:
         assert seen(vm) == ()

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from homenode.apply.store import DomainStore, LiveRecord
+from homenode.apply.earlier_records import PIN
+from homenode.apply.store import DomainStore
+from homenode.change.host_lock import host_locked
+from homenode.change.step import TO_UNDO, ChangeEntry, ChangeState
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
-from homenode.hypervisor.domain_state import DomainState, LivePin
+from homenode.hypervisor.domain_state import DomainState, LivePin, pins_of_text, pins_text
 from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import read_kernel_file
 from homenode.verify.live.procfs import arguments_after
 from homenode.vm.model import Vm
+from homenode.wording import command_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +86,59 @@ def apply_live_pins(virsh: Virsh, name: str, tuned: bytes, root: Path) -> Moved:
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
-    with store.locked():
+    words = command_line("homenode", "apply", state.argument, "--live-pins")
+    with host_locked(root, virsh.connect, words):
         moved = preview_live_pins(virsh, state.uuid, tuned)
-        run_id = moved.state.run_id
-        assert run_id is not None, "it runs, or the preview had raised"
+        assert moved.state.run_id is not None, "it runs, or the preview had raised"
         before, after = moved.before, moved.after
-        mark = _mark(virsh, state.uuid)
-        earlier = store.live_record()
-        if earlier is not None and earlier.is_of(run_id, mark):
+        run = {"run_id": str(moved.state.run_id), "run_mark": _mark(virsh, state.uuid)}
+        earlier = moved_in_run(store, moved.state.run_id, run["run_mark"])
+        if earlier is not None:
             # The first pins are those to come back to, also for threads that move again.
-            first = {(pin.kind, pin.number): pin for pin in (*before, *earlier.before)}
-            last = {(pin.kind, pin.number): pin for pin in (*earlier.after, *after)}
+            first = {(pin.kind, pin.number): pin for pin in (*before, *earlier[0])}
+            last = {(pin.kind, pin.number): pin for pin in (*earlier[1], *after)}
             before, after = tuple(first.values()), tuple(last[key] for key in first)
-        store.write_live_record(
-            LiveRecord(virsh.connect, moved.state.name, state.uuid, run_id, before, after, mark)
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=PIN,
+            subject=state.uuid,
+            before=pins_text(before),
+            after=pins_text(after),
+            facts={key: value for key, value in run.items() if value is not None}
+            | {"name": moved.state.name},
+            by_hand="; ".join(_commands(virsh, state.uuid, before)),
         )
+        store.journal.write(entry)
         _move(virsh, state.uuid, moved.after, undo=moved.before)
+        store.journal.write(entry.now(ChangeState.DONE))
     return moved
+
+
+def moved_in_run(
+    store: DomainStore, run_id: int | None, mark: str | None
+) -> tuple[tuple[LivePin, ...], tuple[LivePin, ...]] | None:
+    """The pins of the threads that were moved in this run, as they were and as they are then; None
+    where none were: a new run has the pins of its definition. mark: see run_mark."""
+    entry = store.pins()
+    if entry is None or entry.what not in TO_UNDO or run_id is None:
+        return None
+    known = entry.facts.get("run_mark")
+    if entry.facts.get("run_id") != str(run_id) or (None not in (known, mark) and known != mark):
+        return None
+    return pins_of_text(entry.before or ""), pins_of_text(entry.after or "")
 
 
 def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
     """The pins that restore_live_pins would give back; changes nothing. Raises as it does."""
     state = virsh.domain(name)
-    record = DomainStore(root, virsh.connect, state.uuid).live_record()
-    if record is None or not record.is_of(state.run_id, _mark(virsh, state.uuid)):
-        return ()  # a new run has the pins of its definition
-    ours = {*record.before, *record.after}
-    moved = {(pin.kind, pin.number) for pin in record.after}
+    store = DomainStore(root, virsh.connect, state.uuid)
+    mark = _mark(virsh, state.uuid) if store.pins() is not None else None
+    found = moved_in_run(store, state.run_id, mark)
+    if found is None:
+        return ()
+    before, after = found
+    ours = {*before, *after}
+    moved = {(pin.kind, pin.number) for pin in after}
     for pin in virsh.live_pins(state.uuid):
         if (pin.kind, pin.number) in moved and pin not in ours:
             raise InputError(
@@ -116,7 +146,7 @@ def preview_restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[Live
                 f"found PUs {pin.pus}: somebody moved it since",
                 hint=f"virsh {pin.kind}pin moves it back by hand",
             )
-    return record.before
+    return before
 
 
 def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...]:
@@ -127,13 +157,24 @@ def restore_live_pins(virsh: Virsh, name: str, root: Path) -> tuple[LivePin, ...
     """
     state = virsh.domain(name)
     store = DomainStore(root, virsh.connect, state.uuid)
-    if store.live_record() is None:
+    entry = store.pins()
+    if entry is None or entry.what not in TO_UNDO:
         return ()  # also where nothing can be written
-    with store.locked():
+    words = command_line("homenode", "restore", state.argument)
+    with host_locked(root, virsh.connect, words):
         back = preview_restore_live_pins(virsh, state.uuid, root)
+        store.journal.write(entry.now(ChangeState.UNDOING))
         _move(virsh, state.uuid, back, undo=())
-        store.drop_live_record()
+        store.journal.write(entry.now(ChangeState.UNDONE))
     return back
+
+
+def _commands(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...]) -> Iterator[str]:
+    """What moves threads without homenode."""
+    start = ("virsh", "-c", virsh.connect)
+    for pin in pins:
+        number = () if pin.kind == "emulator" else (str(pin.number),)
+        yield command_line(*start, f"{pin.kind}pin", uuid, *number, str(pin.pus), "--live")
 
 
 def _move(virsh: Virsh, uuid: str, pins: tuple[LivePin, ...], undo: tuple[LivePin, ...]) -> None:

@@ -109,7 +109,7 @@ def apply(
             dry_run=dry_run,
         )
         return
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
     from homenode.hypervisor.virsh import Virsh
 
     if domain is not None:
@@ -121,7 +121,7 @@ def apply(
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
     options = plan_options(layout, vm, placement, switches)
-    with changing_host("apply", name, connect, dry_run=dry_run) as lock:
+    with changing_host("apply", name, connect, dry_run=dry_run):
         virsh = Virsh(connect)
         state = virsh.domain(name)
         original = virsh.definition(state.uuid)
@@ -148,7 +148,7 @@ def apply(
         elif dry_run:
             preview(virsh, state.uuid, tuned, original, default_root())
         else:
-            define(virsh, state.uuid, tuned, original, default_root(), lock, asked=not yes)
+            define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
     if save_plan is not None and plan_json is not None:
         write_text(save_plan, plan_json)
         note_written(save_plan)
@@ -159,16 +159,16 @@ def apply(
 @contextmanager
 def changing_host(
     command: str, name: str, connect: str, *, dry_run: bool = False
-) -> "Iterator[Sequence[int]]":
+) -> "Iterator[None]":
     """Hold the host's lock, from the look at its state to the change: a dry run holds none.
 
     On a terminal, who waits for it sees who holds it.
     """
     if dry_run:
-        yield ()
+        yield
         return
-    from homenode.apply.host_lock import host_locked
-    from homenode.apply.store import default_root
+    from homenode.change.host_lock import host_locked, lock_of_one_user
+    from homenode.change.journal import default_root
     from homenode.wording import command_line
 
     def waiting(holder: str) -> None:
@@ -176,8 +176,10 @@ def changing_host(
             note(f"waiting until this host is no longer changed by {holder}")
 
     words = command_line("homenode", command, name)
-    with host_locked(default_root(), connect, words, waiting) as lock:
-        yield (lock,)
+    with host_locked(default_root(), connect, words, waiting):
+        if (reason := lock_of_one_user(connect)) is not None:
+            note(f"change this host as one user, from one place: {reason}")
+        yield
 
 
 def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
@@ -272,7 +274,7 @@ def restore_domain(
         restore_definition,
     )
     from homenode.apply.live_pins import preview_restore_live_pins, restore_live_pins
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
     from homenode.hypervisor.virsh import Virsh
 
     virsh = Virsh(connect)
@@ -297,13 +299,13 @@ def restore_domain(
         _note_moved(would.moved)
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
         return
-    with changing_host("restore", name, connect) as lock:
+    with changing_host("restore", name, connect):
         back = restore_live_pins(virsh, uuid, root)
         if back:
             note(f"{name}: {len(back)} threads are where they were")
             if not has_original(virsh, uuid, root):
                 return
-        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits, host_lock=lock)
+        done = restore_definition(virsh, uuid, root, keep_edits=keep_edits)
     if keep_edits:
         print_diff(done.before, done.given, f"{name} (before)", f"{name} (restored)")
         _note_moved(done.moved)
@@ -396,13 +398,12 @@ def define(
     tuned: bytes,
     original: bytes,
     root: Path,
-    lock: "Sequence[int]",
     *,
     asked: bool,
 ) -> None:
     """Define the document; where it is asked about, after showing the change.
 
-    lock: the host's, from before the plan was made. A domain that is already so is not asked about.
+    A domain that is already so is not asked about.
     """
     from homenode.apply.definition import apply_definition
     from homenode.wording import command_line
@@ -411,7 +412,7 @@ def define(
         if not preview(virsh, uuid, tuned, original, root):
             return
         _confirm("Define it?")
-    done = apply_definition(virsh, uuid, tuned, original, root, host_lock=lock)
+    done = apply_definition(virsh, uuid, tuned, original, root)
     name = done.state.name
     if done.changed:
         note(f"{name}: defined; the next start has it")

@@ -71,7 +71,7 @@ def install(
       homenode host-setup install plan.json --dry-run
       homenode host-setup install a.json b.json --isolate boot
     """
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
     from homenode.host_setup.installation import Installation
 
     files = _files(plans, None, isolate)
@@ -94,7 +94,7 @@ def undo() -> None:
       homenode host-setup undo
       homenode host-setup undo && systemctl daemon-reload
     """
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
     from homenode.host_setup.installation import Installation
 
     changes = Installation(default_root()).undo()

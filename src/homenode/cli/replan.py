@@ -42,7 +42,7 @@ def replan(
       homenode replan gpu-vm --dry-run
       homenode replan gpu-vm --device 19:00.0=3b:00.0
     """
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
     from homenode.domain.hostdevs import replace_sources
     from homenode.domain.metadata import read_record
     from homenode.domain.read import open_domain, vm_of
@@ -59,7 +59,7 @@ def replan(
             f"--connect {connect}: expected --host as well, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    with changing_host("replan", name, connect, dry_run=dry_run) as lock:
+    with changing_host("replan", name, connect, dry_run=dry_run):
         virsh = Virsh(connect)
         state = virsh.domain(name)
         original = virsh.definition(state.uuid)
@@ -97,9 +97,7 @@ def replan(
         if dry_run:
             preview(virsh, state.uuid, tuning.document, original, default_root())
         else:
-            define(
-                virsh, state.uuid, tuning.document, original, default_root(), lock, asked=not yes
-            )
+            define(virsh, state.uuid, tuning.document, original, default_root(), asked=not yes)
 
 
 def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from homenode.apply.store import default_root
+from homenode.change.journal import default_root
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
 from homenode.cli.trial_options import (

@@ -130,7 +130,7 @@ def _expectation(given: Path | None, host: str | None) -> "Expectation | None":
 
 
 def _state_folder(given: Path | None, host: str | None) -> Path | None:
-    from homenode.apply.store import default_root
+    from homenode.change.journal import default_root
 
     if given is None and host is not None:
         return None

@@ -4,6 +4,7 @@ Source: `virsh dominfo` of libvirt 4 to 11 with LC_ALL=C, one "Label: value" a l
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
@@ -60,6 +61,30 @@ class LivePin:
     kind: str
     number: int
     pus: CpuSet
+
+
+def pins_text(pins: Iterable[LivePin]) -> str:
+    """Pins as one line.
+
+    >>> pins_text([LivePin("vcpu", 0, CpuSet((0, 1))), LivePin("emulator", 0, CpuSet((2,)))])
+    'vcpu 0 0-1; emulator 0 2'
+    """
+    return "; ".join(f"{pin.kind} {pin.number} {pin.pus}" for pin in pins)
+
+
+def pins_of_text(text: str) -> tuple[LivePin, ...]:
+    """Pins of such a line. Raises ParseError.
+
+    >>> pins_of_text("vcpu 0 0-1; emulator 0 2")[0]
+    LivePin(kind='vcpu', number=0, pus=CpuSet('0-1'))
+    """
+    found = []
+    for part in filter(None, text.split("; ")):
+        words = part.split(" ")
+        if len(words) != 3 or not (words[1].isascii() and words[1].isdecimal()):
+            raise ParseError("pins", "KIND NUMBER PUS; ...", text)
+        found.append(LivePin(words[0], int(words[1]), CpuSet.parse(words[2], "pins")))
+    return tuple(found)
 
 
 def parse_dominfo(text: str) -> DomainState:

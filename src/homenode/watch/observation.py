@@ -125,8 +125,10 @@ def _changed(
     """What differs from the document that homenode defined and the pins that it moved since; where
     it has no record of one, from the persistent definition. Without a layout in that, the plan was
     given up."""
-    from homenode.apply.live_pins import run_mark
-    from homenode.apply.store import DomainStore, Step, default_root
+    from homenode.apply.live_pins import moved_in_run, run_mark
+    from homenode.apply.store import DomainStore
+    from homenode.change.journal import default_root
+    from homenode.change.step import ChangeState
     from homenode.domain.read import open_domain, vm_of
     from homenode.hypervisor.virsh import Virsh
     from homenode.watch.domain_drift import domain_drift
@@ -134,23 +136,22 @@ def _changed(
     name = facts.name
     try:
         store = DomainStore(default_root(), connect, uuid)
-        record = store.record()
-        if record is not None and record.step is Step.APPLIED:
-            text = store.document(record.applied or record.tuned)
+        applied = store.definition()
+        if applied is not None and applied.what is ChangeState.DONE:
+            text = store.document(applied.facts.get("found") or applied.after)
             source = f"{name} as homenode defined it"
         else:
             text = Virsh(connect).definition(uuid)
             source = f"the persistent definition of {name}"
         planned = vm_of(open_domain(text, source))
-        live = store.live_record()
+        run = int(run_id) if run_id is not None and run_id.isdecimal() else None
+        moved = None if run is None else moved_in_run(store, run, run_mark(uuid))
     except HomenodeError as error:
         not_read.append(Gap(f"VM {name}: what was planned", error.message))
         return ()
     if planned.record is None:
         return ()
-    run = int(run_id) if run_id is not None and run_id.isdecimal() else None
-    is_of_run = live is not None and live.is_of(run, run_mark(uuid))
-    return domain_drift(planned, facts, live.after if live is not None and is_of_run else ())
+    return domain_drift(planned, facts, () if moved is None else moved[1])
 
 
 def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> Iterable[Finding]:

@@ -17,7 +17,7 @@ from homenode.apply.definition import (
     restore_definition,
     saved_original,
 )
-from homenode.apply.host_lock import host_locked
+from homenode.change.host_lock import host_locked
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
@@ -133,7 +133,7 @@ def noted(
 
 def trial_host_locked(
     root: Path, head: Head, notify: Callable[[str], None]
-) -> AbstractContextManager[int]:
+) -> AbstractContextManager[tuple[int, ...]]:
     """The lock of the trial's host, for a change of it: not from boot to boot, so that others may
     change it meanwhile."""
     return host_locked(
@@ -153,10 +153,10 @@ def _give_back(
     is_first = first is not None and same_definition(first, before)
     if first is None or (not is_first and same_definition(virsh.definition(head.uuid), before)):
         return "nothing had been changed"
-    with trial_host_locked(root, head, notify) as lock:
-        done = restore_definition(virsh, head.uuid, root, host_lock=(lock,))
+    with trial_host_locked(root, head, notify):
+        done = restore_definition(virsh, head.uuid, root)
         if not is_first:  # the user had applied a layout: that is what the trial found
-            apply_definition(virsh, head.uuid, before, done.definition, root, host_lock=(lock,))
+            apply_definition(virsh, head.uuid, before, done.definition, root)
     if not is_first:
         return "as it was applied before the trial"
     return "byte for byte" if done.exact else "printed otherwise by this libvirt"

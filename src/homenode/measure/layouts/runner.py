@@ -215,7 +215,7 @@ def _copy(trial: Trial, prepared: Prepared) -> None:
     undo += [command_line("rm", *prepared.copy.overlays)] if prepared.copy.overlays else []
     with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
         trial.journal.add(What.COPYING, None, files, undo="; ".join(undo))
-        make_copy(trial.virsh, prepared, (host_lock,))
+        make_copy(trial.virsh, prepared, host_lock)
         trial.journal.add(What.COPIED)
 
 
@@ -262,7 +262,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     """The guest of a layout, up and equipped; None where libvirt refuses the layout."""
     _refuse_running_original(trial)
     with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
-        if not _started(trial, step, (lock, host_lock)):
+        if not _started(trial, step, (lock, *host_lock)):
             return None
     virsh, uuid = trial.virsh, trial.head.uuid
     machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s, trial.on_wait)
@@ -271,7 +271,7 @@ def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
     return machine
 
 
-def _started(trial: Trial, step: TrialStep, locks: tuple[int, int]) -> bool:
+def _started(trial: Trial, step: TrialStep, locks: tuple[int, ...]) -> bool:
     """Define the layout and start it; False where libvirt refuses the layout. locks: the journal's
     and the host's."""
     virsh, uuid = trial.virsh, trial.head.uuid
@@ -284,7 +284,7 @@ def _started(trial: Trial, step: TrialStep, locks: tuple[int, int]) -> bool:
     )
     try:
         original = virsh.definition(uuid)
-        apply_definition(virsh, uuid, wanted.document, original, trial.root, host_lock=locks[1:])
+        apply_definition(virsh, uuid, wanted.document, original, trial.root)
     except (HostError, InputError) as error:
         trial.journal.add(What.REFUSED, step.number, str(error))
         trial.notify(f"boot {step.number + 1}, {step.layout}: refused: {error}")

@@ -8,14 +8,15 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from homenode.apply import host_lock
-from homenode.apply.host_lock import host_locked
-from homenode.apply.store import default_root
+from homenode.change import host_lock
+from homenode.change.host_lock import host_locked, lock_of_one_user
+from homenode.change.journal import default_root
 from homenode.cli.apply import apply, restore_domain
 from homenode.cli.replan import replan
 from homenode.cpuset import CpuSet
@@ -125,6 +126,27 @@ def in_child(work: Callable[[], object]) -> int:
     return child
 
 
+@contextmanager
+def held_by_another(root: Path, connect: str) -> Iterator[int]:
+    """A process of its own that holds the lock meanwhile; its number."""
+    begun, ended = os.pipe(), os.pipe()
+
+    def hold() -> None:
+        os.close(ended[1])
+        with host_locked(root, connect, "homenode apply other"):
+            os.write(begun[1], b".")
+            os.read(ended[0], 1)
+
+    child = in_child(hold)
+    assert os.read(begun[0], 1) == b"."
+    try:
+        yield child
+    finally:
+        for descriptor in (ended[1], ended[0], *begun):
+            os.close(descriptor)
+        assert code_of(child) == 0
+
+
 def code_of(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -144,7 +166,7 @@ def test_who_waits_names_the_holder_and_gives_up(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with host_locked(default_root(), URI, "homenode apply other"):
+    with held_by_another(default_root(), URI) as holder:
         changes: tuple[Callable[[], object], ...] = (
             lambda: host.apply(0),
             lambda: restore_domain("vm0"),
@@ -153,7 +175,7 @@ def test_who_waits_names_the_holder_and_gives_up(
         for change in changes:
             with pytest.raises(HostError, match=r"homenode apply other.*0\.2 s") as refused:
                 change()
-            assert f"process {os.getpid()}" in refused.value.message
+            assert f"process {holder}" in refused.value.message
             assert "waiting until this host" in terminal.getvalue()
             terminal.truncate(0)
         assert host.pins() == []
@@ -173,13 +195,39 @@ def test_daemons_of_one_machine_share_the_lock_and_other_machines_have_their_own
         except HostError:
             return False
 
-    with host_locked(tmp_path, "qemu:///system", "homenode apply a"):
+    with held_by_another(tmp_path, "qemu:///system"):
         assert not is_free("qemu:///session")
         assert is_free("qemu+ssh://gpu7/system")
-    with host_locked(tmp_path, "qemu+ssh://gpu7/system", "homenode apply a"):
+    with held_by_another(tmp_path, "qemu+ssh://gpu7/system"):
         assert not is_free("qemu+ssh://root@gpu7:22/system")
         assert is_free("qemu+ssh://gpu8/system")
         assert is_free("qemu:///system")
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_two_users_have_one_lock_where_both_can_reach_libvirts_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_shared: bool
+) -> None:
+    run = tmp_path / "run"
+    if is_shared:
+        run.mkdir(mode=0o755)
+    monkeypatch.setattr(host_lock, "SHARED", run)
+    assert (lock_of_one_user(URI) is None) == is_shared
+    with held_by_another(tmp_path / "root", URI) as holder:
+        if not is_shared:
+            with host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0):
+                return
+        again = host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0)
+        found = f"process {holder} of user {os.getuid()}"
+        with pytest.raises(HostError, match=found), again:
+            pytest.fail("it was held")
+        with host_locked(tmp_path / "user", "qemu+ssh://gpu7/system", "it", wait_s=0):
+            assert "gpu7" in (lock_of_one_user("qemu+ssh://gpu7/system") or "")
+    with host_locked(tmp_path / "user", URI, "homenode apply b", wait_s=0) as locks:
+        assert len(locks) == 2
+        with host_locked(tmp_path / "user", "qemu:///session", "it", wait_s=0) as inside:
+            assert inside == locks, "who holds it goes on"
+    assert list(run.iterdir()) == []
 
 
 def test_a_killed_holder_frees_the_host_when_the_virsh_that_it_started_has_ended(

@@ -1,0 +1,1 @@
+"""Change: steps that a host is changed by, each written down before it is done, and undone."""

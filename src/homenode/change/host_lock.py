@@ -1,0 +1,142 @@
+"""HostLock: one homenode at a time reads a host's free cores and changes it. [I/O]
+
+A plan takes cores that are free. Two that were made of one and the same state take the same ones,
+though each is right by itself: whoever changes a host holds this lock from the look at its state to
+the end of the change. What is only shown needs none. It is not held while a guest runs or a figure
+is measured.
+
+It is two locks: a file next to the records, which says who holds it, and for this machine libvirt's
+own folder, which every user can lock who can reach the daemon: root and the users of the group
+libvirt have records of their own. A daemon on another machine has a file of its own here, which
+keeps apart the homenodes of one user on one machine.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from homenode.change.journal import state_hint
+from homenode.durable import open_to_lock
+from homenode.errors import HostError, of_os
+from homenode.hypervisor.connection import machine_of
+from homenode.input_files import read_kernel_file
+from homenode.record_folder import BusyError, RecordFolder, take_lock
+
+WAIT_S = 300.0
+"""A start that takes huge pages for a terabyte holds it for minutes."""
+
+SHARED = Path("/run/libvirt")
+"""libvirtd and virtqemud make it at every start; all users may read it, and so lock it."""
+
+_LOCKS = "/proc/locks"
+_SOMEBODY = "another homenode"
+_EXPECTED = "no other homenode at work on this host"
+
+_held: dict[tuple[int, str], tuple[int, ...]] = {}
+"""By process and name: who holds it need not be given it again."""
+
+
+@contextmanager
+def host_locked(
+    root: Path,
+    connect: str,
+    command: str,
+    on_wait: Callable[[str], None] = lambda holder: None,
+    *,
+    wait_s: float | None = None,
+) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a connection's host: descriptors for a virsh that must keep it to its end.
+
+    Whoever holds it already, in this process, goes on. root: of the records. command: what homenode
+    does, for those that wait. on_wait: called once, with who holds it. wait_s: None = WAIT_S.
+    Raises HostError where another holds it for longer.
+    """
+    machine = machine_of(connect)
+    key = os.getpid(), _name(machine)
+    if key in _held:
+        yield _held[key]
+        return
+    longest_s = WAIT_S if wait_s is None else wait_s
+    with ExitStack() as held:
+        descriptors = [held.enter_context(_own(root, key[1], command, on_wait, longest_s))]
+        if lock_of_one_user(connect) is None:
+            descriptors.append(held.enter_context(_shared(on_wait, longest_s)))
+        _held[key] = tuple(descriptors)
+        held.callback(_held.pop, key)
+        yield _held[key]
+
+
+def lock_of_one_user(connect: str) -> str | None:
+    """Why other users' homenodes do not wait for this one; None where they do."""
+    machine = machine_of(connect)
+    if machine:
+        return f"the lock of {machine} keeps apart only this user's homenodes on this machine"
+    if not os.access(SHARED, os.R_OK | os.X_OK):
+        return f"{SHARED} is not there or cannot be read: only this user's homenodes wait"
+    return None
+
+
+@contextmanager
+def _own(
+    root: Path, name: str, command: str, on_wait: Callable[[str], None], longest_s: float
+) -> Iterator[int]:
+    files = RecordFolder(root / "domains", hint=state_hint)
+
+    def holder() -> str:
+        return (files.read(name) or _SOMEBODY.encode()).decode("utf-8", "replace")[:400]
+
+    with ExitStack() as held:
+        try:
+            descriptor = held.enter_context(
+                files.locked(
+                    _EXPECTED,
+                    lock=name,
+                    wait_s=longest_s,
+                    on_wait=lambda: on_wait(holder()),
+                    holder=f"process {os.getpid()} ({command})",
+                )
+            )
+        except BusyError:
+            raise _busy(root, holder(), longest_s) from None
+        yield descriptor
+
+
+@contextmanager
+def _shared(on_wait: Callable[[str], None], longest_s: float) -> Iterator[int]:
+    try:
+        descriptor = open_to_lock(SHARED)
+    except OSError as error:
+        raise of_os(error, str(SHARED), "a folder to lock") from None
+    try:
+        if not take_lock(descriptor, longest_s, lambda: on_wait(_holder_of(SHARED))):
+            raise _busy(SHARED, _holder_of(SHARED), longest_s)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _holder_of(folder: Path) -> str:
+    """Which process has the folder locked, and whose it is."""
+    inode = str(folder.stat().st_ino)
+    for line in (read_kernel_file(_LOCKS) or b"").decode().splitlines():
+        fields = line.split()  # 1: FLOCK ADVISORY WRITE PID MAJOR:MINOR:INODE START END
+        if len(fields) > 5 and fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+            with suppress(OSError):  # it has ended, or another namespace has its number
+                return f"process {fields[4]} of user {Path('/proc', fields[4]).stat().st_uid}"
+    return _SOMEBODY
+
+
+def _busy(where: Path, holder: str, longest_s: float) -> HostError:
+    return HostError(
+        f"{where}: expected {_EXPECTED}, found {holder}, or a virsh that it started, still there "
+        f"after {longest_s:g} s",
+        hint="wait for it to end, or answer what it asks; then run this again",
+    )
+
+
+def _name(machine: str) -> str:
+    if not machine:
+        return ".host.lock"
+    return f".host-{hashlib.sha256(machine.encode()).hexdigest()[:8]}.lock"

@@ -1,0 +1,128 @@
+"""Journal: the steps of one owner in one record folder, as lines; do, resume, undo. [I/O]
+
+    journal.jsonl   a head, then a line before each act and one after it
+    SHA256.xml      documents that the lines name
+
+Root's records lie in /var/lib/homenode, another user's below XDG_STATE_HOME.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from homenode import formats
+from homenode.change.step import (
+    UNSETTLED,
+    ChangeEntry,
+    ChangeHead,
+    ChangeState,
+    ChangeStep,
+    latest,
+    to_undo,
+)
+from homenode.record_folder import RecordFolder
+
+KIND = "change"
+
+_FULL = (
+    "free some space; nothing is lost: homenode restore --list shows what is open and what can be "
+    "undone"
+)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+Earlier = Callable[[RecordFolder], tuple[ChangeEntry, ...]]
+"""Reads what an earlier homenode kept in the folder instead of such a journal."""
+
+
+def default_root() -> Path:
+    """/var/lib/homenode for root; for another user a folder below XDG_STATE_HOME."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/homenode")
+    state = os.environ.get("XDG_STATE_HOME", "")
+    folder = Path(state) if Path(state).is_absolute() else Path.home() / ".local/state"
+    return folder / "homenode"
+
+
+def state_hint(number: int | None) -> str | None:
+    """What to do where a record cannot be written, by its errno."""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return _FULL
+    if number not in _NOT_WRITABLE:
+        return None
+    if os.geteuid() == 0:
+        return f"make {default_root()} a folder on a file system that can be written and stays"
+    return "as root, or with XDG_STATE_HOME naming a folder that this user may write to"
+
+
+class Journal:
+    """One folder's steps. Errors of the file system are HostErrors.
+
+    Whoever writes holds the host's lock. head: of a journal that is not there yet. earlier: reads
+    what an earlier homenode kept there; the first line that is written has it rewritten.
+    """
+
+    __slots__ = ("_earlier", "files", "head")
+
+    def __init__(
+        self, files: RecordFolder, head: ChangeHead, earlier: Earlier = lambda files: ()
+    ) -> None:
+        self.files = files
+        self.head = head
+        self._earlier = earlier
+
+    @property
+    def is_current(self) -> bool:
+        """Whether there is a journal of this kind; else an earlier record, or none."""
+        content = self.files.journal()
+        return bool(content) and formats.is_kind(content.partition(b"\n")[0], KIND)
+
+    def stored_head(self) -> ChangeHead:
+        """As the journal has it; where there is none, as it would be."""
+        if not self.is_current:
+            return self.head
+        first = self.files.journal().partition(b"\n")[0]
+        return formats.decode_head(first, KIND, ChangeHead, str(self.files.journal_path))
+
+    def entries(self) -> tuple[ChangeEntry, ...]:
+        """All lines. Raises InputError."""
+        if not self.is_current:
+            return self._earlier(self.files)
+        source = str(self.files.journal_path)
+        return formats.decode_journal(self.files.journal(), KIND, ChangeHead, ChangeEntry, source)[
+            1
+        ]
+
+    def last(self, kind: str, subject: str) -> ChangeEntry | None:
+        """The last line of a step; None where nothing was ever done."""
+        return latest(self.entries()).get((kind, subject))
+
+    def to_undo(self) -> tuple[ChangeEntry, ...]:
+        """The steps that did something, or may have, in the order in which they were begun."""
+        return to_undo(self.entries())
+
+    def write(self, *entries: ChangeEntry) -> None:
+        """Write lines; they are on the disk when this returns."""
+        text = "".join(map(formats.line, entries))
+        if self.is_current:
+            self.files.append(text)
+            return
+        earlier = "".join(map(formats.line, self.entries()))
+        self.files.make()
+        head = formats.head_line(KIND, self.head)
+        self.files.write(self.files.journal_path.name, f"{head}{earlier}{text}".encode())
+
+    def settle(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
+        """Ask the host how the steps came out that a kill cut short, and write down those that
+        happened; the others are still to be done, or to be undone."""
+        left = []
+        for entry in self.to_undo():
+            if entry.what is ChangeState.BEGIN and step_of(entry).is_done(entry):
+                self.write(entry.now(ChangeState.DONE))
+            elif entry.what in UNSETTLED:
+                left.append(entry)
+        return tuple(left)
+
+    def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
+        """Undo what was done, the last first; what each left."""
+        return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))

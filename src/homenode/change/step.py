@@ -1,0 +1,106 @@
+"""Step: one thing that a host does whole or not at all, and the data that undoes it.
+
+docs/decisions/0018-steps-with-undo.md says what is promised after a kill.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+
+class ChangeState(StrEnum):
+    """What a line says of a step. BEGIN and UNDOING are on the disk before the act."""
+
+    BEGIN = "begin"
+    DONE = "done"
+    UNDOING = "undoing"
+    UNDONE = "undone"
+    REFUSED = "refused"  # by the host: it is as it was
+    KEPT = "kept"  # somebody edited it since, and it is theirs
+
+
+UNSETTLED = frozenset({ChangeState.BEGIN, ChangeState.UNDOING})
+"""The act may have happened or not: the host says which."""
+
+TO_UNDO = UNSETTLED | {ChangeState.DONE}
+
+
+class ChangeHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Of what a journal is. run: its name, unique among those of its owner. command: what homenode
+    was asked to do. undo: the command that undoes what it did. connect: the libvirt daemon that is
+    changed; "" = the host itself."""
+
+    run: str
+    command: str
+    undo: str
+    connect: str = ""
+
+
+class ChangeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a journal. From the last one of a step alone another process undoes it.
+
+    kind, subject: which step, and on what: a domain's UUID, a path, a port. before, after: of what
+    is changed, as a sha256 of kept documents or as a value; None = there was none.
+    part, made: what the act leaves where it is killed: a file that is being written, folders.
+    by_hand: the command that undoes it without homenode. facts: what else its kind needs.
+    """
+
+    what: ChangeState
+    kind: str
+    subject: str
+    before: str | None = None
+    after: str | None = None
+    part: str | None = None
+    made: tuple[str, ...] = ()
+    by_hand: str = ""
+    facts: dict[str, str] = {}
+
+    @property
+    def step(self) -> tuple[str, str]:
+        """Which step it is of."""
+        return self.kind, self.subject
+
+    def now(self, what: ChangeState) -> "ChangeEntry":
+        """The same step, of which something else is said."""
+        return msgspec.structs.replace(self, what=what)
+
+
+Note = Callable[[ChangeEntry], None]
+"""Has a line on the disk when it returns."""
+
+
+class ChangeStep(Protocol):
+    """What changes one subject. All raise HomenodeError."""
+
+    def do(self, note: Note) -> ChangeEntry:
+        """Do it; `note` is called with what is about to happen, before it can, and with how it came
+        out, where that is known. Gives the last of these."""
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """Undo what an entry says; as `do`."""
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        """Whether the host has what the entry leads to: looks at the host, never at a journal."""
+
+
+def latest(entries: Iterable[ChangeEntry]) -> dict[tuple[str, str], ChangeEntry]:
+    """The last line of each step, in the order in which the steps were begun.
+
+    >>> lines = [ChangeEntry(what=ChangeState.BEGIN, kind="file", subject="/a")]
+    >>> latest([*lines, lines[0].now(ChangeState.DONE)])["file", "/a"].what
+    <ChangeState.DONE: 'done'>
+    """
+    found: dict[tuple[str, str], ChangeEntry] = {}
+    for entry in entries:
+        before = found.get(entry.step)
+        if before is not None and before.what not in TO_UNDO:
+            del found[entry.step]  # begun again: it takes its place behind those begun meanwhile
+        found[entry.step] = entry
+    return found
+
+
+def to_undo(entries: Iterable[ChangeEntry]) -> tuple[ChangeEntry, ...]:
+    """The steps that did something, or may have, in the order in which they were begun."""
+    return tuple(entry for entry in latest(entries).values() if entry.what in TO_UNDO)

@@ -1,0 +1,113 @@
+"""A journal of steps: what is written when, what is left after a kill, what undoes it."""
+
+from pathlib import Path
+
+import pytest
+
+from homenode.change.journal import Journal
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.errors import HostError, InputError
+from homenode.record_folder import RecordFolder
+
+HEAD = ChangeHead(run="a", command="homenode a", undo="homenode undo a", connect="qemu:///system")
+
+
+class Word:
+    """A file with a word in it, as a step."""
+
+    def __init__(self, path: Path, word: str) -> None:
+        self.path, self.word = path, word
+
+    def do(self, note: Note) -> ChangeEntry:
+        before = self.path.read_text() if self.path.exists() else None
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind="word",
+            subject=str(self.path),
+            before=before,
+            after=self.word,
+            by_hand=f"rm {self.path}",
+        )
+        note(entry)
+        if self.word == "fails":
+            raise HostError("it fails")
+        self.path.write_text(self.word)
+        note(entry.now(ChangeState.DONE))
+        return entry
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        note(entry.now(ChangeState.UNDOING))
+        if entry.before is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            self.path.write_text(entry.before)
+        note(entry.now(ChangeState.UNDONE))
+        return entry
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        return self.path.exists() and self.path.read_text() == entry.after
+
+
+def step_of(entry: ChangeEntry) -> Word:
+    return Word(Path(entry.subject), entry.after or "")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(RecordFolder(tmp_path / "record"), HEAD)
+
+
+def test_steps_are_undone_the_last_first(journal: Journal, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        Word(path, path.name).do(journal.write)
+    Word(paths[0], "again").do(journal.write)
+    assert [entry.subject for entry in journal.to_undo()] == [str(path) for path in paths]
+    done = journal.undo(step_of)
+    assert [entry.subject for entry in done] == [str(path) for path in reversed(paths)]
+    assert journal.to_undo() == ()
+    assert journal.undo(step_of) == ()
+
+
+def test_a_step_that_was_cut_short_is_settled_by_what_the_host_has(
+    journal: Journal, tmp_path: Path
+) -> None:
+    happened, not_yet = Word(tmp_path / "a", "a"), Word(tmp_path / "b", "b")
+    for step in (happened, not_yet):
+        begin = ChangeEntry(
+            what=ChangeState.BEGIN, kind="word", subject=str(step.path), after=step.word
+        )
+        journal.write(begin)
+    happened.path.write_text("a")
+    (left,) = journal.settle(step_of)
+    assert left.subject == str(not_yet.path)
+    states = {entry.subject: entry.what for entry in journal.to_undo()}
+    assert states == {str(happened.path): ChangeState.DONE, str(not_yet.path): ChangeState.BEGIN}
+
+
+def test_a_step_that_fails_stays_open(journal: Journal, tmp_path: Path) -> None:
+    with pytest.raises(HostError):
+        Word(tmp_path / "a", "fails").do(journal.write)
+    (entry,) = journal.to_undo()
+    assert entry.what is ChangeState.BEGIN
+    assert entry.by_hand == f"rm {tmp_path / 'a'}"
+
+
+def test_what_an_earlier_version_kept_is_written_into_the_first_journal(tmp_path: Path) -> None:
+    files = RecordFolder(tmp_path / "record")
+    files.make()
+    files.begin('{"format": "homenode.apply/2"}\n')
+    earlier = ChangeEntry(what=ChangeState.DONE, kind="word", subject="x", after="y")
+    journal = Journal(files, HEAD, lambda files: (earlier,))
+    assert journal.to_undo() == (earlier,)
+    journal.write(earlier.now(ChangeState.UNDONE))
+    assert files.journal().startswith(b'{"format":"homenode.change/1"')
+    assert [entry.what for entry in journal.entries()] == [ChangeState.DONE, ChangeState.UNDONE]
+    assert journal.stored_head() == HEAD
+
+
+def test_a_newer_journal_is_refused_by_name(journal: Journal) -> None:
+    journal.files.make()
+    journal.files.begin('{"format": "homenode.change/9", "run": "a"}\n')
+    with pytest.raises(InputError, match="up to version 1"):
+        journal.entries()

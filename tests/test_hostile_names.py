@@ -41,7 +41,7 @@ from homenode.pool.model import Pool
 from homenode.pool.moves import Move, MoveGroup, MovePlan
 from homenode.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook
 from homenode.pool.scheduler import Scheduler
-from homenode.report.pool_places_text import defragment_text
+from homenode.report.pool_text import defragment_text
 from homenode.slurm.config import config_word, parse_config, with_words
 from homenode.slurm.gres import gres_lines
 from homenode.slurm.hooks import hooks

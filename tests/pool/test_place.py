@@ -9,7 +9,7 @@ import pytest
 from homenode.plan.planner import plan
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.place import PoolPlaces
-from homenode.report.pool_places_text import refusal_text
+from homenode.report.pool_text import refusal_text
 from homenode.units import GIB
 from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm

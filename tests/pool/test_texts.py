@@ -6,16 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console, RenderableType
 
+from homenode.doc import Doc
 from homenode.pool.flavour import default_flavours
 from homenode.pool.model import Pool, PoolHost, pool_vms
 from homenode.pool.moves import defragment, drain
 from homenode.pool.outlook import FlavourFit, Free, HostOutlook, PoolOutlook, outlook
+from homenode.report.html import html_page
 from homenode.report.pool_page import MOST_ALONE, pool_page
-from homenode.report.pool_places_text import defragment_text, drain_text
-from homenode.report.pool_text import MOST_ROWS, pool_text, vms_text
-from homenode.report.terminal_text import ShellCommand
+from homenode.report.pool_text import MOST_ROWS, defragment_text, drain_text, pool_text, vms_text
+from homenode.report.terminal_text import PrintableConsole, ShellCommand
 from tests.pool.pools import filled, pool_of, shipped, with_vm
 from tests.pool.test_sources import DOCUMENT, _run
 
@@ -23,8 +23,8 @@ GPU1, GPU2, GPU4, GPU8 = FLAVOURS = default_flavours()
 COLUMNS = ("host", "VMs", "GPUs", "cores", "memory", "gpu8", "stranded")
 
 
-def printed(text: RenderableType, width: int) -> list[str]:
-    console = Console(width=width, force_terminal=False, highlight=False)
+def printed(text: Doc, width: int) -> list[str]:
+    console = PrintableConsole(width=width, force_terminal=False, highlight=False)
     with console.capture() as capture:
         console.print(text)
     return capture.get().splitlines()
@@ -154,13 +154,14 @@ def test_a_command_with_quoted_words_is_not_continued_within_them() -> None:
 def test_the_page_draws_each_gpu_by_its_vm_and_names_the_vms() -> None:
     host = with_vm(shipped("hgx-h100"), replace(GPU1, vcpus=50, memory_bytes=100 << 30), "<b>")
     pool = pool_of([("a", host), ("cpu", shipped("xeon-2p-cpus"))])
-    page = pool_page(pool, outlook(pool, FLAVOURS))
-    maps = page.partition('<div class="hosts">')[2]
-    assert "<b>" not in maps.replace("<b>a</b>", "").replace("<b>cpu</b>", "")
+    page = html_page(pool_page(pool, outlook(pool, FLAVOURS)))
+    maps = page.partition('<div class="charts hosts">')[2]
+    assert "<b>" not in maps
     assert maps.count("&lt;b&gt;") >= 2
     drawn = {name: maps.count(f'class="{name}"') for name in ("free", "stranded", "on-cell0")}
     assert drawn == {"free": 4, "stranded": 3, "on-cell0": 1}
     assert maps.count('<figure class="short">') == 1
+    assert ">87/112</td>" in maps and ">112/112</td>" in maps, "cores: free of all"
 
 
 def test_of_many_hosts_those_with_the_same_map_share_it() -> None:
@@ -170,8 +171,9 @@ def test_of_many_hosts_those_with_the_same_map_share_it() -> None:
     for count, maps in ((MOST_ALONE, MOST_ALONE), (MOST_ALONE + 1, 2)):
         pool = pool_of(names[:count])
         found = outlook(pool, FLAVOURS)
-        assert pool_page(pool, found).count("<figure") == maps
-        assert pool_page(pool, found).count("<tr>") == count + 1
+        page = html_page(pool_page(pool, found)).partition('<div class="charts hosts">')[2]
+        assert page.count("<figure") == maps
+        assert page.count("<tr>") == count + 2, "heads, hosts, all"
 
 
 @pytest.mark.parametrize(

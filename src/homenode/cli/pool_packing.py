@@ -19,8 +19,7 @@ from homenode.input_files import read_input
 from homenode.wording import command_line, operands, plural
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from homenode.doc import Doc
     from homenode.pool.model import Pool
     from homenode.pool.moves import MovePlan
 
@@ -96,7 +95,7 @@ def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
 
 def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
     from homenode.pool.moves import drain as drain_moves
-    from homenode.report.pool_places_text import drain_text
+    from homenode.report.pool_text import drain_text
 
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
@@ -115,7 +114,7 @@ def defragment(
     as_json: bool,
 ) -> None:
     from homenode.pool.moves import defragment as defragment_moves
-    from homenode.report.pool_places_text import defragment_text
+    from homenode.report.pool_text import defragment_text
 
     sizes = read_flavours(flavours)
     wanted = max(sizes, key=lambda one: one.gpus)
@@ -133,7 +132,7 @@ def defragment(
     _print_moves(plan, text, pool, as_json=as_json)
 
 
-def _print_moves(plan: "MovePlan", text: "RenderableType", pool: "Pool", *, as_json: bool) -> None:
+def _print_moves(plan: "MovePlan", text: "Doc", pool: "Pool", *, as_json: bool) -> None:
     if as_json:
         from homenode.formats import encode
 

@@ -141,7 +141,7 @@ def _place_one(
     from homenode.cli.planning import write_document
     from homenode.plan.model import Unplannable
     from homenode.plan.stored import domain_of_plan, encode_plan
-    from homenode.report.pool_places_text import places_text
+    from homenode.report.pool_text import places_text
     from homenode.tuning import tune
 
     screen = error_console() if outputs.document == STANDARD_OUTPUT else console()

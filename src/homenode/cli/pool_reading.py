@@ -115,9 +115,10 @@ def show(
     else:
         console().print(pool_text.pool_text(found, everything=everything))
     if page is not None:
+        from homenode.report.html import html_page
         from homenode.report.pool_page import pool_page
 
-        write_text(page, pool_page(pool, found))
+        write_text(page, html_page(pool_page(pool, found)))
         note(f"wrote {page}")
     if form != "text":
         note_failures(pool)

@@ -7,7 +7,7 @@ from functools import cache
 from homenode.doc import Cell, Doc, Words, plain, spans
 from homenode.errors import HostError
 from homenode.package_files import package_text
-from homenode.report.palette import chart_style, style_sheet
+from homenode.report.palette import chart_style, key_style, style_sheet
 from homenode.wording import printable
 
 _DRAWINGS = "svg:is(.map,.host)"
@@ -22,7 +22,7 @@ def html_page(doc: Doc) -> str:
 
     Its policy forbids everything but its own style sheet and script, by their digests.
     """
-    style = _text("page.css") + chart_style() + style_sheet(_DRAWINGS) + _HATCHED
+    style = _text("page.css") + chart_style() + style_sheet(_DRAWINGS) + key_style() + _HATCHED
     script = _text("page.js")
     policy = (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "

@@ -163,6 +163,14 @@ def style_sheet(scope: str = "") -> str:
     return "".join(rules)
 
 
+def key_style() -> str:
+    """Names in the colours of guest cells, for the text of a page."""
+    return "".join(
+        f".key{number}{{background:{colour.fill};color:{colour.ink}}}"
+        for number, colour in enumerate(CELL_COLOURS)
+    )
+
+
 def series_number(label: str, position: int) -> int:
     """The colour of an alternative: a preset has its own, others theirs by position."""
     return PRESET_SERIES.get(label, (position + 1) % len(SERIES))

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from homenode.doc import Doc, Gallery, Items, Part, Picture, Section, Span, Text, Words
 from homenode.pci import PciDevice
 from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.outlook import HostOutlook, PoolOutlook
-from homenode.report.palette import CELL_COLOURS, style_sheet
-from homenode.report.pool_text import missing_text
+from homenode.report.palette import CELL_COLOURS
+from homenode.report.pool_text import fit_text, missing_text, pool_table, stranded_text
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.topology import Core, Host, NumaNode, RunningDomain
 from homenode.units import GIB, format_bytes
-from homenode.wording import either, plural, printable
+from homenode.wording import either, plural
 
 MOST_ALONE = 60
 """Hosts of which each has a map of its own; of more, those with the same map share one."""
@@ -23,42 +23,6 @@ MOST_DRAWN = 400
 _WIDTH, _GPU, _GAP, _ROW = 290.0, 17.0, 4.0, 23.0
 _BAR_AT, _BAR, _GPUS_AT = 50.0, 82.0, 142.0
 _PER_ROW = int((_WIDTH - _GPUS_AT) // (_GPU + _GAP))
-
-_STYLE = """\
-:root { color-scheme: light dark; --line: #d3dae1; --dim: #4d5965; --panel: #f6f8fa;
-  --free: #1a7f37; --bad: #b03a2e; }
-@media (prefers-color-scheme: dark) { :root { --line: #35414d; --dim: #b3bec9; --panel: #171e26;
-  --free: #4cc26b; --bad: #ff8a7a; } }
-body { margin: 1.2em auto; max-width: 1680px; padding: 0 16px; color: #16202a; background: #fff;
-  font: 16px/1.45 system-ui, "Noto Sans", "DejaVu Sans", Arial, sans-serif; }
-@media (prefers-color-scheme: dark) { body { color: #ecf1f6; background: #10151b; } }
-h1 { font-size: 1.4em; margin: .2em 0; } h2 { font-size: 1.1em; margin: 1.4em 0 .4em; }
-.sums { display: flex; flex-wrap: wrap; gap: 8px; padding: 0; margin: 0; list-style: none; }
-.sums li { border: 1px solid var(--line); border-radius: 6px; padding: .3em .8em; }
-.sums b { font-size: 1.3em; display: block; } .note { color: var(--dim); font-size: .87em; }
-.bad { color: var(--bad); }
-.hosts { display: grid; gap: 10px; align-items: start;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 290px), 1fr)); }
-figure { margin: 0; padding: 6px 8px; border: 1px solid var(--line); border-radius: 6px;
-  background: var(--panel); break-inside: avoid; min-width: 0; }
-figure.short { border-color: var(--bad); }
-figcaption { overflow-wrap: anywhere; font-size: .87em; }
-figure svg, .legend svg { max-width: 100%; height: auto; display: block; }
-.vms { list-style: none; margin: 0; padding: 0; font-size: .8em; display: flex; flex-wrap: wrap;
-  gap: 0 10px; }
-.vms li { max-width: 100%; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.key { display: inline-block; min-width: 1.3em; text-align: center; border-radius: 3px;
-  font-weight: 700; margin-right: .3em; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; font-size: .87em; margin: .3em 0 .8em; }
-.legend span { display: inline-flex; gap: .4em; align-items: center; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .87em; }
-td, th { padding: 3px 10px; border-bottom: 1px solid var(--line); text-align: right;
-  white-space: nowrap; }
-td:first-child, th:first-child { text-align: left; }
-.chart .free { fill: none; stroke: var(--free); stroke-width: 1.5; }
-.chart .stranded { fill: none; stroke: var(--bad); stroke-width: 2; stroke-dasharray: 3 2; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +95,7 @@ class _HostMap:
 
     def svg(self) -> str:
         """A row for each node: its cores and memory by VM, and its GPUs."""
-        canvas = SvgCanvas.chart(f"nodes and GPUs of {self.found.name}", _WIDTH)
+        canvas = SvgCanvas.chart(f"nodes and GPUs of {self.found.name}", _WIDTH, "host")
         y = 0.0
         for node in self.nodes:
             self._draw_node(canvas, node, y)
@@ -186,7 +150,25 @@ class _HostMap:
         canvas.rect(x + 1, y + 1, _GPU - 2, _GPU - 2, name, radius=2, title=title)
 
 
-def pool_maps(pool: Pool, outlook: PoolOutlook) -> str:
+def pool_page(pool: Pool, outlook: PoolOutlook) -> Doc:
+    """The sums, what still fits, a map of each host, a row for each."""
+    title = f"Pool: {plural(len(pool.hosts), 'host')}, {plural(outlook.free.vms, 'VM')}"
+    maps = (Gallery(tuple(_legend()), "legend"), *_host_maps(pool, outlook))
+    table = pool_table(outlook, [(host,) for host in outlook.hosts], is_wide=True)
+    about = (
+        "GPUs, cores: free/all. Flavours: how many more VMs fit with full locality, +N: with less."
+    )
+    failures = tuple((Span(one.source, "bold"), f": {one.reason}") for one in outlook.failures)
+    parts = (
+        Items(tuple(_sums(outlook)), "sums"),
+        Section("Hosts", maps, "hosts", "Hosts"),
+        Section("By host", (table,), "by-host", "By host", about),
+    )
+    left_out = Section("Left out", (Items(failures),), "left-out", "Left out")
+    return Doc(title, (*parts, left_out) if failures else parts)
+
+
+def _host_maps(pool: Pool, outlook: PoolOutlook) -> Iterator[Part]:
     """A map of each host; of many hosts one for those with the same map."""
     hosts = list(zip(pool.hosts, outlook.hosts, strict=True))
     groups: dict[object, list[tuple[PoolHost, HostOutlook]]] = {}
@@ -196,66 +178,36 @@ def pool_maps(pool: Pool, outlook: PoolOutlook) -> str:
             key = (one.shape, _HostMap(pool.host(one), found).key())
         groups.setdefault(key, []).append((one, found))
     drawn = list(groups.values())[:MOST_DRAWN]
-    maps = "".join(_figure(pool, group) for group in drawn)
-    left = sum(len(group) for group in groups.values()) - sum(map(len, drawn))
-    more = f"<p>{plural(left, 'host')} more in the table below.</p>" if left else ""
-    return f'<div class="hosts">{maps}</div>{more}'
+    yield Gallery(tuple(_host_map(pool, group) for group in drawn), "hosts")
+    if left := len(hosts) - sum(map(len, drawn)):
+        yield Text(f"{plural(left, 'host')} more in the table below.")
 
 
-def _figure(pool: Pool, group: Sequence[tuple[PoolHost, HostOutlook]]) -> str:
+def _host_map(pool: Pool, group: Sequence[tuple[PoolHost, HostOutlook]]) -> Picture:
     one, found = group[0]
     drawn = _HostMap(pool.host(one), found)
     alike = f" and {len(group) - 1} alike" if len(group) > 1 else ""
     free = found.free
-    fits = [fit for fit in found.fits if fit.local + fit.degraded]
-    fitting = either([f"{_fit(fit.local, fit.degraded)} {fit.flavour}" for fit in fits])
-    short = ' class="short"' if found.stranded else ""
+    fitting = either(
+        f"{fit_text(fit)} {fit.flavour}" for fit in found.fits if fit.local + fit.degraded
+    )
     gpus = f"{free.free_gpus} of {plural(free.gpus, 'GPU')} free" if free.gpus else "no GPUs"
-    stranded = f'<br><span class="bad">stranded: {_stranded(found)}</span>' * bool(found.stranded)
-    names = "" if len(group) > 1 else "".join(map(_vm_row, drawn.vms))
-    return (
-        f"<figure{short}><figcaption><b>{_text(one.name)}{alike}</b> "
-        f'<span class="note">{plural(free.vms, "VM")}, {gpus}'
-        f"{'; fits ' + _text(fitting) if fitting else ''}</span>{stranded}</figcaption>"
-        f"{drawn.svg()}" + (f'<ul class="vms">{names}</ul>' if names else "") + "</figure>"
-    )
+    said = f"{plural(free.vms, 'VM')}, {gpus}" + (f"; fits {fitting}" if fitting else "")
+    notes: list[Words] = [said]
+    if found.stranded:
+        notes.append(Span(f"stranded: {stranded_text(found)}", "bad"))
+    if len(group) == 1:
+        notes += map(_vm_words, drawn.vms)
+    look = "short" if found.stranded else ""
+    return Picture(f"{one.name}{alike}", drawn.svg(), tuple(notes), look)
 
 
-def _vm_row(one: _Vm) -> str:
-    colour = CELL_COLOURS[one.colour]
+def _vm_words(one: _Vm) -> Words:
     floats = " (not pinned)" if not one.vm.vcpu_pins or None in one.vm.vcpu_pins else ""
-    name = _text(one.vm.name)
-    return (
-        f'<li title="{name}"><span class="key" style="background:{colour.fill};color:{colour.ink}">'
-        f"{one.number + 1}</span>{name}{floats}</li>"
-    )
+    return Span(str(one.number + 1), f"key key{one.colour}"), f" {one.vm.name}{floats}"
 
 
-def pool_page(pool: Pool, outlook: PoolOutlook) -> str:
-    """The page: no scripts, nothing from elsewhere."""
-    names = [fit.flavour for fit in outlook.fits]
-    head = ["host", "VMs", "free GPUs", "free cores", "free memory", *names, "stranded"]
-    rows = "".join(map(_row, outlook.hosts))
-    failures = "".join(
-        f"<li><b>{_text(one.source)}</b>: {_text(one.reason)}</li>" for one in outlook.failures
-    )
-    left_out = f"<h2>Left out</h2><ul>{failures}</ul>" if failures else ""
-    title = f"Pool: {plural(len(pool.hosts), 'host')}, {plural(outlook.free.vms, 'VM')}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="generator" content="homenode">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title>\n<style>\n{_STYLE}{style_sheet('.chart')}</style></head>\n<body>"
-        f'<h1>{title}</h1>\n<ul class="sums">{"".join(_sums(outlook))}</ul>\n'
-        f"<h2>Hosts</h2>{_legend()}{pool_maps(pool, outlook)}\n"
-        '<h2>By host</h2><p class="note">Flavours: how many more VMs fit with full locality, +N: '
-        'with less.</p><div class="scroll"><table><tr>'
-        + "".join(f"<th>{_text(name)}</th>" for name in head)
-        + f"</tr>{rows}</table></div>{left_out}</body></html>\n"
-    )
-
-
-def _sums(outlook: PoolOutlook) -> Iterator[str]:
+def _sums(outlook: PoolOutlook) -> Iterator[Words]:
     free = outlook.free
     yield _sum(f"{free.free_gpus} of {free.gpus}", "GPUs free")
     yield _sum(f"{free.free_cores} of {free.cores}", "cores free")
@@ -264,62 +216,30 @@ def _sums(outlook: PoolOutlook) -> Iterator[str]:
         yield _sum(f"{format_bytes(free.free_memory_bytes // GIB * GIB)} of {every}", "memory free")
     for fit in outlook.fits:
         less = ", +N: with less locality" if fit.degraded else ""
-        yield _sum(_fit(fit.local, fit.degraded), f"more {fit.flavour} VMs fit{less}")
+        yield _sum(fit_text(fit), f"more {fit.flavour} VMs fit{less}")
     missing = missing_text(outlook.stranded)
     said = f"stranded GPUs{': ' + missing if missing else ''}"
-    yield _sum(str(outlook.stranded_gpus), said, "bad" if outlook.stranded else "")
+    yield _sum(str(outlook.stranded_gpus), said, " bad" if outlook.stranded else "")
 
 
-def _sum(value: str, what: str, classes: str = "") -> str:
-    return (
-        f'<li><b class="{classes}">{_text(value)}</b><span class="note">{_text(what)}</span></li>'
-    )
+def _sum(value: str, what: str, look: str = "") -> Words:
+    return Span(value, f"sum{look}"), Span(f" {what}", "dim small")
 
 
-def _legend() -> str:
-    entries = (
+def _legend() -> Iterator[Picture]:
+    for look, number, said in (
         ("cell0", "1", "GPU of VM 1; the VM's cores have the same colour"),
         ("free", "", "free GPU"),
         ("stranded", "", "stranded GPU: free, but no flavour can use it"),
-    )
-    parts = []
-    for name, number, said in entries:
-        canvas = SvgCanvas.chart(said, _GPU)
-        canvas.rect(1, 1, _GPU - 2, _GPU - 2, name, radius=2)
+    ):
+        canvas = SvgCanvas.chart(said, _GPU, "host")
+        canvas.rect(1, 1, _GPU - 2, _GPU - 2, look, radius=2)
         if number:
             canvas.text(_GPU / 2, 13, number, 11, "on-cell0", anchor="middle")
-        parts.append(f"<span>{canvas.svg(_GPU)}{said}</span>")
-    canvas = SvgCanvas.chart("cores and memory of a node", 46)
-    canvas.rect(0, 2, 46, 9, "bar")
-    canvas.rect(0, 2, 22, 9, "cell0")
-    canvas.rect(0, 13, 46, 4, "bar")
-    canvas.rect(0, 13, 30, 4, "bar-used")
-    parts.append(f"<span>{canvas.svg(_GPU)}a node's cores by VM, below its memory</span>")
-    return f'<div class="legend">{"".join(parts)}</div>'
-
-
-def _row(host: HostOutlook) -> str:
-    free = host.free
-    memory = free.free_memory_bytes
-    cells = [
-        _text(host.name),
-        str(free.vms),
-        f"{free.free_gpus}/{free.gpus}",
-        f"{free.free_cores}/{free.cores}",
-        "unknown" if memory is None else format_bytes(memory // GIB * GIB),
-        *(_fit(fit.local, fit.degraded) for fit in host.fits),
-        _stranded(host),
-    ]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>\n"
-
-
-def _stranded(host: HostOutlook) -> str:
-    return ", ".join(f"{len(one.gpus)} ({_text(one.missing)})" for one in host.stranded) or "0"
-
-
-def _fit(local: int, degraded: int) -> str:
-    return f"{local}+{degraded}" if degraded else str(local)
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))
+        yield Picture("", canvas.svg(_GPU), (said,))
+    canvas = SvgCanvas.chart("cores and memory of a node", 46, "host")
+    for y, width, height, look in ((2, 46, 9, "bar"), (2, 22, 9, "cell0")):
+        canvas.rect(0, y, width, height, look)
+    for width, look in ((46, "bar"), (30, "bar-used")):
+        canvas.rect(0, 13, width, 4, look)
+    yield Picture("", canvas.svg(_GPU), ("a node's cores by VM, below its memory",))

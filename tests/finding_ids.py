@@ -17,7 +17,7 @@ def ids_given(path: Path, callables: Collection[str] = ANY) -> Iterator[str]:
     Of a condition at the call both texts.
     """
     for call in calls(path, callables):
-        yield from _ids(call)
+        yield from ids_of(call)
 
 
 def calls(path: Path, callables: Collection[str]) -> Iterator[ast.Call]:
@@ -29,7 +29,8 @@ def calls(path: Path, callables: Collection[str]) -> Iterator[ast.Call]:
             yield node
 
 
-def _ids(call: ast.Call) -> Iterator[str]:
+def ids_of(call: ast.Call) -> Iterator[str]:
+    """The texts that may be the id of a call."""
     named = [word.value for word in call.keywords if word.arg in ("id", "constraint")]
     for value in named or call.args[:1]:
         either = (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,)
@@ -75,7 +76,7 @@ def severities_given(path: Path) -> Iterator[tuple[str, str]]:
     for call in calls(path, ANY | _OF_PLANS):
         for word in call.keywords:
             if word.arg == "severity":
-                names, severities = tuple(_ids(call)), tuple(_severities(word.value))
+                names, severities = tuple(ids_of(call)), tuple(_severities(word.value))
                 if _condition(call) == _condition(word.value) is not None:
                     yield from zip(names, severities, strict=True)
                 else:

@@ -151,6 +151,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
     "measure/setup/run.py": {"unlink": "a program whose way and sum were looked at"},
     "plan/search/candidates.py": {"open": "a field of GPU sets"},
     "plan/search/solve.py": {"open": "a field of GPU sets"},
+    "plugins.py": {"importlib.metadata": "entry points of installed distributions"},
     "pods/manifest.py": {"yaml": "it is given a text"},
     "process.py": {"Popen": "the one way to start a program"},
     "record_folder.py": {"unlink": _OWN},

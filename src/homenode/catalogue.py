@@ -13,25 +13,36 @@ A page of docs/findings has a section for each finding, or for a few that say th
     Check: `lspci -vvs BDF | grep LnkSta`.
 
 The first severity is the one that a finding has unless the code says another. The first paragraphs
-of Cost and Fix are printed with it; what follows is for `homenode explain`.
+of Cost and Fix are printed with it; what follows is for `homenode explain`. A `{word}` in them is a
+value that the code gives, and DEVICE, its name, where none is given. A part of one case alone has
+it in its heading, and the code names the case:
+
+    **Fix, of one device.** `homenode doctor retrain {device}`.
+
+A site's own pages come with a distribution that registers with the entry points homenode.findings.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from homenode.errors import HostError
-from homenode.findings import Finding, Severity
+from homenode.findings import Finding, Severity, filled
 from homenode.package_files import package_names, package_text
+from homenode.plugins import loaded, refused, registered
 
 _FOLDERS = (("finding_pages",), ("..", "..", "docs", "findings"))
 """Where the pages are: as it is built, and in the source tree."""
 
+GROUP = "homenode.findings"
+"""The entry points with which a distribution registers a check of a host (doctor.site_checks). The
+pages of its findings lie in the same package."""
+
 _MEANING = re.compile(r"\*\*([A-Za-z, ]+)\.\*\* ([^\n]+(?:\n[^\n]+)*)")
-_PART = re.compile(r"^\*\*([A-Z][a-z ]+)\.?\*\*\s+", re.MULTILINE)
+_PART = re.compile(r"^\*\*([A-Z][a-z ]+(?:, [\w /-]+)?)\.?\*\*\s+", re.MULTILINE)
 _LINK = re.compile(r"\[([^][]+)\]\([^()]+\)")
 _NAMES = "Slurm|Linux|Xen|Incus|Proxmox|Nova|Intel"
 _SENTENCE = re.compile(rf"(?!(?:{_NAMES})\b)[A-Z][a-z]*\b")
@@ -40,23 +51,32 @@ _NOTHING = ("None", "Nothing to do")
 """A Cost or a Fix that begins so is not printed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """What is known of a finding before it is found.
+class CatalogueEntry(Struct, frozen=True, kw_only=True):
+    """What is known of a finding before it is found."""
 
-    ids: with those that mean the same. severities: each that it may have, the usual one first.
-    meaning: one or two sentences. cost, fix: as they are printed; None = there is none. parts: by
-    their names: Cause, Cost, Fix, Source, Tested with; Fix is always there.
-    """
-
-    ids: tuple[str, ...]
-    severities: tuple[Severity, ...]
-    meaning: str
-    cost: str | None
-    fix: str | None
-    parts: Mapping[str, str]
+    ids: tuple[str, ...]  # with those that mean the same
+    severities: tuple[Severity, ...]  # each that it may have, the usual one first
+    meaning: str  # one or two sentences
+    parts: Mapping[str, str]  # by their names: Cause, Cost, Fix, Source; Fix is always there
     page: str
-    text: str
+    text: str  # the whole section, for `homenode explain`
+
+    def texts(self, part: str) -> dict[str | None, str | None]:
+        """Cost or Fix as it is printed, by case; None = any other case, and no text."""
+        own = {None: _printed(self.parts.get(part))}
+        return own | {
+            name.removeprefix(f"{part}, "): _printed(text)
+            for name, text in self.parts.items()
+            if name.startswith(f"{part}, ")
+        }
+
+    def printed(
+        self, part: str, case: str | None = None, values: Mapping[str, object] | None = None
+    ) -> str | None:
+        """Cost or Fix with its values, of a case where the page has that."""
+        texts = self.texts(part)
+        text = texts.get(case, texts[None])
+        return text and filled(text, values or {})
 
 
 def finding(
@@ -67,10 +87,15 @@ def finding(
     source: str,
     *,
     severity: Severity | None = None,
+    case: str | None = None,
+    values: Mapping[str, object] | None = None,
     cost: str | UnsetType | None = UNSET,
     fix: str | UnsetType | None = UNSET,
 ) -> Finding:
-    """A finding with the severity, cost and fix of its page, but for those that are given."""
+    """A finding with the severity, cost and fix of its page, but for those that are given.
+
+    case: which of the page's texts. values: what stands in them for `{word}`.
+    """
     entry = entry_of(id)
     return Finding(
         id=id,
@@ -78,22 +103,41 @@ def finding(
         subject=subject,
         expected=expected,
         observed=observed,
-        cost=entry.cost if cost is UNSET else cost,
-        fix=entry.fix if fix is UNSET else fix,
+        cost=entry.printed("Cost", case, values) if cost is UNSET else cost,
+        fix=entry.printed("Fix", case, values) if fix is UNSET else fix,
         source=source,
     )
 
 
 @cache
-def entry_of(id: str) -> Entry:
-    """The finding of this id; only its own section is parsed. Raises KeyError for an unknown id."""
-    return _entry(*_sections()[id])
+def entry_of(id: str) -> CatalogueEntry:
+    """The finding of this id; only its own section is parsed. Raises KeyError for an unknown id,
+    InputError for pages of a site that cannot be read."""
+    own = _sections().get(id)
+    return _entry(*(_site_sections()[id] if own is None else own))
 
 
-@cache
-def catalogue() -> Mapping[str, Entry]:
-    """Every finding by its id."""
-    return {name: entry_of(name) for name in _sections()}
+def catalogue() -> Mapping[str, CatalogueEntry]:
+    """Every finding by its id. Raises InputError for pages of a site that cannot be read."""
+    return {name: entry_of(name) for name in (*_sections(), *_site_sections())}
+
+
+def _site_sections() -> Mapping[str, tuple[str, str, str]]:
+    """As _sections, of other distributions: looked for where no page of homenode has the id."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for one in registered(GROUP).values():
+        loaded(one, "a check")
+        package = import_module(one.module).__package__ or ""
+        try:
+            names = filter(_is_page, package_names(package=package))
+            pages = {page: package_text(page, package=package) for page in names}
+        except (OSError, ValueError) as error:
+            raise refused(one, "a package with pages of findings", str(error)) from error
+        for name, section in _by_id(pages).items():
+            if name in found or name in _sections():
+                raise refused(one, "ids that no other page has", name)
+            found[name] = section
+    return found
 
 
 @cache
@@ -105,16 +149,26 @@ def _sections() -> Mapping[str, tuple[str, str, str]]:
             "homenode: expected the pages of its findings with its modules, found none",
             hint="install homenode again: its modules alone were copied",
         )
+    return _by_id(
+        {page: package_text(*folder, page) for page in filter(_is_page, package_names(*folder))}
+    )
+
+
+def _is_page(name: str) -> bool:
+    return name.endswith(".md") and name != "README.md"
+
+
+def _by_id(pages: Mapping[str, str]) -> dict[str, tuple[str, str, str]]:
+    """Heading, body and page of every finding, by its id."""
     return {
         name: (heading, body, page)
-        for page in package_names(*folder)
-        if page.endswith(".md") and page != "README.md"
-        for heading, body in _split(package_text(*folder, page))
+        for page, text in pages.items()
+        for heading, body in _split(text)
         for name in heading.split(", ")
     }
 
 
-def entries(text: str, page: str) -> tuple[Entry, ...]:
+def entries(text: str, page: str) -> tuple[CatalogueEntry, ...]:
     """The findings of a page. Raises ValueError for a section of another form."""
     return tuple(_entry(heading, body, page) for heading, body in _split(text))
 
@@ -125,21 +179,19 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
         yield heading, body.strip()
 
 
-def _entry(heading: str, body: str, page: str) -> Entry:
+def _entry(heading: str, body: str, page: str) -> CatalogueEntry:
     meaning = _MEANING.match(body)
     if meaning is None:
         raise ValueError(f"{page}: {heading}: expected **Severity.** and what it means first")
     pieces = _PART.split(body[meaning.end() :])
     parts = {name: part.strip() for name, part in zip(pieces[1::2], pieces[2::2], strict=True)}
-    return Entry(
+    return CatalogueEntry(
         ids=tuple(heading.split(", ")),
         severities=tuple(Severity(word.lower()) for word in meaning[1].split(", ")),
         meaning=meaning[2],
-        cost=_printed(parts.get("Cost")),
-        fix=_printed(parts.get("Fix")),
         parts=parts,
         page=page,
-        text=f"# {heading}\n\n{body}\n",
+        text=filled(f"# {heading}\n\n{body}\n", {}),
     )
 
 

@@ -1,6 +1,7 @@
 """Findings: what a machine, a document or a guest should be and is not, with cost and remedy."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -18,6 +19,8 @@ _MERGED_FROM = 3
 """So many findings that differ in their subject only are one finding with many subjects."""
 
 _LONGEST_LIST = 16
+
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
@@ -61,6 +64,15 @@ class Findings:
     checked: tuple[str, ...]
     findings: tuple[Finding, ...]
     not_checked: tuple[str, ...] = ()
+
+
+def filled(text: str, values: Mapping[str, object]) -> str:
+    """The text of a page with its values.
+
+    >>> filled("echo on > {file}; reserve {pages}", {"file": "control"})
+    'echo on > control; reserve PAGES'
+    """
+    return _PLACEHOLDER.sub(lambda m: str(values.get(m[1], m[1].upper())), text)
 
 
 def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:

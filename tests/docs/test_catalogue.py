@@ -3,14 +3,21 @@
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from homenode.catalogue import Entry, catalogue, entries, finding
+from homenode.catalogue import CatalogueEntry, catalogue, entries, finding
 from homenode.findings import Severity
 from tests.doc_pages import DOCS
-from tests.finding_ids import all_ids, calls, severities_given, words_of_source
+from tests.finding_ids import (
+    all_ids,
+    calls,
+    ids_of,
+    severities_given,
+    words_of_source,
+)
 from tests.source_trees import FILES, nodes
 
 PAGES = sorted(path for path in (DOCS / "findings").glob("*.md") if path.stem != "README")
@@ -55,6 +62,63 @@ def test_findings_have_the_severities_that_the_catalogue_gives_them() -> None:
     assert not wrong
 
 
+MAKERS = frozenset({"finding", "plan_finding", "check"})
+
+
+def _made() -> Iterator[tuple[ast.Call, str]]:
+    for path in FILES:
+        prefix = "guest-" if "verify/guest" in path.as_posix() else ""
+        for call in calls(path, MAKERS):
+            for name in ids_of(call):
+                yield call, name if name in catalogue() else prefix + name
+
+
+def _texts(value: ast.expr) -> Iterator[str]:
+    """The texts that an argument is or chooses from."""
+    if isinstance(value, ast.IfExp):
+        yield from _texts(value.body)
+        yield from _texts(value.orelse)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    return next((one.value for one in call.keywords if one.arg == name), None)
+
+
+def test_each_case_that_the_code_names_has_a_text_and_each_text_of_a_case_is_used() -> None:
+    on_pages = {
+        (name, part.partition(", ")[2])
+        for name, entry in catalogue().items()
+        for part in entry.parts
+        if "," in part
+    }
+    named = {
+        (name, case)
+        for call, name in _made()
+        if (value := _argument(call, "case")) is not None
+        for case in _texts(value)
+    }
+    assert named == on_pages
+
+
+def test_each_word_of_a_text_is_filled_and_each_value_is_used() -> None:
+    on_pages = {
+        (name, word)
+        for name, entry in catalogue().items()
+        for text in (*entry.texts("Cost").values(), *entry.texts("Fix").values())
+        for word in re.findall(r"\{([a-z_]+)\}", text or "")
+    }
+    given = {
+        (name, str(key.value))
+        for call, name in _made()
+        if isinstance(value := _argument(call, "values"), ast.Dict)
+        for key in value.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert given == on_pages
+
+
 def test_an_id_is_on_one_page_only() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     headings = [
@@ -69,11 +133,13 @@ def test_each_finding_says_what_it_means_and_how_to_fix_it(page: Path) -> None:
     for entry in entries(page.read_text(encoding="utf-8"), page.name):
         assert entry.meaning.endswith("."), entry.ids
         assert entry.parts.get("Fix"), entry.ids
-        assert entry.fix is not None or entry.parts["Fix"].startswith("Nothing to do"), entry.ids
-        assert all(len(text) < 200 for text in (entry.cost, entry.fix) if text), entry.ids
+        costs, fixes = entry.texts("Cost"), entry.texts("Fix")
+        assert fixes[None] is not None or entry.parts["Fix"].startswith("Nothing to do"), entry.ids
+        assert all(len(t) < 200 for t in (*costs.values(), *fixes.values()) if t), entry.ids
         if "Cause" in entry.parts:  # a long one is whole
-            assert tuple(entry.parts)[: len(LONG)] == LONG, entry.ids
-            assert all(len(part) > 10 for part in entry.parts.values()), entry.ids
+            usual = tuple(name for name in entry.parts if "," not in name)
+            assert usual[: len(LONG)] == LONG, entry.ids
+            assert all(len(entry.parts[name]) > 10 for name in usual), entry.ids
 
 
 def test_every_page_is_in_the_index() -> None:
@@ -86,7 +152,9 @@ def test_a_section_of_another_form_is_refused() -> None:
         entries("## pcie-link-slow\n\nA link is slow.\n", "links.md")
     (entry,) = entries("## a, b\n\n**Critical, info.** It is.\n\n**Fix.** Mend it.\n", "x.md")
     assert (
-        isinstance(entry, Entry) and entry.ids == ("a", "b") and entry.parts == {"Fix": "Mend it."}
+        isinstance(entry, CatalogueEntry)
+        and entry.ids == ("a", "b")
+        and entry.parts == {"Fix": "Mend it."}
     )
 
 
@@ -98,7 +166,8 @@ def test_a_finding_has_the_first_severity_and_the_first_paragraphs_of_its_page()
         "x.md",
     )
     assert entry.severities == (Severity.INFO, Severity.CRITICAL)
-    assert (entry.cost, entry.fix) == ("half of the link", "set x=1 in the file")
+    assert entry.printed("Cost") == "half of the link"
+    assert entry.printed("Fix") == "set x=1 in the file"
     for text, printed in (
         ("Slurm drains it.", "Slurm drains it"),
         ("NCCL fails.", "NCCL fails"),
@@ -106,7 +175,7 @@ def test_a_finding_has_the_first_severity_and_the_first_paragraphs_of_its_page()
         ("Nothing to do.", None),
     ):
         (entry,) = entries(f"## a\n\n**Info.** It is.\n\n**Fix.** {text}\n", "x.md")
-        assert (entry.cost, entry.fix) == (None, printed)
+        assert (entry.printed("Cost"), entry.printed("Fix")) == (None, printed)
 
 
 def test_what_depends_on_the_case_takes_the_place_of_the_page() -> None:

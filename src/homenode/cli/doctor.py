@@ -123,6 +123,7 @@ def doctor(
         compare_hosts(pool, as_json=json)
         return
     from homenode.doctor.diagnosis import diagnose
+    from homenode.doctor.site_checks import site_findings
     from homenode.domain.restore import is_tuned_output
     from homenode.findings import Findings, are_bad, in_order
 
@@ -147,6 +148,8 @@ def doctor(
     source = live or document or "domain"
     opened = None if original is None else _opened(original, source)
     found = diagnose(loaded, opened, known)
+    if own := tuple(site_findings(loaded)):
+        found = Findings(found.checked, in_order((*found.findings, *own)))
     if expect is not None:
         from homenode.doctor.expectation import drift
         from homenode.doctor.expectation_file import parse_expectation

@@ -135,8 +135,7 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
                 expected=", ".join(unread.values()),
                 observed=f"{host.name} does not give them",
                 severity=Severity.INCONCLUSIVE,
-                cost=None,
-                fix="read the host itself, or a capture of it",
+                case="not given",
                 source=source,
             ),
         )
@@ -176,8 +175,7 @@ def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
                 f"node {node}",
                 expected=f"{pages} pages of {format_bytes(size)}",
                 observed=str(found),
-                fix=f"reserve {pages} at boot; until then write that number to /sys/devices/system/"
-                f"node/node{node}/hugepages/hugepages-{size // 1024}kB/nr_hugepages",
+                values={"pages": pages, "node": node, "kilobytes": size // 1024},
                 source=f"expectation of {expected.host}",
             )
 
@@ -194,8 +192,7 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
             expected=gigabytes(floor),
             observed="not measured",
             severity=Severity.INCONCLUSIVE,
-            cost=None,
-            fix="measure, and give it: --h2d GB/S",
+            case="not measured",
             source=source,
         )
     elif measured_h2d < floor:
@@ -204,7 +201,7 @@ def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[
             "host to device",
             expected=f"at least {gigabytes(floor)}",
             observed=gigabytes(measured_h2d),
-            cost=f"{(1 - measured_h2d / floor) * 100:.0f} % below the floor",
+            values={"share": f"{(1 - measured_h2d / floor) * 100:.0f}"},
             source=source,
         )
 
@@ -281,8 +278,7 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
             expected=str(old.link),
             observed="not known",
             severity=Severity.INCONCLUSIVE,
-            cost=None,
-            fix="read it as root, or from a capture",
+            case="not known",
             source=source,
         )
     elif found.rate.bytes_per_s < old.link.bytes_per_s:
@@ -294,7 +290,7 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
             expected=old.link.with_rate(),
             observed=f"{found.rate.with_rate()}{idle}",
             severity=Severity.CRITICAL if found.idle is None else Severity.INCONCLUSIVE,
-            cost=f"{lost:.0f} % of what was certified",
+            values={"share": f"{lost:.0f}"},
             source=source,
         )
 

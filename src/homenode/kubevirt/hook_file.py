@@ -66,9 +66,15 @@ class Finder:
 
 '''
 _CATALOGUE = """\
+from homenode.findings import filled
+
 class Entry:
-    def __init__(self, severity, fix):
-        self.severities, self.fix = (severity,), fix
+    def __init__(self, severity, fixes):
+        self.severities, self.fixes = (severity,), fixes
+
+    def printed(self, part, case, values):
+        fix = self.fixes.get(case, self.fixes[None])
+        return fix and filled(fix, values or {{}})
 
 ENTRIES = {entries!r}
 
@@ -96,11 +102,12 @@ def hook_file(read_source: Callable[[str], str | None], version: str) -> str:
     bundle = _Bundle(read_source)
     for name in (*_REPLACED.values(), "zip_strict"):
         bundle.reach(PORTABLE, name)
+    bundle.reach("homenode.findings", "filled")
     bundle.reach(*ENTRY)
     bundle.settle()
     parts = [_TOP.format(version=version)]
     pages = {name: entry_of(name) for name in sorted(bundle.finding_ids())}
-    entries = {name: (str(page.severities[0]), page.fix) for name, page in pages.items()}
+    entries = {name: (str(page.severities[0]), page.texts("Fix")) for name, page in pages.items()}
     texts = bundle.texts() | {CATALOGUE: _CATALOGUE.format(entries=entries)}
     for name, text in sorted(texts.items()):
         if "'''" in text or not text.isascii():

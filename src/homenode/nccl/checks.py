@@ -155,7 +155,6 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
             "file",
             expected=f"at most {most} elements with those that NCCL adds",
             observed=f"{read.nodes}, and about {read.nodes + more} with them",
-            fix="leave out devices that jobs do not use",
             source=read.source,
         )
     for attribute in ("busid", "numaid"):
@@ -186,7 +185,7 @@ def _of_versions(read: ReadTopology, flavour: Flavour) -> Found:
             expected="values in double quotes",
             observed="single quotes",
             severity=Severity.CRITICAL if is_rccl else Severity.WARNING,
-            cost="RCCL fails on it" if is_rccl else "NCCL up to 2.26 fails on it",
+            case="RCCL" if is_rccl else None,
             source=read.source,
         )
     for system in read.systems:
@@ -280,7 +279,7 @@ def _attributes(read: ReadTopology, node: XmlNode) -> Found:
             where,
             expected="no host_hash",
             observed="one, as in a dump",
-            cost="NCCL puts its own in its place",
+            case="host_hash",
             source=read.source,
         )
 

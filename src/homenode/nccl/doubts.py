@@ -29,8 +29,7 @@ def tuned_elsewhere(record: LayoutRecord | None, host: Host, source: str) -> Ite
             source,
             expected=f"a document tuned for host {host.name!r} (topology {here[:12]})",
             observed=f"one tuned for another (topology {record.host[:12]})",
-            cost="the file may say where other devices are",
-            fix="name the host that the VM runs on",
+            case="of a topology file",
             source=source,
         )
 

@@ -90,7 +90,6 @@ def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding
         "topology file",
         expected="lines on NCCL's topology",
         observed=found,
-        fix=f"run again with {DEBUG}",
         source=source,
     )
 

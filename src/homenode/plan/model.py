@@ -1,5 +1,6 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, NewType
@@ -194,16 +195,18 @@ def plan_finding(
     detail: str,
     *,
     severity: str | None = None,
+    case: str | None = None,
+    values: Mapping[str, object] | None = None,
     fix: str | UnsetType | None = UNSET,
 ) -> PlanFinding:
-    """A finding with the severity and fix of its page, but for those that are given."""
+    """A finding with the severity and fix of its page, as catalogue.finding makes one."""
     entry = entry_of(id)
     return PlanFinding(
         id=id,
         severity=severity or str(entry.severities[0]),
         subject=subject,
         detail=detail,
-        fix=entry.fix if fix is UNSET else fix,
+        fix=entry.printed("Fix", case, values) if fix is UNSET else fix,
     )
 
 

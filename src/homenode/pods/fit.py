@@ -259,8 +259,8 @@ def kubelet_findings(policies: KubeletPolicies, nodes: int) -> Iterator[Finding]
             expected=f"at most {policies.most_nodes} next to topologyManagerPolicy "
             f"{policies.topology_policy}",
             observed=f"{nodes}: {NOT_STARTED}",
-            fix=f'topologyManagerPolicyOptions: {{max-allowable-numa-nodes: "{nodes}"}}, and '
-            "memoryManagerPolicy None: it goes through every set of nodes",
+            case="of the node",
+            values={"nodes": nodes},
             source=_TOPOLOGY,
         )
 

@@ -147,7 +147,7 @@ def _foreign(domain: DomainState) -> Finding:
         domain.name,
         expected="a layout planned for this host",
         observed="one planned for another host, or before this host's topology changed",
-        fix=command_line("homenode", "replan", *operands(domain.name)),
+        values={"domain": command_line(*operands(domain.name))},
         source="the layout's record in the domain's <metadata>",
     )
 

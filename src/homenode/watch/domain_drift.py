@@ -39,8 +39,7 @@ def domain_drift(planned: Vm, running: Vm, moved: Sequence[LivePin] = ()) -> Ite
             f"{name}: {one.subject}",
             expected=one.expected,
             observed=one.observed,
-            fix="undo the change, or restart the VM where its definition is right; if it is meant: "
-            + command_line("homenode", "replan", domain_argument(name, uuid or name)),
+            values={"domain": command_line(domain_argument(name, uuid or name))},
             source=planned.source,
         )
 

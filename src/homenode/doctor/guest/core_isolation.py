@@ -61,9 +61,7 @@ def _ticks(ours: CpuSet, host: Host) -> Iterator[Finding]:
         f"vCPUs on isolated PUs {ours}",
         expected="isolated PUs without the scheduler's tick and RCU callbacks",
         observed=stated,
-        fix=f"for latency: nohz_full={ours} on the kernel's command line, with isolcpus= (it "
-        "brings "
-        "rcu_nocbs= along); check: cat /sys/devices/system/cpu/nohz_full",
+        values={"pus": ours},
         source=_SOURCE,
     )
 

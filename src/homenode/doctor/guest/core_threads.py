@@ -36,9 +36,6 @@ def _switched_off(facts: Vm, host: Host) -> Iterator[Finding]:
         "<topology>" if threads > 1 else "<vcpupin>",
         expected="SMT that is on, or a guest without siblings",
         observed=f"{asked}, and SMT control says {host.settings.smt_control}{why}",
-        fix=f"echo on > {_CONTROL} (not where nosmt guards against side channels), or a "
-        "layout without "
-        f"-smt: homenode plan --layout pin-numa-pci; check: cat {_CONTROL}",
         source=_CONTROL,
     )
 

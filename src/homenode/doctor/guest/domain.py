@@ -61,7 +61,6 @@ def _weighed(finding: Finding, facts: Vm, host: Host) -> Finding:
         finding,
         severity=Severity.WARNING,
         expected=f"pins: {why}, and the host has {len(nodes)} nodes",
-        cost="vCPUs and memory move away from the devices and from each other",
     )
 
 

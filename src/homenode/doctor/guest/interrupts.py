@@ -62,10 +62,7 @@ def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
             f"PUs {pus}",
             expected="isolated PUs that handle no interrupts of the host's devices",
             observed=_words(loud),
-            fix=f"echo {others} > /proc/irq/N/smp_affinity_list for each, or "
-            f"irqaffinity={others} on "
-            "the kernel's command line; those that refuse are the kernel's own: "
-            "isolcpus=managed_irq,domain,...; check: cat /proc/irq/N/effective_affinity_list",
+            values={"pus": others},
             source=_SOURCE,
         )
     elif here and host.settings.irqbalance and others:
@@ -75,8 +72,7 @@ def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
             f"PUs {pus}",
             expected="interrupts of the host's devices next to the vCPUs",
             observed=f"irqbalance runs, and {_words(here)}",
-            fix=f"IRQBALANCE_BANNED_CPULIST={ours} in /etc/default/irqbalance (Debian) or "
-            "/etc/sysconfig/irqbalance, then systemctl restart irqbalance",
+            values={"pus": ours},
             source=_SOURCE,
         )
 
@@ -110,7 +106,6 @@ def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
                 f"device {device.bdf}",
                 expected=f"interrupts handled in the vCPUs' package (PUs {near})",
                 observed=f"IRQs {numbers} on PUs {pus}",
-                fix=f"for n in $(ls /sys/bus/pci/devices/{device.bdf}/msi_irqs); do echo "
-                f"{near - ours or near} > /proc/irq/$n/smp_affinity_list; done",
+                values={"device": device.bdf, "pus": near - ours or near},
                 source=_SOURCE,
             )

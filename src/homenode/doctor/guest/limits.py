@@ -107,8 +107,7 @@ def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Findin
             f"{facts.launch_security} guest of {format_bytes(facts.memory_bytes)}",
             expected=f"at most {limit} mappings (vfio_iommu_type1.dma_entry_limit)",
             observed=f"about {needs.dma_entries}: private memory is mapped in pieces of 2 MiB",
-            fix=f"echo {1 << (needs.dma_entries - 1).bit_length()} > "
-            "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit, or <iommufd enabled='yes'/>",
+            values={"entries": 1 << (needs.dma_entries - 1).bit_length()},
             source=facts.source,
         )
     if facts.architecture == "x86_64" and needs.window_bytes > DEFAULT_WINDOW_BYTES:
@@ -128,8 +127,7 @@ def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
             expected=f"{needs.address_bits} physical address bits for "
             f"{format_bytes(needs.window_bytes)} of BARs above the memory",
             observed=str(bits),
-            fix="<cpu mode='host-passthrough'>, or <maxphysaddr mode='emulate' "
-            f"bits='{needs.address_bits}'/>",
+            values={"bits": needs.address_bits},
             source=facts.source,
         )
     elif (
@@ -143,7 +141,6 @@ def _addresses(facts: Vm, needs: Limits) -> Iterator[Finding]:
             "pcie-root",
             expected=f"a 64-bit window of {format_bytes(needs.window_bytes)} for the BARs",
             observed=format_bytes(max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)),
-            fix=f"<pcihole64 unit='KiB'>{needs.window_bytes // KIB}</pcihole64> in the pcie-root, "
-            "or <cpu mode='host-passthrough'>",
+            values={"kibibytes": needs.window_bytes // KIB},
             source=facts.source,
         )

@@ -135,10 +135,8 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
                 expected=f"vCPUs and memory on the device's node {device.node}",
                 observed=f"all of them on nodes {here}",
                 severity=Severity.WARNING if divides else Severity.INFO,
-                fix="choose a device of these nodes, or homenode plan, which follows the devices"
-                if divides
-                else f"devices of these nodes; or a number of cores that {len(homes)} divides, "
-                "and memory in each package",
+                case=None if divides else "uneven cores",
+                values={"packages": len(homes)},
                 source=facts.source,
             )
 

@@ -110,17 +110,13 @@ def _host_core(facts: Vm, host: Host) -> Iterator[Finding]:
     used = CpuSet.union(on_cores)
     if not reserve.cores or any(core.isdisjoint(used) for core in cores):
         return
+    can_pair = any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
     yield finding(
         "host-core-taken",
         f"{facts.vcpus} vCPUs",
         expected="a core without vCPUs, for the host and QEMU's own threads",
         observed=f"vCPUs on each of {plural(len(cores), 'core')}",
-        fix="ask for fewer vCPUs"
-        + (
-            ", or put pairs on a core: homenode plan --layout pin-numa-smt --keep-vcpus"
-            if any(len(core) > 1 for core in cores) and len(on_cores) == len(cores)
-            else ""
-        ),
+        case=None if can_pair else "siblings taken",
         source=facts.source,
     )
 
@@ -152,10 +148,7 @@ def _flat_over_nodes(facts: Vm, host: Host) -> Iterator[Finding]:
         f"{facts.vcpus} vCPUs",
         expected="vCPUs on one host node, or a guest that is shown the nodes",
         observed=f"a flat guest pinned over nodes {nodes}",
-        fix="one node has cores enough: homenode plan --layout pin-bound --max-nodes 1"
-        if fits
-        else "homenode plan decides by the evidence whether the guest is shown its nodes; "
-        "--layout pin-numa-pci shows them and its devices'",
+        case="one node suffices" if fits else None,
         source=facts.source,
     )
 

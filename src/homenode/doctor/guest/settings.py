@@ -61,8 +61,7 @@ def _governor(host: Host, facts: "Vm | None") -> Iterator[Finding]:
             f"cpufreq of PUs {ours}",
             expected="one governor for all vCPUs",
             observed=f"{', '.join(governors)}; PUs {mixed} differ",
-            fix=f"cpupower -c {ours} frequency-set -g performance; check: grep . "
-            "/sys/devices/system/cpu/cpu*/cpufreq/scaling_governor",
+            values={"pus": ours},
             source=_SYSFS,
         )
 
@@ -86,8 +85,7 @@ def _idle(host: Host, facts: "Vm") -> Iterator[Finding]:
         f"cpuidle of PUs {deep}",
         expected=f"idle states that end within {_SLOW_WAKE_US} µs",
         observed=f"up to {latency} µs",
-        fix=f"for latency: cpupower -c {deep} idle-set -D {_SLOW_WAKE_US}, or tuned-adm profile "
-        "virtual-host; it costs power",
+        values={"pus": deep},
         source=_SYSFS,
     )
 

@@ -94,7 +94,7 @@ def _threads(facts: Vm, host: Host, threads: int) -> Iterator[Finding]:
             "<topology>",
             expected="siblings that are siblings on the host",
             observed=f"threads={threads} and no pins",
-            fix="pin the vCPUs, or threads='1'",
+            case="no pins",
             source=facts.source,
         )
 

@@ -55,6 +55,6 @@ def _slow(gpu: Bdf, rate: float, expected: LinkRate) -> Finding:
         observed=f"{gigabytes(rate)}, which fits "
         f"{', '.join(fit.as_generation for fit in fits) or 'no link at all'}{not_one}",
         severity=Severity.WARNING,
-        cost=f"{(1 - rate / expected.bytes_per_s) * 100:.0f} % of the path",
+        values={"share": f"{(1 - rate / expected.bytes_per_s) * 100:.0f}"},
         source="the figure of --h2d, or of the copy that ran",
     )

@@ -68,11 +68,8 @@ def _redirected(switch: Bdf, devices: list[PciDevice], ports: list[Bdf]) -> Find
         else "transfers between them that stay below their switch",
         observed=f"ports {', '.join(map(str, ports))} redirect them to the root complex (ACS){ats}",
         severity=Severity.INFO if passed else Severity.WARNING,
-        fix="in the VM: enable ATS on the NIC, or DirectTrans where the platform has it"
-        if passed
-        else f"bare host: setpci -s {ports[0]} ECAP_ACS+0x6.w=0000:000c for each port (it "
-        "clears the two redirects only), or ACS off in the firmware; never while "
-        "VMs share the switch",
+        case="in a VM" if passed else None,
+        values={"port": ports[0]},
         source=_SOURCE,
     )
 

@@ -16,9 +16,14 @@ from homenode.analyse.study_report import study_report
 from homenode.cli import main
 from homenode.measure import runner
 from homenode.measure.access import local
-from homenode.measure.bindings.experiments import Experiment, Mode, StudyOptions, experiments_for
+from homenode.measure.bindings.experiments import (
+    Experiment,
+    Mode,
+    Study,
+    StudyOptions,
+    experiments_for,
+)
 from homenode.measure.bindings.folder import StudyFolder, read_sources
-from homenode.measure.bindings.progress import Study
 from homenode.measure.bindings.scripts import script_of
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.runner import run_trial

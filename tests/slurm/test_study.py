@@ -4,6 +4,7 @@ import io
 import shlex
 import shutil
 import subprocess
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from homenode.measure.bindings.experiments import (
     Experiment,
     Mode,
     Shape,
+    Study,
     StudyOptions,
     check_options,
     choose_nodes,
@@ -24,16 +26,10 @@ from homenode.measure.bindings.experiments import (
     nodes_to_bind_to,
 )
 from homenode.measure.bindings.folder import StudyFolder
-from homenode.measure.bindings.progress import (
-    Progress,
-    Study,
-    TaskState,
-    TaskStatus,
-    progress_of,
-    unrecorded,
-)
+from homenode.measure.bindings.run import statuses, unrecorded
 from homenode.measure.bindings.scripts import job_name, script_name, script_of
-from homenode.report.study_progress_text import missing_lines, progress_view
+from homenode.measure.progress import Progress, TaskState, TaskStatus
+from homenode.report.progress_text import missing_lines, progress_view
 from homenode.slurm.client import will_pass
 from homenode.sources import load_host
 from homenode.tools.sinfo import ClusterNode, parse_nodes
@@ -335,6 +331,15 @@ def queued(
     return QueuedJob(job, task, state, said, job_name("abc123", one.id), reason)
 
 
+def progress_of(
+    made: Study,
+    rows: tuple[QueuedJob, ...],
+    done: Collection[tuple[str, int]] = (),
+    exits: Mapping[tuple[str, int], str] | None = None,
+) -> Progress:
+    return Progress(tuple(statuses(made, rows, done, exits or {})))
+
+
 def test_files_count_more_than_what_the_queue_says() -> None:
     made = study()
     second = next(one for one in made.experiments if one.jobs == 4)
@@ -350,7 +355,7 @@ def test_files_count_more_than_what_the_queue_says() -> None:
         queued(first, "3", None, JobState.RUNNING, "RUNNING"),
     )
     found = progress_of(made, rows, {(first.id, 0)}, {(third.id, 0): "3"})
-    by_task = {(task.experiment, task.task): task for task in found.tasks}
+    by_task = {(task.id, task.part): task for task in found.tasks}
     assert by_task[first.id, 0].state is TaskState.DONE
     assert by_task[second.id, 0].state is TaskState.RUNNING
     assert by_task[second.id, 1].state is TaskState.PENDING
@@ -367,7 +372,7 @@ def test_a_job_that_slurm_gave_up_on_and_holds_is_lost() -> None:
     one = made.experiments[0]
     made = replace(made, jobs=((one.id, "1"),))
     owned = queued(one, "1", None, JobState.PENDING, "PENDING", "launch failed requeued held")
-    first = progress_of(made, (owned,), (), {}).tasks[0]
+    first = progress_of(made, (owned,)).tasks[0]
     assert (first.state, first.reason) == (TaskState.LOST, "launch failed requeued held")
 
 
@@ -379,11 +384,11 @@ def test_a_study_is_blocked_where_all_that_is_left_waits_for_somebody() -> None:
     made = replace(made, jobs=jobs)
     drained = queued(alone, "0", None, JobState.PENDING, "PENDING", "ReqNodeNotAvail, Unavail")
     behind = queued(whole, "1", None, JobState.PENDING, "PENDING", "Dependency")
-    assert progress_of(made, (drained, behind), (), {}).is_blocked
+    assert progress_of(made, (drained, behind)).is_blocked
     no_room = replace(made, jobs=jobs[:1])
-    assert progress_of(no_room, (drained,), (), {}).is_blocked
+    assert progress_of(no_room, (drained,)).is_blocked
     waits = queued(alone, "0", None, JobState.PENDING, "PENDING", "Priority")
-    assert not progress_of(made, (waits, behind), (), {}).is_blocked
+    assert not progress_of(made, (waits, behind)).is_blocked
 
 
 def test_a_job_that_was_submitted_and_not_written_down_is_found_by_its_name() -> None:

@@ -14,9 +14,8 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.formats import encode
-from homenode.measure.bindings.experiments import Shape, StudyOptions, experiments_for
+from homenode.measure.bindings.experiments import Shape, Study, StudyOptions, experiments_for
 from homenode.measure.bindings.folder import StudyFolder, read_sources
-from homenode.measure.bindings.progress import Study
 from homenode.report.slurm_study_text import slurm_study_text
 from homenode.results.lines import run_text
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample

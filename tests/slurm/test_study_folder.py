@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from homenode.errors import HostError, InputError
-from homenode.measure.bindings.folder import StudyFolder, _Hosts, attempts, read_journal
+from homenode.measure.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.sources import load_host
 from tests.slurm.test_study import study
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     folder = StudyFolder(tmp_path / "study")
     made = folder.create(study())
-    made = folder.submitted(made, "collective", "4")
+    made = folder.noted(made, StudyEntry(submitted="collective", job="4"))
     folder.close()
     journal = tmp_path / "study" / "study.jsonl"
     with journal.open("ab") as file:
@@ -29,10 +29,14 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     again = StudyFolder(tmp_path / "study")
     loaded = again.load()
     assert loaded == made
-    loaded = again.again(again.submitted(loaded, "collective", "5"), "collective")
-    loaded = again.refused(loaded, "collective", "no")
+    for entry in (
+        StudyEntry(submitted="collective", job="5"),
+        StudyEntry(again="collective"),
+        StudyEntry(refused="collective", reason="no"),
+    ):
+        loaded = again.noted(loaded, entry)
     again.close()
-    assert read_journal(tmp_path / "study") == loaded
+    assert StudyFolder(tmp_path / "study").study() == loaded
     assert (loaded.jobs, loaded.attempts_of("collective")) == ((), 1)
     script = tmp_path / "study/jobs/exclusive-gh01-numa0-r1.sbatch"
     assert script.stat().st_mode & stat.S_IXUSR
@@ -54,7 +58,7 @@ def test_a_study_that_was_killed_at_its_first_breath_is_begun_anew(tmp_path: Pat
     folder = StudyFolder(tmp_path / "study")
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.jsonl").touch()
-    assert not folder.exists
+    assert not folder.has_journal
     folder.create(study())
     folder.close()
     script = tmp_path / "study/jobs/collective.sbatch"
@@ -88,8 +92,8 @@ def test_a_full_disk_is_said_and_not_a_traceback(
 def test_a_study_of_an_earlier_version_is_refused_by_name(tmp_path: Path, version: str) -> None:
     head = {"format": version, "study": {"id": "x", "wishes": {}, "experiments": []}}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
-    with pytest.raises(InputError, match=r"a study of homenode\.slurm-study/3") as refused:
-        read_journal(tmp_path)
+    with pytest.raises(InputError, match=r"expected homenode\.slurm-study/3") as refused:
+        StudyFolder(tmp_path).study()
     assert f"homenode slurm report {tmp_path}/results" in (refused.value.hint or "")
 
 
@@ -111,7 +115,7 @@ def test_a_journal_that_would_leave_its_folder_is_refused(
     head = {"format": "homenode.slurm-study/3", "study": replace(made, experiments=(one,))}
     (tmp_path / "study.jsonl").write_bytes(msgspec.json.encode(head) + b"\n")
     with pytest.raises(InputError, match="expected an experiment, found"):
-        read_journal(tmp_path)
+        StudyFolder(tmp_path).study()
 
 
 def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> None:
@@ -124,13 +128,13 @@ def test_files_of_any_name_next_to_attempts_are_passed_over(tmp_path: Path) -> N
 
 def test_a_folder_without_a_journal_or_with_a_strange_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"study\.jsonl: expected a homenode\.slurm-study head"):
-        read_journal(tmp_path)
+        StudyFolder(tmp_path).study()
     (tmp_path / "study.jsonl").write_text('{"format": "something/1"}\n')
     with pytest.raises(InputError, match=r"homenode\.slurm-study document, found 'something/1'"):
-        read_journal(tmp_path)
+        StudyFolder(tmp_path).study()
     (tmp_path / "study.jsonl").write_text("[" * 100_000)
     with pytest.raises(InputError, match="head, found none"):
-        read_journal(tmp_path)
+        StudyFolder(tmp_path).study()
     with pytest.raises(HostError, match="path without %"):
         StudyFolder(tmp_path / "a%j").create(study())
 

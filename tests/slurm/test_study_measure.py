@@ -14,9 +14,8 @@ import pytest
 
 from homenode.analyse.study_report import study_report
 from homenode.measure.bindings.evidence import parse_record
-from homenode.measure.bindings.experiments import Experiment, Mode, StudyOptions
+from homenode.measure.bindings.experiments import Experiment, Mode, Study, StudyOptions
 from homenode.measure.bindings.folder import read_study
-from homenode.measure.bindings.progress import Study
 from homenode.measure.bindings.scripts import script_of
 from homenode.results.model import Origin
 

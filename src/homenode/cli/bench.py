@@ -144,7 +144,7 @@ def step_progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as Bar
 
-    from homenode.report.bench_text import left_text
+    from homenode.report.progress_text import left_text
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Bar(*columns, console=error_console(), transient=True) as bar:
@@ -163,7 +163,7 @@ def step_progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
 
 def _tenths() -> "Callable[[Progress], None]":
     """A batch job's log: that it goes on, and how long yet."""
-    from homenode.report.bench_text import left_text
+    from homenode.report.progress_text import left_text
 
     said = 0
 

@@ -84,13 +84,11 @@ class Executor(Protocol):
 @dataclass(frozen=True, slots=True)
 class Patience:
     """poll_s: between two looks. blocked_s: how long an experiment waits where everything waits for
-    somebody, or the queue is silent. wait_s: in all; None = as long as it takes. grace_s: how long
-    files of a job that has ended may take to arrive."""
+    somebody, or the queue is silent. wait_s: in all; None = as long as it takes."""
 
     poll_s: float = 5.0
     blocked_s: float = 600.0
     wait_s: float | None = None
-    grace_s: float = 20.0
 
 
 AT_ONCE = Patience(poll_s=0.0)

@@ -11,9 +11,9 @@ from homenode.analyse.words import figure_text
 from homenode.gap import Gap
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.orders import BenchOutcome
-from homenode.measure.progress import Progress
 from homenode.measure.record import RunRecord
 from homenode.metrics import METRICS, metric_of
+from homenode.report.progress_text import duration_text
 from homenode.report.terminal_text import TableOrList
 from homenode.wording import printable
 
@@ -52,31 +52,7 @@ def steps_text(record: RunRecord) -> RenderableType:
     table = TableOrList(("step", "round", "test", "takes", "command"), rows, wraps_last=True)
     seconds = sum(tests[step.variant].seconds for step in steps)
     left = [_gap(gap) for gap in record.left_out]
-    return Group(table, Text(f"about {_duration(seconds)}"), *left)
-
-
-def left_text(progress: Progress) -> str:
-    """What runs now, and how long the rest takes.
-
-    >>> left_text(Progress((), "stream", 130.0))
-    'stream, 2 min 10 s left'
-    """
-    if not progress.now:
-        return "writing"
-    known = progress.seconds_left
-    left = "" if known is None else f", {_duration(known)} left"
-    return f"{printable(progress.now)}{left}"
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(59.6), _duration(3725)
-    ('1 min 0 s', '1 h 2 min')
-    """
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+    return Group(table, Text(f"about {duration_text(seconds)}"), *left)
 
 
 def _table(series: dict[SeriesKey, Series]) -> RenderableType:

@@ -14,6 +14,7 @@ from homenode.measure.layouts.fitting import Fitted
 from homenode.measure.layouts.journal import Entry, Head, State, What
 from homenode.measure.layouts.trial_config import TrialStep
 from homenode.measure.model import Depth
+from homenode.report.progress_text import duration_text
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.wording import command_line, plural, printable
 
@@ -32,18 +33,6 @@ _WORDS = {
     What.FAILED: "failed",
 }
 _LAST = 6
-
-
-def duration_text(seconds: float) -> str:
-    """About how long, for people.
-
-    >>> duration_text(45), duration_text(600), duration_text(7800)
-    ('45 s', '10 min', '2 h 10 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def schedule_text(

@@ -17,9 +17,9 @@ from homenode.errors import HostError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from homenode.measure.bindings.experiments import Shape, StudyOptions
+    from homenode.measure.bindings.experiments import Shape, Study, StudyOptions
     from homenode.measure.bindings.folder import StudyFolder
-    from homenode.measure.bindings.progress import Progress, Study
+    from homenode.measure.progress import Progress
 
 _MOST_SHOWN = 20
 _OPTIONS = {"node_list": "nodelist", "shapes": "shared", "app_folder": "app in another folder"}
@@ -178,7 +178,7 @@ def study(
 
     folder = StudyFolder(output)
     try:
-        if dry_run and host is not None and not folder.exists and not _has_slurm():
+        if dry_run and host is not None and not folder.has_journal and not _has_slurm():
             _write_described(folder, options, host)
             return
         made, is_new = _made(folder, options, host)
@@ -225,7 +225,7 @@ def _made(folder: "StudyFolder", options: "StudyOptions", host: str | None) -> "
     from homenode.measure.bindings.run import made_study
     from homenode.sources import load_host
 
-    if folder.exists:
+    if folder.has_journal:
         found = folder.load()
         if others := _others(found, options, host):
             raise UsageError(
@@ -265,19 +265,20 @@ def _go(
     folder: "StudyFolder", made: "Study", is_new: bool, times: tuple[float, float, float | None]
 ) -> None:
     from homenode.measure.bindings.folder import read_study
-    from homenode.measure.bindings.run import Patience, StudyRun
+    from homenode.measure.bindings.run import SlurmQueue
+    from homenode.measure.experiment import Patience, run_tasks
 
     poll_s, blocked_s, wait_s = times
-    patience = Patience(poll_s, blocked_s, wait_s, grace_s=GRACE_POLLS * poll_s)
+    queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * poll_s)
+    patience = Patience(poll_s, blocked_s, wait_s)
     note(f"study {made.id} in {folder.path}")
     with _view() as observe:
-        run = StudyRun(folder, made, patience, observe)
         try:
-            progress = run.go(retry=not is_new)
+            progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
             note("the jobs go on without homenode; the same command continues the study")
             raise
-    found = read_study(folder.path, run.study)
+    found = read_study(folder.path, queue.study)
     for gap in found.gaps[:_MOST_SHOWN]:
         note(f"open: {gap}")
     if len(found.gaps) > _MOST_SHOWN:
@@ -292,7 +293,7 @@ def _end(
     folder: "StudyFolder", progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
     """Say what is missing and why; exit 1 where anything is."""
-    from homenode.report.study_progress_text import missing_lines
+    from homenode.report.progress_text import missing_lines
 
     missing = progress.missing()
     total = len(progress.tasks)
@@ -321,7 +322,7 @@ def _view() -> "Iterator[Callable[[Progress], None]]":
         return
     from rich.live import Live
 
-    from homenode.report.study_progress_text import progress_view
+    from homenode.report.progress_text import progress_view
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(progress_view(progress))
@@ -334,7 +335,7 @@ class _Lines:
         self._said = ""
 
     def __call__(self, progress: "Progress") -> None:
-        from homenode.report.study_progress_text import progress_line
+        from homenode.report.progress_text import progress_line
 
         line = progress_line(progress)
         if line != self._said:

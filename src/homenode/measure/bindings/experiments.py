@@ -117,6 +117,39 @@ class Experiment:
     gpu_type: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything that a study's journal holds.
+
+    whole, shared: the nodes of both queues. host: the description of a node that the user named;
+    None where look jobs capture each. experiments: in the order of submission; () until the nodes
+    are known. jobs: (experiment, job id) in the order of submission. refused: (experiment, why).
+    repeated: experiments whose earlier jobs do not count any more, once for each time.
+    """
+
+    id: str
+    options: StudyOptions
+    whole: tuple[ClusterNode, ...]
+    shared: tuple[ClusterNode, ...]
+    host: str | None
+    looks: tuple[Experiment, ...]
+    experiments: tuple[Experiment, ...] = ()
+    jobs: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    repeated: tuple[str, ...] = ()
+
+    def everything(self) -> tuple[Experiment, ...]:
+        return (*self.looks, *self.experiments)
+
+    def latest_jobs(self) -> dict[str, str]:
+        """The latest job of each experiment that has one."""
+        return dict(self.jobs)
+
+    def attempts_of(self, experiment: str) -> int:
+        """How often it was submitted."""
+        return self.repeated.count(experiment) + sum(name == experiment for name, _ in self.jobs)
+
+
 def check_options(options: StudyOptions) -> None:
     """Raises UsageError for what cannot be, or must not stand in a script."""
     names = {

@@ -33,14 +33,14 @@ from homenode.measure.bindings.evidence import (
     evidence_of,
     evidence_of_logs,
     evidence_of_runs,
+    gpu_hours,
     parse_record,
 )
-from homenode.measure.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode
-from homenode.measure.bindings.progress import Study
+from homenode.measure.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
 from homenode.measure.bindings.scripts import script_name, script_of
+from homenode.measure.experiment import Journal
 from homenode.measure.imported.files import find_folders
 from homenode.measure.run_folder import HOST, gaps_of_run
-from homenode.record_folder import RecordFolder
 from homenode.results.store import FILE, load_runs, read_run
 from homenode.slurm.job_allocation import NodeMachine, node_machine
 from homenode.sources import load_host, shipped_host
@@ -49,7 +49,6 @@ from homenode.topology import Host
 JOURNAL = "study.jsonl"
 DESCRIBED = "host.json"
 KIND = "slurm-study"
-VERSION = formats.VERSIONS[KIND]
 HELD_S = 15.0
 """The sbatch of a homenode that was killed holds the study; so long it is waited for: Slurm's own
 MessageTimeout is 10 s, after which sbatch asks no longer."""
@@ -81,26 +80,32 @@ class StudyEntry:
     again: str | None = None
 
 
-class StudyFolder:
-    """The folder of one study, locked by this process until it is closed."""
+class StudyFolder(Journal[StudyHead, StudyEntry]):
+    """The folder of one study, locked by this process until it is closed.
+
+    owned: what a program inherits that must end before another homenode continues the study.
+    """
+
+    __slots__ = ("_done", "_held_s", "_lock", "owned")
 
     def __init__(self, path: Path, held_s: float = HELD_S) -> None:
-        self.path = path.resolve()
-        self._files = _files(self.path)
+        path = path.resolve()
+        super().__init__(
+            path,
+            KIND,
+            StudyHead,
+            StudyEntry,
+            journal=JOURNAL,
+            private=False,
+            hint=lambda number: _FULL,
+            earlier="an earlier homenode measured it: homenode slurm report "
+            f"{shlex.quote(str(path / 'results'))} reads its results; "
+            "begin a new study in another folder",
+        )
         self._held_s = held_s
         self._lock = ExitStack()
-        self._descriptor: int | None = None
-        self._done: set[tuple[str, int]] = set()
-
-    @property
-    def exists(self) -> bool:
-        """False also where a study was begun and nothing of it was written down."""
-        return self._files.has_journal
-
-    @property
-    def owned(self) -> tuple[int, ...]:
-        """What a program inherits that must end before another homenode continues the study."""
-        return () if self._descriptor is None else (self._descriptor,)
+        self.owned: tuple[int, ...] = ()
+        self._done: dict[tuple[str, int], float | None] = {}
 
     def create(self, study: Study, described: Host | None = None) -> Study:
         """Lay out the folder with its first lines. described: what a node is, where the user said
@@ -110,7 +115,7 @@ class StudyFolder:
         """
         if "%" in str(self.path) or not str(self.path).isprintable():
             raise HostError(f"{self.path}: expected a path without % that can be printed")
-        try:
+        with self.errors():
             for name in ("jobs", "log", "raw", "results"):
                 os.close(open_folder(self.path, name))
             for name in ("raw", "results"):
@@ -120,17 +125,13 @@ class StudyFolder:
                         "here shows: they would be mistaken for this one's",
                         hint="choose another folder with -o",
                     )
-            self._open()
-        except OSError as error:
-            raise HostError(
-                f"{self.path}: expected to write there, found: {error.strerror}"
-            ) from None
-        if self.exists:
+        self._open()
+        if self.has_journal:
             raise HostError(f"{self.path}: expected no study yet, found one that has just begun")
         self.write_scripts(study, study.everything())
         if described is not None:
-            self._files.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
-        self._files.begin(formats.head_line(KIND, StudyHead(study)))
+            self.write(DESCRIBED, formats.encode("host", described).encode(), 0o644)
+        self.begin_with(StudyHead(study))
         return study
 
     def load(self) -> Study:
@@ -139,78 +140,69 @@ class StudyFolder:
         Raises InputError for a journal that is none, HostError where another process holds it.
         """
         self._open()
-        study = read_journal(self.path)
+        study = self.study()
         absent = (one for one in study.everything() if not (self.path / script_name(one)).exists())
         self.write_scripts(study, tuple(absent))
         return study
 
     def write_dry(self, study: Study) -> None:
         """The scripts of a study that is not begun. Raises HostError."""
-        try:
+        with self.errors():
             os.close(open_folder(self.path, "jobs"))
-        except OSError as error:
-            raise HostError(
-                f"{self.path}: expected to write there, found: {error.strerror}"
-            ) from None
         self.write_scripts(study, study.everything())
 
     def write_scripts(self, study: Study, experiments: tuple[Experiment, ...]) -> None:
         """Write the scripts of these experiments. Raises HostError."""
-        for one in experiments:
-            path = self.path / script_name(one)
-            try:
+        with self.errors():
+            for one in experiments:
                 script = script_of(one, study.options, study.id)
+                path = self.path / script_name(one)
                 replace_file(path, script.encode(), 0o755, synced=False)
-            except OSError as error:
-                raise HostError(f"{path}: cannot be written: {error.strerror}") from None
 
-    def planned(self, study: Study, experiments: tuple[Experiment, ...]) -> Study:
-        self.write_scripts(study, experiments)
-        return self._noted(study, StudyEntry(experiments=experiments))
-
-    def submitted(self, study: Study, experiment: str, job: str) -> Study:
-        return self._noted(study, StudyEntry(submitted=experiment, job=job))
-
-    def refused(self, study: Study, experiment: str, reason: str) -> Study:
-        return self._noted(study, StudyEntry(refused=experiment, reason=reason))
-
-    def again(self, study: Study, experiment: str) -> Study:
-        """Take an experiment for not submitted."""
-        return self._noted(study, StudyEntry(again=experiment))
-
-    def _noted(self, study: Study, entry: StudyEntry) -> Study:
+    def noted(self, study: Study, entry: StudyEntry) -> Study:
         """The study with what happened, once it is written down. Raises HostError."""
-        self._files.append(formats.line(entry))
-        return _applied(study, entry, str(self._files.journal_path))
+        self.add(entry)
+        return _applied(study, entry, str(self.journal_path))
 
     def done_and_exits(
         self, study: Study
-    ) -> tuple[frozenset[tuple[str, int]], Mapping[tuple[str, int], str]]:
-        """Tasks whose files are complete, and exit statuses of the others' latest attempts."""
+    ) -> tuple[Mapping[tuple[str, int], float | None], Mapping[tuple[str, int], str]]:
+        """Tasks whose files are complete, with the seconds that they took, and exit statuses of the
+        others' latest attempts."""
         exits: dict[tuple[str, int], str] = {}
         for one in study.everything():
             for task in range(one.jobs):
                 if (one.id, task) in self._done:
                     continue  # what is done stays done: a large study is not walked each time
                 tries = attempts(self.path, one.id, task)
-                if done_attempt(self.path, one.id, task) is not None:
-                    self._done.add((one.id, task))
+                if (done := done_attempt(self.path, one.id, task)) is not None:
+                    self._done[one.id, task] = _seconds(done)
                 elif tries and (said := _exit_status(tries[-1])) is not None:
                     exits[one.id, task] = said
-        return frozenset(self._done), exits
+        return self._done, exits
 
     def close(self) -> None:
         self._lock.close()
-        self._descriptor = None
+        self.owned = ()
+
+    def study(self) -> Study:
+        """The study as its journal gives it, without holding it. Raises InputError."""
+        head, entries = self.known()
+        source = str(self.journal_path)
+        study = head.study
+        _check(study.everything(), f"{source}:1")
+        for entry in entries:
+            study = _applied(study, entry, source)
+        return study
 
     def _open(self) -> None:
-        if self._descriptor is None:
-            lock = self._files.locked(
+        if not self.owned:
+            lock = self.locked(
                 "no one else at this study, found another homenode",
                 "wait for it, or end it: the jobs go on without it",
                 wait_s=self._held_s,
             )
-            self._descriptor = self._lock.enter_context(lock)
+            self.owned = (self._lock.enter_context(lock),)
 
 
 def _exit_status(attempt: Path) -> str | None:
@@ -223,37 +215,19 @@ def _exit_status(attempt: Path) -> str | None:
     return f"{status.strip()}: {reason.removeprefix('homenode: ')[:300]}".rstrip(": ")
 
 
+def _seconds(attempt: Path) -> float | None:
+    """How long a job that is done took, by its own clock."""
+    times = {name: _start_of(attempt / name, 20) or "" for name in ("started", "ended")}
+    hours = gpu_hours(times, gpus=1)
+    return None if hours is None else 3600 * hours
+
+
 def _start_of(path: Path, most: int) -> str | None:
     try:
         with open_below(path.parent, path.name) as file:
             return file.read(most).decode("utf-8", "replace")
     except OSError:
         return None
-
-
-def read_journal(path: Path) -> Study:
-    """The study of a folder, without holding it. Raises InputError."""
-    files = _files(path)
-    source = str(files.journal_path)
-    content = files.journal()
-    first, is_whole, _ = content.partition(b"\n")
-    if is_whole and (version := formats.version_of(first, KIND, source)) < VERSION:
-        raise InputError(
-            f"{source}: expected a study of homenode.{KIND}/{VERSION}, found version {version}",
-            hint="an earlier homenode measured it: homenode slurm report "
-            f"{shlex.quote(str(path / 'results'))} reads its results; "
-            "begin a new study in another folder",
-        )
-    head, entries = formats.decode_journal(content, KIND, StudyHead, StudyEntry, source)
-    study = head.study
-    _check(study.everything(), f"{source}:1")
-    for entry in entries:
-        study = _applied(study, entry, source)
-    return study
-
-
-def _files(path: Path) -> RecordFolder:
-    return RecordFolder(path, private=False, journal=JOURNAL, hint=lambda number: _FULL)
 
 
 def _applied(study: Study, entry: StudyEntry, where: str) -> Study:
@@ -326,7 +300,7 @@ def read_sources(folders: Iterable[Path]) -> StudySources:
         if not folder.exists():
             raise InputError(f"{folder}: expected a study's folder, found nothing")
         if (folder / JOURNAL).is_file():
-            one = read_study(folder.resolve(), read_journal(folder))
+            one = read_study(folder.resolve(), StudyFolder(folder).study())
         else:
             one = _of_others(folder)
         found = StudySources(
@@ -426,7 +400,7 @@ class _Hosts:
     def _described(self) -> Host | None:
         """As it was when the study began. Earlier versions wrote down its name alone: of a shipped
         host's that is enough, what lies under a path may be anything by now."""
-        content = _files(self._folder).read(DESCRIBED)
+        content = StudyFolder(self._folder).read(DESCRIBED)
         with contextlib.suppress(InputError):
             if content is None:
                 return shipped_host(self._study.host or "")

@@ -1,17 +1,21 @@
-"""Study run: makes a study, submits its jobs and waits for them, whatever happens. [I/O]
+"""Study run: makes a study, and runs its jobs in a Slurm queue, whatever happens. [I/O]
 
-Nothing depends on this process: jobs wait for each other through Slurm, and write their own files.
-It may be stopped and started again at any time.
+The executor of `slurm study`: a task is one job, or one of a job array. Nothing depends on this
+process: jobs wait for each other through Slurm, and write their own files. It may be stopped and
+started again at any time. What counts is the folder: a task is done when its last file is there.
+The queue forgets jobs after minutes, and a controller that is restarted may have none of them.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.measure.bindings import queue_client
 from homenode.measure.bindings.experiments import (
     Experiment,
+    Study,
     StudyOptions,
     choose_nodes,
     described_nodes,
@@ -19,45 +23,20 @@ from homenode.measure.bindings.experiments import (
     look_experiments,
     nodes_to_bind_to,
 )
-from homenode.measure.bindings.folder import StudyFolder, attempts, done_attempt
-from homenode.measure.bindings.progress import (
-    UNSETTLED,
-    Progress,
-    Study,
-    TaskState,
-    TaskStatus,
-    progress_of,
-    unrecorded,
-)
+from homenode.measure.bindings.folder import StudyEntry, StudyFolder, attempts, done_attempt
 from homenode.measure.bindings.queue_client import is_full
 from homenode.measure.bindings.scripts import job_name, script_name
+from homenode.measure.progress import UNSETTLED, Pace, Progress, TaskState, TaskStatus
 from homenode.sources import load_host
-from homenode.tools.squeue import JobState, QueuedJob
+from homenode.tools.squeue import JobState, QueuedJob, needs_somebody
 from homenode.topology import Host
 
 MAX_ATTEMPTS = 3
 """Of an experiment that was lost through no fault of its own."""
 
-_SETTLED_BADLY = frozenset(
-    {TaskState.FAILED, TaskState.CANCELLED, TaskState.LOST, TaskState.REFUSED}
-)
-
 
 class QueueFullError(ToolError):
     """Slurm takes no more jobs of this user until some have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """poll_s: between two looks at the queue. blocked_s: how long the study waits where everything
-    waits for somebody, or the controller is silent. wait_s: in all; None = as long as it takes.
-    grace_s: how long files of a job that has ended may take to arrive.
-    """
-
-    poll_s: float = 5.0
-    blocked_s: float = 600.0
-    wait_s: float | None = None
-    grace_s: float = 20.0
 
 
 def made_study(
@@ -88,143 +67,128 @@ def made_study(
     return Study(id, options, whole, shared, host, (), planned)
 
 
-class StudyRun:
-    """One run of `homenode slurm study` over a folder."""
+class SlurmQueue:
+    """The jobs of one study. See Executor.
 
-    def __init__(
-        self,
-        folder: StudyFolder,
-        study: Study,
-        patience: Patience,
-        observe: Callable[[Progress], None],
-    ) -> None:
+    grace_s: how long files of a job that has ended may take to arrive.
+    """
+
+    def __init__(self, folder: StudyFolder, study: Study, grace_s: float) -> None:
         self.study = study
         self._folder = folder
-        self._patience = patience
-        self._observe = observe
-        self._ended_since: dict[tuple[str, int], float] = {}
-        self._progress = Progress(())
+        self._grace_s = grace_s
+        self._has_looked = False
+        self._ended_since: dict[str, float] = {}
+        self._queued: tuple[QueuedJob, ...] = ()
+        self._seconds: Mapping[tuple[str, int], float | None] = {}
 
-    def go(self, *, retry: bool) -> Progress:
-        """Until every task is done or has failed, or patience ends.
-
-        retry: submit again what had failed before. Raises NoAnswerError where the controller stays
-        silent, ToolError where Slurm's programs are missing.
-        """
-        begin = time.monotonic()
-        blocked_since: float | None = None
-        silent_since: float | None = None
-        while True:
-            now = time.monotonic()
-            try:
-                progress = self._step(retry=retry)
-                retry, silent_since = False, None
-            except NoAnswerError:
-                silent_since = silent_since or now
-                progress = replace(self._progress, silent_s=now - silent_since)
-                if now - silent_since > self._patience.blocked_s:
-                    raise
-            self._observe(progress)
-            self._progress = progress
-            if progress.silent_s == 0 and progress.is_settled and self._is_planned():
-                return progress
-            blocked_since = (blocked_since or now) if progress.is_blocked else None
-            if blocked_since is not None and now - blocked_since > self._patience.blocked_s:
-                return progress
-            if self._patience.wait_s is not None and now - begin > self._patience.wait_s:
-                return progress
-            time.sleep(self._patience.poll_s)
-
-    def _is_planned(self) -> bool:
-        """False where the look jobs are done and the rest is still to be written."""
-        if self.study.experiments or not self.study.looks:
-            return True
-        looks = {one.id for one in self.study.looks}
-        return any(
-            task.state is not TaskState.DONE
-            for task in self._progress.tasks
-            if task.experiment in looks
-        )
-
-    def _step(self, *, retry: bool) -> Progress:
-        queued = queue_client.jobs()
-        for experiment, job in unrecorded(self.study, queued):
-            self.study = self._folder.submitted(self.study, experiment, job)
-        progress = self._look(queued)
-        self._clear_finished(progress, queued)
-        if retry:
-            self._again(_of_settled(progress, _SETTLED_BADLY), queued)
-            progress = self._look(queued)
-        lost = _of_settled(self._with_grace(progress), frozenset({TaskState.LOST}))
-        if to_repeat := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
-            self._again(to_repeat, queued)
-            progress = self._look(queued)
+    def look(self) -> Progress:
+        self._queued = queue_client.jobs()
+        for experiment, job in unrecorded(self.study, self._queued):
+            self._note(StudyEntry(submitted=experiment, job=job))
+        tasks = self._tasks()
+        self._clear_finished(tasks)
+        # Lost ones are repeated: a node failed, or the controller lost its state. What was
+        # cancelled or failed stays as it is until the user starts the command again.
+        alive = {task.id for task in tasks if task.state in UNSETTLED}
+        lost = [task for task in tasks if task.state is TaskState.LOST and task.id not in alive]
+        if repeated := [task for task in lost if self._attempts(task) < MAX_ATTEMPTS]:
+            self.again(repeated)
+            tasks = self._tasks()
         if self.study.looks and not self.study.experiments:
-            self._plan_when_looked_at(progress)
-            progress = self._look(queued)
-        if self._submit_waiting(progress, queued):
-            progress = self._look(queue_client.jobs())
-        return self._with_grace(progress)
+            self._plan_when_looked_at(tasks)
+            tasks = self._tasks()
+        self._has_looked = True
+        return Progress(tasks, seconds_left=self._seconds_left(tasks))
 
-    def _look(self, queued: tuple[QueuedJob, ...]) -> Progress:
-        done, exits = self._folder.done_and_exits(self.study)
-        return progress_of(self.study, queued, done, exits)
+    def again(self, tasks: Sequence[TaskStatus]) -> None:
+        """What Slurm still holds of them is cancelled."""
+        waiting = self._jobs_in(JobState.PENDING)
+        for name in dict.fromkeys(task.id for task in tasks):
+            if name in waiting:
+                queue_client.cancel(waiting[name])
+            self._note(StudyEntry(again=name))
 
-    def _with_grace(self, progress: Progress) -> Progress:
-        """A job that has just ended is mistaken for running: its files may be on their way."""
+    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+        waiting = {task.id for task in tasks}
+        # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
+        alive = self._jobs_in(JobState.PENDING, JobState.RUNNING)
+        behind = self._behind(alive)
+        for one in self.study.everything():
+            if one.id in waiting:
+                try:
+                    job = self._submit(one, alive, behind(one))
+                except QueueFullError:
+                    return  # the rest goes in when some have ended
+                if job is not None:
+                    alive[one.id] = job
+
+    def _note(self, entry: StudyEntry) -> None:
+        self.study = self._folder.noted(self.study, entry)
+
+    def _tasks(self) -> tuple[TaskStatus, ...]:
+        """Every task. A job that has just ended is taken for running: its files may be on their
+        way. What had ended before our first look has left all that it leaves."""
+        self._seconds, exits = self._folder.done_and_exits(self.study)
         now = time.monotonic()
+        first = now if self._has_looked else -math.inf
         tasks = []
-        for task in progress.tasks:
-            key = (task.experiment, task.task)
+        for task in statuses(self.study, self._queued, self._seconds, exits):
             if task.state in (TaskState.LOST, TaskState.FAILED):
-                since = self._ended_since.setdefault(key, now)
-                if now - since < self._patience.grace_s:
+                if now - self._ended_since.setdefault(task.name, first) < self._grace_s:
                     task = replace(task, state=TaskState.RUNNING)
             else:
-                self._ended_since.pop(key, None)
+                self._ended_since.pop(task.name, None)
             tasks.append(task)
-        return Progress(tuple(tasks))
+        return tuple(tasks)
+
+    def _seconds_left(self, tasks: Iterable[TaskStatus]) -> float | None:
+        """Of the node with the most to do, as long as jobs of its kind have taken."""
+        pace = Pace()
+        for (name, _), seconds in self._seconds.items():
+            if seconds is not None:
+                pace.took(_variant(name), seconds)
+        unsettled = {task.id for task in tasks if task.state in UNSETTLED}
+        left: dict[str, list[str]] = {}
+        for one in self.study.everything():
+            for node in one.nodes if one.id in unsettled else ():
+                left.setdefault(node, []).append(_variant(one.id))
+        found = [pace.left(of_node) for of_node in left.values()]
+        known = [seconds for seconds in found if seconds is not None]
+        return max(known, default=0.0) if len(known) == len(found) else None
 
     def _attempts(self, task: TaskStatus) -> int:
         """Attempts that began to write, or that the journal knows."""
-        began = len(attempts(self._folder.path, task.experiment, task.task))
-        return max(began, self.study.attempts_of(task.experiment))
+        began = len(attempts(self._folder.path, task.id, task.part))
+        return max(began, self.study.attempts_of(task.id))
 
-    def _again(self, tasks: Iterable[TaskStatus], queued: tuple[QueuedJob, ...]) -> None:
-        """Take experiments for not submitted; what Slurm still holds of them is cancelled."""
-        waiting = self._queued(queued, JobState.PENDING)
-        for name in dict.fromkeys(task.experiment for task in tasks):
-            if name in waiting:
-                queue_client.cancel(waiting[name])
-            self.study = self._folder.again(self.study, name)
-
-    def _clear_finished(self, progress: Progress, queued: tuple[QueuedJob, ...]) -> None:
+    def _clear_finished(self, tasks: Iterable[TaskStatus]) -> None:
         """Cancel jobs that have left all of their results, and that Slurm would start again.
 
         A controller that lost its state does so, or holds them: what comes after would never start.
         """
-        unfinished = {task.experiment for task in progress.missing()}
-        for name, job in self._queued(queued, JobState.PENDING).items():
+        unfinished = {task.id for task in tasks if task.state is not TaskState.DONE}
+        for name, job in self._jobs_in(JobState.PENDING).items():
             if name not in unfinished:
                 queue_client.cancel(job)
 
-    def _queued(self, queued: tuple[QueuedJob, ...], *states: JobState) -> dict[str, str]:
+    def _jobs_in(self, *states: JobState) -> dict[str, str]:
         """The latest job of each experiment where it is in one of these states, in whole or in
         part. By name too: a controller that lost its state gives numbers again."""
-        rows = {(row.job, row.name) for row in queued if row.state in states}
+        rows = {(row.job, row.name) for row in self._queued if row.state in states}
         return {
             experiment: job
             for experiment, job in self.study.latest_jobs().items()
             if (job, job_name(self.study.id, experiment)) in rows
         }
 
-    def _plan_when_looked_at(self, progress: Progress) -> None:
-        looks = {one.id for one in self.study.looks}
-        if any(t.state is not TaskState.DONE for t in progress.tasks if t.experiment in looks):
+    def _plan_when_looked_at(self, tasks: Iterable[TaskStatus]) -> None:
+        if any(task.state is not TaskState.DONE for task in tasks):
             return
-        hosts = self._hosts()
-        planned = experiments_for(self.study.whole, self.study.shared, hosts, self.study.options)
-        self.study = self._folder.planned(self.study, planned)
+        study = self.study
+        planned = experiments_for(study.whole, study.shared, self._hosts(), study.options)
+        self._folder.write_scripts(study, planned)
+        self._note(StudyEntry(experiments=planned))
 
     def _hosts(self) -> Mapping[str, Host]:
         found = {}
@@ -239,24 +203,6 @@ class StudyRun:
                     hint=f"remove {done.parent}, and start the command again: it looks again",
                 ) from None
         return found
-
-    def _submit_waiting(self, progress: Progress, queued: tuple[QueuedJob, ...]) -> bool:
-        """Submit what is not; whether anything was."""
-        waiting = {task.experiment for task in progress.tasks if task.state is TaskState.WAITING}
-        # Slurm refuses to wait for a job that it has forgotten; such a job has ended.
-        alive = self._queued(queued, JobState.PENDING, JobState.RUNNING)
-        behind = self._behind(alive)
-        submitted = False
-        for one in self.study.everything():
-            if one.id in waiting:
-                try:
-                    job = self._submit(one, alive, behind(one))
-                except QueueFullError:
-                    break  # the rest goes in when some have ended
-                if job is not None:
-                    submitted = True
-                    alive[one.id] = job
-        return submitted
 
     def _submit(
         self, one: Experiment, alive: Mapping[str, str], behind: Iterable[str]
@@ -273,9 +219,9 @@ class StudyRun:
         except ToolError as error:
             if is_full(error.message) and alive:
                 raise QueueFullError(error.message) from None
-            self.study = self._folder.refused(self.study, one.id, error.message)
+            self._note(StudyEntry(refused=one.id, reason=error.message))
             return None
-        self.study = self._folder.submitted(self.study, one.id, job)
+        self._note(StudyEntry(submitted=one.id, job=job))
         return job
 
     def _behind(self, alive: Iterable[str]) -> Callable[[Experiment], Iterator[str]]:
@@ -297,13 +243,82 @@ class StudyRun:
         return behind
 
 
-def _of_settled(progress: Progress, states: frozenset[TaskState]) -> tuple[TaskStatus, ...]:
-    """Tasks in these states, of experiments of which nothing is under way any more.
+def _variant(experiment: str) -> str:
+    """An experiment without its round."""
+    return experiment.rpartition("-r")[0] or experiment
 
-    Lost ones are repeated: a node failed, or the controller lost its state. Cancelled and failed
-    ones stay as they are until the user starts the command again.
+
+def statuses(
+    study: Study,
+    queued: tuple[QueuedJob, ...],
+    done: Collection[tuple[str, int]],
+    exits: Mapping[tuple[str, int], str],
+) -> Iterator[TaskStatus]:
+    """Every task. done: those whose files are complete. exits: exit statuses of scripts that ended
+    without being done."""
+    of_job: dict[tuple[str, str], list[QueuedJob]] = {}
+    for one in queued:
+        # By name too: a controller that lost its state gives numbers again, to other jobs.
+        of_job.setdefault((one.job, one.name), []).append(one)
+    refused, jobs = dict(study.refused), study.latest_jobs()
+    for experiment in study.everything():
+        name = experiment.id
+        job = jobs.get(name)
+        for part in range(experiment.jobs):
+            if (name, part) in done:
+                yield TaskStatus(name, part, TaskState.DONE, job)
+            elif job is None and name in refused:
+                yield TaskStatus(name, part, TaskState.REFUSED, job, refused[name])
+            elif job is None:
+                yield TaskStatus(name, part, TaskState.WAITING)
+            else:
+                rows = of_job.get((job, job_name(study.id, name)), [])
+                yield _of_job(name, part, job, rows, exits.get((name, part)))
+
+
+def _of_job(
+    name: str, part: int, job: str, rows: list[QueuedJob], exit_status: str | None
+) -> TaskStatus:
+    row = next((one for one in rows if one.task == part), None)
+    row = row or next((one for one in rows if one.task is None), None)
+    left = "" if exit_status in (None, "0") else f"its script ended with exit status {exit_status}"
+
+    def status(state: TaskState, reason: str = "") -> TaskStatus:
+        return TaskStatus(name, part, state, job, reason)
+
+    if row is None:
+        return status(
+            TaskState.LOST, left or f"Slurm no longer knows job {job}, and it left no results"
+        )
+    if row.state is JobState.PENDING and "requeued held" in row.reason:
+        # Slurm gave up on starting it, after a node or the controller was lost, and holds it.
+        return status(TaskState.LOST, row.reason)
+    if row.state is JobState.PENDING:
+        return replace(
+            status(TaskState.PENDING, row.reason),
+            needs_somebody=needs_somebody(row.reason),
+            is_behind=row.reason.startswith("Dependency"),
+        )
+    if row.state is JobState.RUNNING:
+        return status(TaskState.RUNNING)
+    if row.state is JobState.COMPLETED:
+        return status(TaskState.FAILED, left or "it ended without an error and left no results")
+    how = row.said if row.reason == "" else f"{row.said}, {row.reason}"
+    if row.state is JobState.CANCELLED:
+        return status(TaskState.CANCELLED, how)
+    state = TaskState.LOST if row.state is JobState.LOST else TaskState.FAILED
+    return status(state, f"{how}; {left}" if left else how)
+
+
+def unrecorded(study: Study, queued: tuple[QueuedJob, ...]) -> Iterator[tuple[str, str]]:
+    """(experiment, job) of jobs in the queue that the journal does not know.
+
+    sbatch was asked, and homenode ended, or the answer was lost, before the id was written down.
     """
-    alive = {task.experiment for task in progress.tasks if task.state in UNSETTLED}
-    return tuple(
-        task for task in progress.tasks if task.state in states and task.experiment not in alive
-    )
+    names = {job_name(study.id, one.id): one.id for one in study.everything()}
+    known = {job for _, job in study.jobs}
+    alive = (JobState.PENDING, JobState.RUNNING)
+    found = {one.job: names[one.name] for one in queued if one.name in names and one.state in alive}
+    for job, experiment in sorted(found.items(), key=lambda item: int(item[0])):
+        if job not in known:
+            yield experiment, job

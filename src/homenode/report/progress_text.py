@@ -1,4 +1,4 @@
-"""Study progress text: a Slurm study that is under way, for people."""
+"""Progress text: how far an experiment is, and how long the rest takes, for people."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,13 +6,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from homenode.measure.bindings.progress import Progress, TaskState, TaskStatus
+from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.wording import printable
 
 _MOST_SHOWN = 30
 _MOST_NAMED = 8
 _ORDER = (
     TaskState.FAILED,
+    TaskState.INCOMPLETE,
+    TaskState.MISMATCHED,
     TaskState.REFUSED,
     TaskState.LOST,
     TaskState.CANCELLED,
@@ -27,6 +29,31 @@ _STYLES = {
     TaskState.PENDING: "",
     TaskState.WAITING: "dim",
 }
+
+
+def duration_text(seconds: float) -> str:
+    """About how long.
+
+    >>> duration_text(45), duration_text(600), duration_text(7800)
+    ('45 s', '10 min', '2 h 10 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def left_text(progress: Progress) -> str:
+    """What runs now, and how long the rest takes.
+
+    >>> left_text(Progress((), "stream", 130.0))
+    'stream, 2 min left'
+    """
+    if not progress.now:
+        return "writing"
+    known = progress.seconds_left
+    left = "" if known is None else f", {duration_text(known)} left"
+    return f"{printable(progress.now)}{left}"
 
 
 def progress_line(progress: Progress) -> str:
@@ -44,6 +71,8 @@ def progress_line(progress: Progress) -> str:
     line = ", ".join(counts) or "no jobs yet"
     if waits:
         line += f" (waiting for: {'; '.join(sorted(waits))})"
+    if progress.seconds_left:
+        line += f"; about {duration_text(progress.seconds_left)} left"
     if progress.silent_s > 0:
         line += "; the controller does not answer"
     return line
@@ -73,7 +102,7 @@ def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
 
     >>> from dataclasses import replace
     >>> one = TaskStatus("look-n1", 0, TaskState.PENDING, "7", "Priority")
-    >>> list(missing_lines([one, replace(one, experiment="look-n2", job="8")]))
+    >>> list(missing_lines([one, replace(one, id="look-n2", job="8")]))
     ['2 pending: Priority: look-n1 (job 7), look-n2 (job 8)']
     """
     groups: dict[tuple[TaskState, str], list[TaskStatus]] = {}

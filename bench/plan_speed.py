@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     host_of,
     pinned_domain,
@@ -171,7 +172,7 @@ def cases() -> list[Case]:
         Case(
             f"8 nodes, 64 GPUs with NVSwitches, {count} to choose",
             board,
-            replace(small_request(8, 64 * GIB, layout="pin-numa-pci"), gpu_count=count),
+            asking(small_request(8, 64 * GIB, layout="pin-numa-pci"), gpu_count=count),
             100,
         )
         for count in (4, 8, 16, 33)
@@ -187,7 +188,7 @@ def cases() -> list[Case]:
         Case(
             "64 nodes, 1024 PUs, 8 GPUs of 32 to choose",
             wide,
-            replace(small_request(32, 64 * GIB), gpu_count=8),
+            asking(small_request(32, 64 * GIB), gpu_count=8),
             100,
         ),
         Case(

@@ -36,13 +36,8 @@ from typing import ParamSpec, TypeVar, cast
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
-from homenode.plan.request import (
-    Balance,
-    DeviceLocality,
-    DocumentSiblings,
-    GuestRequest,
-    Policy,
-)
+from homenode.plan.options import Balance, DeviceLocality, DocumentSiblings, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.memory import overhead_bytes
 from homenode.topology import Core, CoreKind, Host, NumaNode, RunningDomain
 from homenode.units import GIB, MIB
@@ -196,7 +191,7 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     whole = _best(host, plain)
     if whole is not None:
         spare = len(_Step(host, plain, whole.fallback).cores_without_vcpus) - request.vcpus
-        is_one_kind = request.mixed_kinds or not whole.fallback.mixed
+        is_one_kind = request.options.mixed_kinds or not whole.fallback.mixed
         is_spare = whole.fallback.keeps_core and spare > request.host_reserve.cores
         if whole.fallback.cores is Cores.AS_ASKED and is_one_kind and is_spare:
             return whole
@@ -277,7 +272,7 @@ def _before_the_rung(
 
 def _nearness(request: GuestRequest) -> int:
     """How many terms come before the host's last core and the memory next to its vCPUs."""
-    if request.policy is not Policy.CORES_FIRST:
+    if request.options.policy is not Policy.CORES_FIRST:
         return 0
     return 3 if request.layout.pcie is GuestPcie.MIRRORED else 2
 
@@ -290,7 +285,7 @@ def _fallbacks(host: Host, request: GuestRequest) -> Iterator[Fallback]:
     memory = [Memory.FOLLOWS, Memory.UNEVEN, Memory.ELSEWHERE]
     if layout.memory is MemoryBinding.BOUND_PER_CELL:
         memory.pop()
-    counted = pins_all and request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+    counted = pins_all and request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     for keeps_memory, cores, mixed in product((True, False), Cores, (False, True)):
         if (mixed and not hybrid) or (counted and cores is Cores.SHARED):
             continue
@@ -305,8 +300,8 @@ def _others(host: Host, request: GuestRequest) -> list[RunningDomain]:
     return [
         domain
         for domain in host.domains
-        if domain.name not in (request.guest.name, *request.replaces)
-        and (domain.running or domain.planned or request.reserve_defined)
+        if domain.name not in (request.guest.name, *request.options.replaces)
+        and (domain.running or domain.planned or request.options.reserve_defined)
     ]
 
 
@@ -356,12 +351,12 @@ class _Step:
         self.counts_pus = self.shares or (
             pins_all
             and fallback.cores is Cores.AS_ASKED
-            and request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+            and request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
         )
         self.mirrored = layout.cells is GuestCells.MIRRORED
         first = ("vcpus_beyond_cores",) if self.shares else ()
-        self.order = (*first, *ORDER[request.policy, layout.pcie is GuestPcie.MIRRORED])
-        if not request.unequal_cells and not self.shares:
+        self.order = (*first, *ORDER[request.options.policy, layout.pcie is GuestPcie.MIRRORED])
+        if not request.options.unequal_cells and not self.shares:
             self.order = _evenly(self.order)
         self.others = _others(host, request)
         self.known: dict[tuple[object, ...], object] = {}
@@ -383,7 +378,7 @@ class _Step:
         if self.shares or self.fallback.mixed or idle:
             return self._least(lambda split: True)
         equal = self._least(lambda split: len(set(split)) == 1)
-        if equal is not None and self.mirrored and not self.request.unequal_cells:
+        if equal is not None and self.mirrored and not self.request.options.unequal_cells:
             free = self._least(lambda split: True)
             assert free is not None
             # Nodes count where the policy wants few, nearness where it compares it.
@@ -396,7 +391,7 @@ class _Step:
 
     def _least(self, wanted: Callable[[tuple[int, ...]], bool]) -> Best | None:
         best: Best | None = None
-        most = self.request.max_nodes or len(self.have)
+        most = self.request.options.max_nodes or len(self.have)
         for count in range(1, min(most, len(self.have)) + 1):
             for nodes in combinations(sorted(self.have), count):
                 gpu_sets = [gpus for gpus in self.gpu_sets if self.allows_gpus(nodes, gpus)]
@@ -444,7 +439,7 @@ class _Step:
         if self.fallback.memory is Memory.UNEVEN and 0 in space:
             return False
         if self.fallback.memory is Memory.ELSEWHERE:
-            more = (self.request.max_nodes or len(self.space)) - len(nodes)
+            more = (self.request.options.max_nodes or len(self.space)) - len(nodes)
             space += sorted(others, key=lambda limit: -(pages if limit is None else limit))[:more]
         return None in space or sum(filter(None, space)) >= pages
 
@@ -523,8 +518,8 @@ class _Step:
     def _free(self, *, keeps_core: bool) -> set[int]:
         """Online, allowed, not reserved, and on no core that others hold."""
         pus = {int(pu.index) for pu in self.host.pus if pu.online and pu.allowed}
-        pus -= set(self.request.reserved_pus) | set(self.request.housekeeping_pus)
-        pus -= set(self.request.emulator_pus or ())
+        pus -= set(self.request.options.reserved_pus) | set(self.request.housekeeping_pus)
+        pus -= set(self.request.options.emulator_pus or ())
         vcpus, rest = self.pins_of_others
         owned = vcpus | rest if keeps_core else vcpus
         for core in self.host.cores:
@@ -647,7 +642,7 @@ class _Step:
             p
             for p, node in enumerate(self.host.nodes)
             if not node.pus
-            and node.index in self.request.memory_nodes_allowed
+            and node.index in self.request.options.memory_nodes_allowed
             and min(homes, key=lambda home: (self.far(p, home), home)) == position
         ]
 
@@ -748,11 +743,11 @@ class _Step:
     @cached_property
     def gpu_sets(self) -> list[tuple[Bdf, ...]]:
         """The GPUs that the VM may get in addition to those it names."""
-        count = self.request.gpu_count or 0
+        count = self.request.options.gpu_count or 0
         open_gpus = sorted(self.free_gpus - set(self.request.devices))
         sets = list(combinations(open_gpus, count))
         named = {device.bdf for device in self.fixed if device.kind is DeviceKind.GPU}
-        if count and len(named) + count > 1 and not self.request.without_nvlink:
+        if count and len(named) + count > 1 and not self.request.options.without_nvlink:
             joined = [one for one in sets if frozenset(named | set(one)) in self.partitions]
             if joined:
                 return joined
@@ -773,7 +768,7 @@ class _Step:
             if gpu.node in self.position
         }
         known = {bdf: number for bdf, number in package.items() if number is not None}
-        wanted = len(named) + (self.request.gpu_count or 0)
+        wanted = len(named) + (self.request.options.gpu_count or 0)
         most = max(Counter(known.values()).values(), default=0)
         if not self.free_gpus | named <= set(known) or wanted > most:
             return None
@@ -882,7 +877,7 @@ class _Step:
         return sum(is_without(bdf) for bdf in of_vm)
 
     def allows_gpus(self, nodes: tuple[int, ...], gpus: tuple[Bdf, ...]) -> bool:
-        requires = self.request.device_locality is DeviceLocality.REQUIRE
+        requires = self.request.options.device_locality is DeviceLocality.REQUIRE
         return not requires or set(self.homes(gpus).gpus) <= set(nodes)
 
     # Terms
@@ -902,7 +897,7 @@ class _Step:
     def terms_of_sets(self, nodes: tuple[int, ...], gpus: tuple[Bdf, ...]) -> dict[str, object]:
         """Terms that no split changes."""
         homes = self.homes(gpus)
-        near = self.request.device_locality is not DeviceLocality.IGNORE
+        near = self.request.options.device_locality is not DeviceLocality.IGNORE
         having = {self.position.get(self.device_of[bdf].node) for bdf in self.free_gpus}  # type: ignore[arg-type]
         used = len(having & set(nodes))
         lost = used if homes.sets_lost is None else homes.sets_lost
@@ -932,10 +927,10 @@ class _Step:
     def terms_of_split(self, nodes: tuple[int, ...], split: tuple[int, ...]) -> dict[str, object]:
         """Terms that no set of GPUs changes."""
         drawn = [self.draw(node, n) for node, n in zip(nodes, split, strict=True)]
-        wants_gpus = bool(self.request.gpu_count) or any(
+        wants_gpus = bool(self.request.options.gpu_count) or any(
             device.kind is DeviceKind.GPU for device in self.fixed
         )
-        balance = self.request.balance or (Balance.PACK if wants_gpus else Balance.SPREAD)
+        balance = self.request.options.balance or (Balance.PACK if wants_gpus else Balance.SPREAD)
         sign = 1 if balance is Balance.PACK else -1
         short = 0
         if self.request.page_bytes is not None and self.fallback.memory is Memory.FOLLOWS:
@@ -967,7 +962,7 @@ class _Step:
     def terms_of_both(
         self, nodes: tuple[int, ...], split: tuple[int, ...], gpus: tuple[Bdf, ...]
     ) -> dict[str, object]:
-        ignores = self.request.device_locality is DeviceLocality.IGNORE
+        ignores = self.request.options.device_locality is DeviceLocality.IGNORE
         return {
             "device_distance": 0
             if ignores

@@ -18,7 +18,7 @@ from homenode.plan.model import (
     PlannedDevice,
     PortModel,
 )
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,

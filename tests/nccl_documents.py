@@ -9,8 +9,7 @@ from homenode.nccl.guest_side import GuestSide, guest_side
 from homenode.nccl.topology import Flavour
 from homenode.nccl.write import write_topology
 from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune

@@ -25,7 +25,7 @@ from homenode.plan.model import (
     Rejection,
     RunnerUp,
 )
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings

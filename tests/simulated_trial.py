@@ -21,8 +21,7 @@ from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, r
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring
 from homenode.measure.model import Depth, Group, SuiteOptions
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.process import Completed
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.protocol import Snapshot

@@ -7,8 +7,7 @@ from functools import cache
 
 from homenode.domain.document import Element
 from homenode.domain.read import open_domain
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.tuning import Tuning, tune
 from tests.verify_documents import PLAIN, small_host

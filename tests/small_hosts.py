@@ -5,12 +5,16 @@ first thread of every core, core by core, then the second threads, and so on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.indices import CoreIndex, LlcIndex, NodeIndex, PackageIndex
 from homenode.pci import DeviceKind, PciBridge, PciDevice, PortType, RootComplex
+from homenode.plan.options import PlanOptions
 from homenode.plan.request import GuestRequest
 from homenode.topology import (
     Core,
@@ -372,11 +376,24 @@ def small_request(
     devices: Sequence[str] = (),
     iothreads: int = 0,
 ) -> GuestRequest:
-    """A request for such a guest; change more of it with dataclasses.replace."""
+    """A request for such a guest; change more of it with `asking`."""
+    chosen = PRESETS[layout] if isinstance(layout, str) else layout
     return GuestRequest(
         guest=small_guest(vcpus, memory_bytes, hostdevs=devices, iothreads=iothreads),
-        layout=PRESETS[layout] if isinstance(layout, str) else layout,
+        layout=chosen,
         vcpus=vcpus,
         memory_bytes=memory_bytes,
+        options=PlanOptions(chosen.name),
         devices=tuple(Bdf.parse(bdf) for bdf in devices),
+    )
+
+
+def asking(request: GuestRequest, **changes: Any) -> GuestRequest:
+    """The request with other fields, its own or of its options."""
+    own = {name for name in GuestRequest.__dataclass_fields__ if name in changes}
+    options = {name: changes[name] for name in changes.keys() - own}
+    return replace(
+        request,
+        options=structs.replace(request.options, **options),
+        **{name: changes[name] for name in own},
     )

@@ -12,8 +12,7 @@ from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PortModel, Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
 from homenode.tuning import tune

@@ -25,8 +25,8 @@ from homenode.evidence.model import Evidence
 from homenode.findings import Finding
 from homenode.objective import Objective
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.options import PlanOptions, layout_for
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode, PlanOptions
+from homenode.plan.request import layout_for
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune

@@ -5,8 +5,7 @@ from functools import cache
 from homenode.domain.read import open_domain
 from homenode.findings import Finding
 from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune

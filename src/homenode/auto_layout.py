@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.analyse.decide import decide, without_cells
 from homenode.analyse.machine_facts import facts_of_host, of_host
 from homenode.analyse.statement import sentence_of
 from homenode.analyse.verdict import ReasonId, Verdict
+from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, UsageError
 from homenode.evidence.model import Evidence
 from homenode.objective import Objective
 from homenode.pci import DeviceKind
-from homenode.plan.options import AUTO, PlanOptions, request_for
-from homenode.plan.request import DocumentSiblings
+from homenode.plan.options import AUTO, DocumentSiblings, PlanOptions
+from homenode.plan.request import request_for
 from homenode.plan.search.place import place
 from homenode.topology import Host
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning
@@ -45,7 +48,8 @@ def _gpus(guest: Vm, options: PlanOptions, host: Host) -> int:
     """GPUs that the VM gets."""
     if options.gpu_count is not None:
         return options.gpu_count
-    wanted = {hostdev.source for hostdev in guest.hostdevs} | set(options.devices)
+    named = {one for one in options.devices if isinstance(one, Bdf)}
+    wanted = {hostdev.source for hostdev in guest.hostdevs} | named
     return len(wanted & {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)})
 
 
@@ -89,7 +93,7 @@ def _has_cells(guest: Vm, options: PlanOptions, host: Host) -> bool:
     vcpus = options.vcpus or guest.vcpus
     if options.cells is not GuestCells.MIRRORED or vcpus >= sum(bool(n.pus) for n in host.nodes):
         return True
-    flat = replace(
+    flat = structs.replace(
         options,
         layout="pin-bound",
         cells=GuestCells.FLAT,
@@ -123,7 +127,7 @@ def _with_verdict(options: PlanOptions, verdict: Verdict, layout: str) -> PlanOp
     by_switch = options.pinning or options.siblings or options.thread_policy
     as_asked = bool(by_switch) or options.document_siblings is not DocumentSiblings.IGNORED
     floats = verdict.floating and options.thread_policy is None
-    return replace(
+    return structs.replace(
         options,
         layout=layout,
         cells=cells,

@@ -24,11 +24,11 @@ from homenode.domain.read import open_domain, vm_of
 from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
-from homenode.plan.manual import ManualRanges, manual_placement
+from homenode.plan.manual import manual_placement
 from homenode.plan.model import Plan, PlanFinding
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import ManualRanges, PlanOptions
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.shape.assemble import assemble
 from homenode.tools.versions import Version
 from homenode.topology import Host

@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PlannedCell, Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import CellRequest, MemoryMode, PciGranularity, Policy
+from homenode.plan.options import CellRequest, MemoryMode, PciGranularity, PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.vm_file import VmFile, read_vm, vm_of_options
@@ -109,7 +110,7 @@ def random_options(draw: random.Random, host: Host) -> PlanOptions:
             for _ in range(draw.choice((2, 2, 3)))
         )
         layout = draw.choice(("pin-numa", "pin-numa-pci"))
-        options = replace(
+        options = structs.replace(
             options, layout=layout, explicit_cells=cells, vcpus=None, memory_bytes=None
         )
     return options

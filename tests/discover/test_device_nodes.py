@@ -23,7 +23,7 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.kubevirt_documents import document, shipped
-from tests.small_hosts import small_request
+from tests.small_hosts import asking, small_request
 
 NODE = "/sys/devices/system/node"
 OWN_NODES = {"0": "4", "1": "12", "2": "20", "3": "28"}
@@ -80,7 +80,7 @@ def test_a_gpu_on_a_node_of_its_own_is_near_to_the_cpus_that_are_nearest_to_that
 def test_both_names_of_a_gpus_node_give_the_same_plan(count: int, layout: str) -> None:
     request = small_request(16 * count, 64 * GIB, layout=layout)
     guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
-    request = replace(request, guest=guest, gpu_count=count)
+    request = asking(request, guest=guest, gpu_count=count)
     plans = []
     for snapshot in (gpus_on_their_own_nodes(), gpus_on_the_cpus_nodes()):
         host = new(discover(snapshot))

@@ -27,7 +27,7 @@ from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.objective import Objective
 from homenode.plan.model import Plan
-from homenode.plan.request import Policy
+from homenode.plan.options import Policy
 from homenode.plan.search.cost import order
 from homenode.plan.stored import Refusal
 from homenode.pool.outlook import PoolOutlook

@@ -6,8 +6,7 @@ from homenode.discover import discover
 from homenode.doctor.diagnosis import diagnose
 from homenode.domain.read import open_domain
 from homenode.findings import Severity
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.tuning import tune
 from tests.measure.gpu_trial import HOST, ORIGINAL, shown_by

@@ -1,7 +1,6 @@
 """Devices of an encrypted guest go through iommufd where libvirt can, and a finding says else."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -158,7 +157,7 @@ def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> No
 
 def test_a_bus_of_two_root_complexes_gets_no_smmu_and_a_finding() -> None:
     both = (Bdf.parse("0006:01:00.0", "nic"), Bdf.parse("0009:01:00.0", "gpu"))
-    options = replace(GRACE, max_nodes=1, vcpus=4, devices=both, gpu_count=None)
+    options = structs.replace(GRACE, max_nodes=1, vcpus=4, devices=both, gpu_count=None)
     made = grace(b"", "12.7", "11.1", options)
     assert b"<iommu" not in made.document
     assert any("(smmuv3-left-out)" in note for note in made.notes)

@@ -12,11 +12,11 @@ from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError, InputError
 from homenode.pci import DeviceKind
-from homenode.plan.manual import ManualRanges, manual_placement
+from homenode.plan.manual import manual_placement
 from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import ManualRanges, PciGranularity, PlanOptions
 from homenode.plan.planner import plan
-from homenode.plan.request import PciGranularity
+from homenode.plan.request import request_for
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from homenode.tuning import tune
@@ -176,13 +176,15 @@ def test_every_sample_takes_the_planners_own_plan(hgx: Host, name: str, layout: 
 
 def test_the_manual_way_gives_the_studys_document() -> None:
     guest = read_vm(sample("study"), "vm.xml")
-    request = request_for(
-        guest, PlanOptions(layout="pin-numa-smt", memory_bytes=1572864 * MIB), None
+    options = PlanOptions(
+        layout="pin-numa-smt",
+        memory_bytes=1572864 * MIB,
+        emulator_pus=CpuSet.parse("28,29,92,93"),
     )
+    request = request_for(guest, options, None)
     ranges = ManualRanges(
         (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
         (CpuSet.parse("64-91"), CpuSet.parse("96-123")),
-        CpuSet.parse("28,29,92,93"),
     )
     by_hand = assemble(None, request, manual_placement(request, ranges))
     after = rewrite(sample("study"), by_hand)

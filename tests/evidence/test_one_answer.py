@@ -29,7 +29,8 @@ from homenode.measure.imported.files import find_sources
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.objective import Objective
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.options import PlanOptions, layout_for
+from homenode.plan.options import PlanOptions
+from homenode.plan.request import layout_for
 from homenode.plan.stored import read_plan
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of

@@ -16,7 +16,7 @@ from homenode.errors import HomenodeError
 from homenode.kubevirt.manifest_options import OnError
 from homenode.kubevirt.on_define_domain import Answer, answer
 from homenode.kubevirt.placing import place_devices
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.snapshot.memory import MemorySnapshot
 from tests.kubevirt_documents import defined_again, document, small_host, vmi
 

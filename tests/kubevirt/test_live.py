@@ -10,7 +10,7 @@ from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.kubevirt.placing import place_devices
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.plan.shape.pcie_document import expander_above
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in

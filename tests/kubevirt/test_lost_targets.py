@@ -4,7 +4,7 @@ import pytest
 
 from homenode.domain.read import open_domain, vm_of
 from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.vm.model import GuestPciController
 from tests.kubevirt.test_grace import GPUS as GRACE_GPUS
 from tests.kubevirt.test_grace import cells, grace_vm, nodesets

@@ -12,7 +12,7 @@ import pytest
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError, HostError, InputError
 from homenode.kubevirt.placing import Placed, place_devices
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.vm.model import Vm
 from tests.kubevirt_documents import (

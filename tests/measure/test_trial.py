@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.machine_facts import facts_of_runs
@@ -35,7 +36,7 @@ from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import Group
 from homenode.objective import Objective
-from homenode.plan.manual import ManualRanges
+from homenode.plan.options import ManualRanges
 from homenode.results.model import Run
 from homenode.results.store import read_run
 from homenode.topology import PagePool
@@ -483,10 +484,12 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     asked = wanted(tmp_path / "results")
     pools = (PagePool(2 << 20, 300, 200),)
     small = replace(host(), nodes=tuple(replace(one, page_pools=pools) for one in host().nodes))
-    asked = replace(asked, placing=replace(asked.placing, page_bytes=2 << 20))
+    asked = replace(asked, placing=structs.replace(asked.placing, page_bytes=2 << 20))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)
-    asked = replace(asked, placing=replace(asked.placing, page_bytes=None, memory_bytes=300 << 30))
+    asked = replace(
+        asked, placing=structs.replace(asked.placing, page_bytes=None, memory_bytes=300 << 30)
+    )
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert [one.tuning is None for one in found.fitted] == [False, True, True]
     assert "memory-short" in found.fitted[0].against[0]

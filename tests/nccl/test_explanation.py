@@ -36,8 +36,7 @@ from homenode.nccl.library import (
 )
 from homenode.nccl.strict_reader import ReadTopology, read_topology
 from homenode.pci import DeviceKind, PciLink
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import PciGranularity, Policy
+from homenode.plan.options import PciGranularity, PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.tuning import tune
 from tests.nccl_documents import assembled, text_of, tuned_for

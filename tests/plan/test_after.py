@@ -10,12 +10,13 @@ from homenode.cli.placing_options import hosts_after
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.plan.model import Plan
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.options import MemoryMode
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan, encode_plan, with_planned
 from homenode.units import GIB
 from tests.guest_shapes import bdfs, hgx_host, placed
-from tests.small_hosts import even_host, pinned_domain, small_request
+from tests.small_hosts import asking, even_host, pinned_domain, small_request
 
 HOST = even_host(2, 1, 1, 8, 2)
 
@@ -33,7 +34,7 @@ def plan_of(
     mode: MemoryMode = MemoryMode.STRICT,
 ) -> Plan:
     request = named(small_request(4, memory_bytes, layout=layout), name)
-    request = replace(request, page_bytes=page_bytes, memory_mode=mode)
+    request = asking(request, page_bytes=page_bytes, memory_mode=mode)
     return assemble(HOST, request, placed((2, 2), bound=layout != "pin"))
 
 

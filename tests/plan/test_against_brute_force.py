@@ -18,14 +18,9 @@ from homenode.cpuset import CpuSet
 from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.plan.model import Unplannable
+from homenode.plan.options import Balance, DeviceLocality, DocumentSiblings, Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import (
-    Balance,
-    DeviceLocality,
-    DocumentSiblings,
-    GuestRequest,
-    Policy,
-)
+from homenode.plan.request import GuestRequest
 from homenode.plan.search import candidates
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
@@ -35,6 +30,7 @@ from tests.brute_force import Cores, Fallback, Memory, best_by_force
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     floating_domain,
     host_of,
     pinned_domain,
@@ -208,7 +204,7 @@ def small_wish(draw: random.Random, host: Host) -> GuestRequest:
     chooses = bool(gpus) and draw.random() < 0.6
     # What a running VM has may be named, with a warning, but is not compared here.
     barred = {bdf for domain in host.domains for bdf in domain.devices} | set(gpus * chooses)
-    return replace(
+    return asking(
         request,
         devices=tuple(bdf for bdf in bdfs if bdf not in barred and draw.random() < 0.5),
         gpu_count=draw.randint(1, min(3, len(gpus))) if chooses else None,
@@ -264,7 +260,7 @@ def wide_wish(draw: random.Random, host: Host) -> GuestRequest:
     vcpus = draw.randint(2, 5 if layout == "pin" else 8)
     gpus = tuple(d.bdf for d in host.devices_of_kind(DeviceKind.GPU))
     chooses = bool(gpus) and draw.random() < 0.6
-    return replace(
+    return asking(
         small_request(vcpus, 2 * GIB, layout=layout),
         devices=() if chooses else gpus,
         gpu_count=draw.randint(1, min(4, len(gpus))) if chooses else None,
@@ -311,7 +307,7 @@ def crowded_wish(draw: random.Random, host: Host) -> GuestRequest:
     gpus = len(host.devices_of_kind(DeviceKind.GPU))
     layout = draw.choice(("pin", "pin-numa", "pin-numa-pci"))
     request = small_request(draw.randint(1, 5), draw.choice((1, 2, 4)) * GIB, layout=layout)
-    return replace(request, gpu_count=draw.randint(1, min(2, gpus)))
+    return asking(request, gpu_count=draw.randint(1, min(2, gpus)))
 
 
 def chiplet_host(draw: random.Random) -> Host:
@@ -336,7 +332,7 @@ def chiplet_host(draw: random.Random) -> Host:
 def chiplet_wish(draw: random.Random, host: Host) -> GuestRequest:
     layout = draw.choice(("pin", "pin-numa", "pin-numa", "pin-numa-smt"))
     request = small_request(draw.randint(2, max(2, len(host.cores) - 1)), GIB, layout=layout)
-    return replace(request, unequal_cells=draw.random() < 0.5)
+    return asking(request, unequal_cells=draw.random() < 0.5)
 
 
 def pinned_to_llcs(host: Host, placement: Placement) -> list[int]:
@@ -389,7 +385,7 @@ def paired_wish(draw: random.Random, host: Host) -> GuestRequest:
     named = gpus[: draw.choice((0, 0, 0, 1))]
     nics = [d.bdf for d in host.devices_of_kind(DeviceKind.NIC) if draw.random() < 0.7]
     more = len(gpus) - len(named)
-    return replace(
+    return asking(
         small_request(draw.randint(1, 8), draw.choice((1, 2, 6)) * GIB, layout=layout),
         devices=(*named, *nics),
         gpu_count=draw.randint(1, min(3, more)) if more else None,
@@ -429,7 +425,7 @@ def celled_wish(draw: random.Random, host: Host) -> GuestRequest:
         draw.randint(2, len(host.cores)), draw.choice((1, 3, 6)) * GIB, layout=layout
     )
     gpus = len(host.devices_of_kind(DeviceKind.GPU))
-    return replace(
+    return asking(
         request,
         gpu_count=draw.randint(1, gpus) if gpus and draw.random() < 0.8 else None,
         unequal_cells=draw.random() < 0.2,

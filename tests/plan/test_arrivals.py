@@ -19,7 +19,7 @@ from homenode.plan.request import GuestRequest
 from homenode.sources import load_host
 from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
-from tests.small_hosts import small_request
+from tests.small_hosts import asking, small_request
 
 GPUS = 8
 PAIRS = ({1, 3}, {2, 4}, {5, 7}, {6, 8})
@@ -70,7 +70,7 @@ HGX = hgx(tells_modules=False)
 
 def wish(name: str, gpus: int, vcpus_of_gpu: int, layout: str) -> GuestRequest:
     request = small_request(gpus * vcpus_of_gpu, gpus * MEMORY_OF_GPU, layout=layout)
-    return replace(request, gpu_count=gpus, guest=structs.replace(request.guest, name=name))
+    return asking(request, gpu_count=gpus, guest=structs.replace(request.guest, name=name))
 
 
 def modules(host: Host, planned: Plan) -> set[int | None]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 from lxml import etree
+from msgspec import structs
 from typer.testing import CliRunner
 
 from homenode.bdf import Bdf
@@ -15,15 +16,15 @@ from homenode.errors import UsageError
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.plan.devices.brought import switched_gpus
 from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import PlanOptions
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.targets.registry import TARGETS
 from homenode.topology import Host
 from tests.plan.test_gpus import HGX
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 NIC = DeviceKind.NIC
 SWITCHES = [DeviceSpec(f"0000:{bus:02x}:00.0", 1, DeviceKind.NVSWITCH, root=9) for bus in (1, 2)]
@@ -40,7 +41,7 @@ def nic(bus: int, root: int = 0, switch: int | None = 0, function: int = 0) -> D
 
 
 def wanting(count: int | None, **more: object) -> GuestRequest:
-    return replace(small_request(8), gpu_count=count, **more)  # type: ignore[arg-type]
+    return asking(small_request(8), gpu_count=count, **more)
 
 
 def found(host: Host, request: GuestRequest) -> tuple[list[str], set[str]]:
@@ -199,10 +200,10 @@ def test_a_card_of_another_model_is_no_part_of_the_board() -> None:
 
 @pytest.mark.parametrize("wanted", ["with_nics", "with_nvswitches"])
 def test_what_gpus_bring_needs_gpus(wanted: str) -> None:
-    options = replace(PlanOptions(layout="pin", vcpus=4), **{wanted: True})  # type: ignore[arg-type]
+    options = structs.replace(PlanOptions(layout="pin", vcpus=4), **{wanted: True})
     with pytest.raises(UsageError, match="expected GPUs"):
         request_for(small_request(4).guest, options, hgx())
-    request_for(small_request(4).guest, replace(options, gpu_count=1), hgx())
+    request_for(small_request(4).guest, structs.replace(options, gpu_count=1), hgx())
 
 
 def test_parts_of_gpus_bring_no_nvswitches() -> None:

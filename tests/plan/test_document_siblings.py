@@ -13,10 +13,10 @@ from homenode.errors import UsageError
 from homenode.evidence.sources import load_evidence
 from homenode.host_reserve import HostReserve
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import AUTO, PlanOptions, request_for
+from homenode.plan.options import AUTO, DocumentSiblings, PlanOptions
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
-from homenode.plan.request import DocumentSiblings, GuestRequest
+from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.sources import load_host
@@ -25,7 +25,7 @@ from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
 from homenode.vm.model import Vm
 from tests.figures import numbers
-from tests.small_hosts import NodeSpec, even_host, host_of, pinned_domain, small_request
+from tests.small_hosts import NodeSpec, asking, even_host, host_of, pinned_domain, small_request
 
 R7950X3D = even_host(1, 1, 2, 8, 2, name="7950X3D")
 R5900X = even_host(1, 2, 1, 6, 2, name="5900X")
@@ -171,7 +171,7 @@ def test_mixed_kinds_that_are_wanted_cost_nothing() -> None:
     host = host_of([NodeSpec(((2,) * 8 + (1,) * 16,), efficiency_cores=16)])
     wanted = request(12)
     assert len(cores_of(host, place(host, wanted))) == 6
-    mixed = place(host, replace(wanted, mixed_kinds=True))
+    mixed = place(host, asking(wanted, mixed_kinds=True))
     assert len(cores_of(host, mixed)) == 12
 
 

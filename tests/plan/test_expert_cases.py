@@ -12,8 +12,9 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind
+from homenode.plan.options import DeviceLocality
 from homenode.plan.placement import Placement
-from homenode.plan.request import DeviceLocality, GuestRequest
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.topology import CpuModel, Host, PagePool
@@ -23,6 +24,7 @@ from tests.shared_data import needs_shared, shared
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     host_of,
     pinned_domain,
@@ -86,7 +88,7 @@ def two_sockets() -> Host:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pair_of_gpus_is_parted_rather_than_a_socket_crossed(layout: str) -> None:
-    request = replace(
+    request = asking(
         small_request(8, 16 * GIB, layout=layout),
         gpu_count=1,
         reserved_pus=CpuSet.parse("0-3,16-19"),
@@ -98,7 +100,7 @@ def test_a_pair_of_gpus_is_parted_rather_than_a_socket_crossed(layout: str) -> N
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pair_of_gpus_is_left_whole_where_the_single_one_is_as_near(layout: str) -> None:
-    request = replace(small_request(8, 16 * GIB, layout=layout), gpu_count=1)
+    request = asking(small_request(8, 16 * GIB, layout=layout), gpu_count=1)
     placement = agreed(two_sockets(), request)
     assert placement.nodes == (0,)
     assert placement.devices == (Bdf.parse("10:00.0"),)
@@ -119,7 +121,7 @@ def test_nor_are_other_gpus_robbed_of_cores_on_hosts_of_many_nodes() -> None:
     devices = [gpu(0x10 * (1 + node // 3), node) for node in range(0, 12, 3)]
     host = even_host(1, 12, 1, 8, 2, devices=devices)
     for gpus, vcpus in ((1, 21), (3, 56)):
-        request = replace(small_request(vcpus, 4 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
+        request = asking(small_request(vcpus, 4 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
         placement = place(host, request)
         assert len({*placement.nodes} & {0, 3, 6, 9}) == gpus
 
@@ -128,7 +130,7 @@ def test_nor_are_other_gpus_robbed_of_cores_on_hosts_of_many_nodes() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_toml(layout: str) -> None:
     host = load_host(str(shared("cases/placement/two.toml")))
-    request = replace(
+    request = asking(
         small_request(8, 16 * GIB, layout=layout),
         gpu_count=1,
         reserved_pus=CpuSet.parse("0-3,16-19"),
@@ -145,7 +147,7 @@ def test_two_toml(layout: str) -> None:
 def test_the_last_of_eight_equal_gpus_is_found_where_only_its_node_has_cores(layout: str) -> None:
     devices = [gpu(16 + node, node) for node in range(8)]
     host = even_host(4, 2, 1, 3, 1, devices=devices, domains=[pinned_domain("0-20")])
-    request = replace(small_request(2, layout=layout), gpu_count=1)
+    request = asking(small_request(2, layout=layout), gpu_count=1)
     placement = agreed(host, request)
     assert placement.nodes == (7,)
     assert gpu_nodes(host, placement) == [7]
@@ -155,7 +157,7 @@ def test_the_last_of_eight_equal_gpus_is_found_where_only_its_node_has_cores(lay
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_n16_toml(layout: str) -> None:
     host = load_host(str(shared("cases/placement/n16.toml")))
-    request = replace(
+    request = asking(
         small_request(4, 16 * GIB, layout=layout),
         gpu_count=1,
         reserved_pus=CpuSet.parse("0-31"),
@@ -207,9 +209,7 @@ def nps4_distances() -> tuple[tuple[int, ...], ...]:
 def test_cells_lie_next_to_gpus(
     homes: tuple[int, ...], count: int, vcpus: int, nodes: tuple[int, ...], split: tuple[int, ...]
 ) -> None:
-    request = replace(
-        small_request(vcpus, 32 * GIB, layout="pin-numa-pci"), gpu_count=count or None
-    )
+    request = asking(small_request(vcpus, 32 * GIB, layout="pin-numa-pci"), gpu_count=count or None)
     host = sub_nodes(homes)
     # By force, eight GPUs on eight nodes take a minute; each is at home in one way alone.
     placement = agreed(host, request) if count < 8 else place(host, request)
@@ -246,14 +246,14 @@ def test_cells_that_cannot_be_equal_are_as_even_as_few_sockets_and_nodes_allow(
 ) -> None:
     host = replace(sub_nodes(homes, cores), cpu=CpuModel(vendor, "test CPU"))
     request = small_request(vcpus, 32 * GIB, layout="pin-numa-pci")
-    placement = place(host, replace(request, gpu_count=count))
+    placement = place(host, asking(request, gpu_count=count))
     assert (placement.nodes, groups(placement)) == (nodes, split)
     assert set(gpu_nodes(host, placement)) <= set(placement.nodes)
 
 
 def test_equal_cells_that_would_take_a_further_node_are_a_runner_up() -> None:
     host = sub_nodes((0, 0, 1, 1), 16)
-    request = replace(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
+    request = asking(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
     runner, *_ = (
         one for one in place(host, request).runners_up if one.decided_by == "nodes_spanned"
     )
@@ -262,13 +262,13 @@ def test_equal_cells_that_would_take_a_further_node_are_a_runner_up() -> None:
 
 def test_vcpus_go_next_to_the_devices_where_that_is_asked_for() -> None:
     host = sub_nodes((0, 0, 1, 1), 16)
-    request = replace(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
-    assert groups(place(host, replace(request, unequal_cells=True))) == (16, 5)
+    request = asking(small_request(21, 32 * GIB, layout="pin-numa-pci"), gpu_count=3)
+    assert groups(place(host, asking(request, unequal_cells=True))) == (16, 5)
 
 
 @pytest.mark.parametrize("layout", ("pin", "pin-numa"))
 def test_a_guest_that_sees_no_pcie_tree_gets_fewer_nodes_instead(layout: str) -> None:
-    request = replace(small_request(8, 32 * GIB, layout=layout), gpu_count=4)
+    request = asking(small_request(8, 32 * GIB, layout=layout), gpu_count=4)
     placement = agreed(sub_nodes((1, 3, 5, 7)), request)
     # A node of each socket, and of each socket one that has a GPU.
     assert placement.nodes == (1, 5)
@@ -276,7 +276,7 @@ def test_a_guest_that_sees_no_pcie_tree_gets_fewer_nodes_instead(layout: str) ->
 
 def test_required_locality_refuses_nodes_that_preferred_locality_takes() -> None:
     host = sub_nodes((1, 3, 5, 7))
-    request = replace(
+    request = asking(
         small_request(8, 32 * GIB, layout="pin"),
         gpu_count=4,
         device_locality=DeviceLocality.REQUIRE,
@@ -287,7 +287,7 @@ def test_required_locality_refuses_nodes_that_preferred_locality_takes() -> None
 @needs_shared
 def test_a_snc4_machine_gets_a_cell_next_to_each_of_its_four_gpus() -> None:
     host = load_host(str(shared("cases/hosts/ipa20-2xXeon8480-SNC4-4gpu.xml")))
-    request = replace(small_request(16, 64 * GIB, layout="pin-numa-pci"), gpu_count=4)
+    request = asking(small_request(16, 64 * GIB, layout="pin-numa-pci"), gpu_count=4)
     placement = place(host, request)
     assert placement.nodes == (1, 3, 5, 7)
     assert groups(placement) == (4, 4, 4, 4)
@@ -335,7 +335,7 @@ def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str)
     host = load_host("hgx-h100")
     taken = pinned_domain("56-63", devices=("0000:9b:00.0",), memory_bytes=64 * GIB)
     host = replace(host, domains=(taken,))
-    request = replace(
+    request = asking(
         small_request(40, 256 * GIB, layout=layout, devices=["0000:cc:00.0"]), gpu_count=4
     )
     placement = place(host, request)
@@ -357,7 +357,7 @@ def test_of_equal_gpus_those_next_to_the_nics_of_the_vm_are_chosen(
     nics: tuple[str, ...], gpus: tuple[str, ...]
 ) -> None:
     request = small_request(8, 16 * GIB, layout="pin-numa-pci", devices=nics)
-    request = replace(request, gpu_count=len(gpus), without_nvlink=True)
+    request = asking(request, gpu_count=len(gpus), without_nvlink=True)
     placement = place(load_host("hgx-h100"), request)
     assert placement.devices == tuple(sorted(map(Bdf.parse, (*nics, *gpus))))
     assert not {"nic-without-gpu", "nic-away-from-vm"} & {one.id for one in placement.findings}
@@ -374,7 +374,7 @@ def test_a_nic_paired_with_the_gpu_that_the_vm_gets_pulls_as_the_gpu_does(gpu_no
     placement = agreed(host, small_request(6, layout="pin-numa-pci", devices=named))
     # No node alone is next to both where the firmware gives the pair two.
     assert placement.nodes == ((1,) if gpu_node else (0, 1))
-    alone = replace(
+    alone = asking(
         small_request(6, layout="pin-numa-pci", devices=named), max_nodes=1, gpu_count=None
     )
     found = {one.id for one in agreed(host, alone).findings}
@@ -420,7 +420,7 @@ def modules(placement: Placement) -> list[int]:
 def test_a_gpu_breaks_what_is_broken_already(
     owned: tuple[int, ...], count: int, in_use: list[int]
 ) -> None:
-    request = replace(small_request(2, layout="pin-numa-pci"), gpu_count=count)
+    request = asking(small_request(2, layout="pin-numa-pci"), gpu_count=count)
     assert modules(agreed(board_of_eight(*owned), request)) == in_use
 
 
@@ -485,7 +485,7 @@ MEM4_DISTANCES = ((10, 12, 20), (12, 10, 20), (20, 20, 10))
 @pytest.mark.parametrize("layout", ("pin", "pin-bound"))
 def test_memory_of_the_fewest_other_nodes_is_used(layout: str, max_nodes: int | None) -> None:
     host = host_of(MEM4, distances=MEM4_DISTANCES)
-    request = replace(
+    request = asking(
         small_request(4, 20 * GIB, layout=layout),
         reserved_pus=CpuSet.parse("4-11"),
         host_reserve=HostReserve(0),
@@ -507,7 +507,7 @@ def test_cells_share_memory_unevenly_where_equal_shares_do_not_fit() -> None:
 def test_mem4_toml() -> None:
     host = load_host(str(shared("cases/placement/mem4.toml")))
     assert place(host, small_request(8, 30 * GIB)).nodes == (0, 2)
-    request = replace(
+    request = asking(
         small_request(4, 20 * GIB, layout="pin-bound"),
         reserved_pus=CpuSet.parse("4-11"),
         max_nodes=2,

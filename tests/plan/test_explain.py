@@ -27,7 +27,7 @@ from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
-from tests.small_hosts import NodeSpec, even_host, host_of, small_request
+from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request
 
 FOUR = (0, 1, 2, 3)
 
@@ -338,7 +338,7 @@ def test_a_host_without_nodes_has_unknown_memory() -> None:
 
 def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     host = host_of([NodeSpec(((2,) * 4 + (1,) * 4,), efficiency_cores=4)])
-    plan = plan_on(host, replace(small_request(6, layout="pin-numa"), mixed_kinds=True))
+    plan = plan_on(host, asking(small_request(6, layout="pin-numa"), mixed_kinds=True))
     assert plan.nodes == (0, 0)
     table = _section(plan, host, "Where it runs").table
     assert table is not None

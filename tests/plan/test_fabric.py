@@ -12,7 +12,7 @@ from homenode.plan.search.place import place
 from homenode.topology import Host
 from tests.figures import numbers
 from tests.plan.test_gpus import HGX, buses, hgx, some
-from tests.small_hosts import pinned_domain, small_request
+from tests.small_hosts import asking, pinned_domain, small_request
 
 H100 = "NVIDIA H100 80GB HBM3"
 MODULES = (7, 5, 6, 8, 1, 3, 4, 2)
@@ -62,7 +62,7 @@ def test_where_no_partition_is_free_any_gpus_serve_and_a_finding_names_who_has_t
     assert 2 in numbers(found.detail)
     assert "0000:19:00.0, 0000:3b:00.0" in found.detail
     assert "'train-0'" in found.detail
-    anyway = replace(some(2), without_nvlink=True)
+    anyway = asking(some(2), without_nvlink=True)
     assert finding(board(domains=tuple(busy)), anyway) is None
 
 
@@ -85,7 +85,7 @@ def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
     assert found is not None
     assert "0000:3b:00.0" in found.detail and "0000:4c:00.0" in found.detail
     assert {5, 6} <= set(numbers(found.detail))
-    assert finding(board(), replace(named(1, 2), without_nvlink=True)) is None
+    assert finding(board(), asking(named(1, 2), without_nvlink=True)) is None
 
 
 def test_a_second_single_gpu_leaves_the_other_group_of_four_whole() -> None:
@@ -98,7 +98,7 @@ def test_a_second_single_gpu_leaves_the_other_group_of_four_whole() -> None:
 
 
 def test_gpus_that_are_added_make_a_partition_with_those_of_the_document() -> None:
-    one_more = replace(named(5), gpu_count=1)
+    one_more = asking(named(5), gpu_count=1)
     assert buses(board(), one_more) == ["9b", "ab"]
 
 

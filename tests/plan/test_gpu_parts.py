@@ -17,8 +17,9 @@ from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
+from homenode.plan.request import request_for
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.verify.document.as_planned import as_planned
@@ -114,7 +115,7 @@ def tuned(host: Host, document: bytes = PLAIN, **options: Any) -> Tuning:
 
 
 def test_a_mediated_device_is_placed_on_its_gpus_node_and_written_as_one() -> None:
-    made = tuned(divided(), mediated=(UUIDS[2],))
+    made = tuned(divided(), devices=(UUIDS[2],))
     (device,) = made.plan.devices
     assert (made.plan.nodes, device.uuid, device.cell) == ((1,), UUIDS[2], 0)
     root = etree.fromstring(made.document)
@@ -144,9 +145,9 @@ def test_gpus_of_a_profile_are_free_parts_of_it() -> None:
 
 def test_a_part_that_another_vm_has_and_a_whole_divided_gpu_are_said() -> None:
     host = divided(f'devices = ["{UUIDS[0]}"]')
-    held = tuned(host, mediated=(UUIDS[0],)).plan
+    held = tuned(host, devices=(UUIDS[0],)).plan
     assert "device-in-use" in {f.id for f in held.findings}
-    sibling = tuned(host, mediated=(UUIDS[1],)).plan
+    sibling = tuned(host, devices=(UUIDS[1],)).plan
     assert "device-in-use" not in {f.id for f in sibling.findings}
     (shared,) = [f for f in sibling.findings if f.id == "gpu-shared"]
     assert 2 in numbers(shared.detail) and "o0" in shared.detail
@@ -161,7 +162,7 @@ def test_a_function_of_a_gpu_with_vgpus_that_is_none_itself_is_critical() -> Non
         made = tuned(divided(), devices=(Bdf.parse(bdf),)).plan
         (found,) = [f for f in made.findings if f.id == "vgpu-missing"]
         assert found.severity == "critical" and fix in str(found.fix)
-    fine = tuned(divided(), devices=(Bdf.parse("12:00.1"),), mediated=(UUIDS[0],)).plan
+    fine = tuned(divided(), devices=(Bdf.parse("12:00.1"), UUIDS[0])).plan
     assert "vgpu-missing" not in {f.id for f in fine.findings}
 
 
@@ -172,7 +173,7 @@ def test_a_function_of_a_gpu_with_vgpus_that_is_none_itself_is_critical() -> Non
         ({"gpu_count": 1, "gpu_profile": "1g.10gb"}, "only serve processes of the host"),
         ({"gpu_count": 1, "gpu_profile": "none"}, "no such part"),
         ({"gpu_profile": "A40-12Q"}, "--gpus N as well"),
-        ({"mediated": ("00000000-0000-4000-8000-000000000000",)}, "the host, which has 3"),
+        ({"devices": ("00000000-0000-4000-8000-000000000000",)}, "the host, which has 3"),
     ],
 )
 def test_what_no_vm_can_have_is_refused(options: dict[str, Any], expected: str) -> None:
@@ -183,7 +184,7 @@ def test_what_no_vm_can_have_is_refused(options: dict[str, Any], expected: str) 
 
 def test_a_document_loses_a_vgpu_to_others_and_an_unknown_one_is_a_gap() -> None:
     host = divided()
-    first = tuned(host, mediated=(UUIDS[0],)).document
+    first = tuned(host, devices=(UUIDS[0],)).document
     other = tune(
         first,
         "vm",

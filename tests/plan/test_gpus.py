@@ -11,7 +11,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host
 from tests.figures import numbers
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 HGX = [
     *(
@@ -30,7 +30,7 @@ def hgx(**changes: object) -> Host:
 
 
 def some(count: int, vcpus: int = 8) -> GuestRequest:
-    return replace(small_request(vcpus), gpu_count=count)
+    return asking(small_request(vcpus), gpu_count=count)
 
 
 def buses(host: Host, request: GuestRequest) -> list[str]:
@@ -86,7 +86,7 @@ def test_a_gpu_brings_its_audio_function_and_keeps_the_documents_devices() -> No
         DeviceSpec("0000:05:00.0", kind=DeviceKind.NVME),
     ]
     host = even_host(1, devices=specs)
-    request = replace(small_request(2, devices=["05:00.0"]), gpu_count=1)
+    request = asking(small_request(2, devices=["05:00.0"]), gpu_count=1)
     assert [str(b) for b in place(host, request).devices] == [
         "0000:05:00.0",
         "0000:19:00.0",

@@ -11,14 +11,14 @@ from homenode.gap import Gap
 from homenode.pci import PciLink
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import CostTerm, Rejection, RunnerUp
+from homenode.plan.options import Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import Policy
 from homenode.plan.shape.assemble import assemble
 from homenode.vm.layout import PRESETS
 from homenode.vm.model import GuestHostdev
 from tests.figures import numbers
 from tests.guest_shapes import HGX_GPUS, HGX_NICS, defined_guest, hgx_host, placed
-from tests.small_hosts import DeviceSpec, even_host, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, small_request
 
 
 def sentences(layout: str = "pin-numa-pci") -> str:
@@ -146,7 +146,7 @@ def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
 
 def test_memory_first_states_the_price_of_shared_cores() -> None:
     host = even_host(2)
-    request = replace(small_request(4, layout="pin-numa-smt"), policy=Policy.MEMORY_FIRST)
+    request = asking(small_request(4, layout="pin-numa-smt"), policy=Policy.MEMORY_FIRST)
     shared = [CpuSet([pu]) for pu in (0, 8, 1, 9)]
     plan = assemble(host, request, placed((4,), pins=shared, threads=2))
     found = {finding.id: finding for finding in plan.findings}["vcpus-share-cores"]
@@ -155,6 +155,6 @@ def test_memory_first_states_the_price_of_shared_cores() -> None:
     whole = [CpuSet([pu]) for pu in (0, 1, 2, 3)]
     for plan in (
         assemble(host, request, placed((4,), pins=whole, threads=1)),
-        assemble(host, replace(request, policy=Policy.CORES_FIRST), placed((4,), pins=shared)),
+        assemble(host, asking(request, policy=Policy.CORES_FIRST), placed((4,), pins=shared)),
     ):
         assert "vcpus-share-cores" not in [finding.id for finding in plan.findings]

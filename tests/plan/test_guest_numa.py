@@ -10,7 +10,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Plan
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.options import MemoryMode
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.guest_numa import memory_granule, split_memory
 from homenode.topology import MemoryKind, PagePool
@@ -21,6 +22,7 @@ from tests.guest_shapes import bdfs, placed
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     hierarchical_distances,
     host_of,
@@ -230,7 +232,7 @@ def test_each_device_knows_how_much_memory_is_local_to_it() -> None:
     free = replace(request, layout=PRESETS["pin"])
     plan = assemble(even_host(3, devices=specs), free, replace(placement, memory_nodes=()))
     assert [device.local_memory_ratio for device in plan.devices] == [None] * 3
-    spread = replace(request, layout=PRESETS["pin-bound"], memory_mode=MemoryMode.INTERLEAVE)
+    spread = asking(request, layout=PRESETS["pin-bound"], memory_mode=MemoryMode.INTERLEAVE)
     plan = assemble(even_host(3, devices=specs), spread, placement)
     assert [device.local_memory_ratio for device in plan.devices] == [0.5, 0.5, 0.0]
 

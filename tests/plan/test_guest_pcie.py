@@ -12,7 +12,8 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.model import PortModel, Unplannable
-from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.options import PciGranularity
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.vm.layout import PRESETS, GuestCells
@@ -33,7 +34,15 @@ from tests.guest_shapes import (
     placed,
     with_virtual,
 )
-from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, small_guest, small_request
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    asking,
+    even_host,
+    host_of,
+    small_guest,
+    small_request,
+)
 
 
 def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
@@ -115,7 +124,7 @@ def test_devices_of_other_nodes_move_none_of_the_cells_own() -> None:
         alone, more = (
             assemble(
                 host,
-                replace(ask(devices, defined=False), pci_granularity=granularity),
+                asking(ask(devices, defined=False), pci_granularity=granularity),
                 placed((4,), devices=devices),
             )
             for devices in (HGX_GPUS[:4], HGX_GPUS)
@@ -223,7 +232,7 @@ def test_more_devices_than_slots_get_a_second_expander_bus() -> None:
 
 
 def test_spare_ports_are_empty_and_on_every_expander_bus() -> None:
-    request = replace(ask(HGX_GPUS), spare_ports=3)
+    request = asking(ask(HGX_GPUS), spare_ports=3)
     plan = assemble(hgx_host(), request, placed((2, 2), devices=HGX_GPUS))
     ports = Counter(c.address.bus for c in of_model(plan, PortModel.ROOT_PORT))
     assert sorted(ports.values()) == [7, 7]
@@ -232,7 +241,7 @@ def test_spare_ports_are_empty_and_on_every_expander_bus() -> None:
 
 def test_too_many_spare_ports_are_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"--spare-ports: .*0.*16.*40"):
-        assemble(hgx_host(), replace(ask(HGX_GPUS), spare_ports=40), placed((2, 2)))
+        assemble(hgx_host(), asking(ask(HGX_GPUS), spare_ports=40), placed((2, 2)))
 
 
 def test_i440fx_is_refused_by_name() -> None:

@@ -12,8 +12,9 @@ from homenode.discover.lspci import overlay_lspci
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.model import PortModel, Unplannable
+from homenode.plan.options import PciGranularity
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.device_places import device_places
 from homenode.topology import Host
@@ -33,7 +34,7 @@ from tests.guest_shapes import (
     without,
 )
 from tests.shared_data import SHARED
-from tests.small_hosts import DeviceSpec, even_host
+from tests.small_hosts import DeviceSpec, asking, even_host
 
 CAPTURE = SHARED / "machines" / "lspci" / "gpud-hgx-h100x8-lspci-vvv.txt"
 
@@ -60,7 +61,7 @@ def test_a_captured_hgx_h100_gets_the_same_tree_and_keeps_it() -> None:
 def test_a_second_run_changes_nothing() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
     for granularity in PciGranularity:
-        request = replace(ask(devices), pci_granularity=granularity, spare_ports=2)
+        request = asking(ask(devices), pci_granularity=granularity, spare_ports=2)
         placement = placed((2, 2), devices=devices)
         first = assemble(hgx_host(), request, placement)
         second = assemble(hgx_host(), after(request, first), placement)
@@ -155,7 +156,7 @@ def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
 
 def test_root_complex_granularity_gives_each_host_tree_a_bus() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    request = replace(ask(devices), pci_granularity=PciGranularity.ROOT_COMPLEX)
+    request = asking(ask(devices), pci_granularity=PciGranularity.ROOT_COMPLEX)
     placement = placed((2, 2), devices=devices)
     plan = assemble(hgx_host(), request, placement)
     assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 8
@@ -173,7 +174,7 @@ def test_root_complex_granularity_gives_each_host_tree_a_bus() -> None:
 
 def test_switch_granularity_mirrors_switches_and_warns_of_their_links() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
-    request = replace(ask(devices), pci_granularity=PciGranularity.SWITCH)
+    request = asking(ask(devices), pci_granularity=PciGranularity.SWITCH)
     placement = placed((2, 2), devices=devices)
     plan = assemble(hgx_host(), request, placement)
     assert len(of_model(plan, PortModel.SWITCH_UPSTREAM)) == 8
@@ -256,7 +257,7 @@ def machines(draw: st.DrawFn) -> tuple[Host, GuestRequest, Placement]:
     chosen = draw(st.sets(st.sampled_from(passable), min_size=1, max_size=12))
     cells = draw(st.lists(st.integers(0, nodes - 1), min_size=1, unique=True))
     devices = tuple(sorted(chosen))
-    request = replace(
+    request = asking(
         ask(devices, vcpus=2 * len(cells), defined=draw(st.booleans())),
         pci_granularity=draw(st.sampled_from(PciGranularity)),
         spare_ports=draw(st.integers(0, 2)),
@@ -288,7 +289,9 @@ def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
     for bdf in placement.devices:
         rest = {other: at for other, at in addresses(plan).items() if other != bdf}
         assert addresses(assemble(host, *without(tuned, placement, bdf))) == rest
-        if request.pci_granularity is PciGranularity.CELL and is_last_of_its_kind(machine, bdf):
+        if request.options.pci_granularity is PciGranularity.CELL and is_last_of_its_kind(
+            machine, bdf
+        ):
             continue
         assert addresses(assemble(host, *without(request, placement, bdf))) == rest
 
@@ -364,7 +367,7 @@ def hand_made(draw: st.DrawFn) -> tuple[GuestRequest, Placement]:
         hostdevs=tuple(hostdevs),
         addresses=tuple(sorted(in_use)),
     )
-    request = replace(
+    request = asking(
         request,
         guest=guest,
         pci_granularity=draw(st.sampled_from(PciGranularity)),

@@ -16,7 +16,7 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from tests.figures import numbers
-from tests.small_hosts import NodeSpec, even_host, host_of, small_request
+from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
 XEON = load_host("h200-xeon8558")
@@ -47,20 +47,20 @@ def test_memory_comes_before_cores_that_fewer_siblings_lack() -> None:
 
 def test_a_limit_of_nodes_names_how_many_would_do() -> None:
     host = even_host(4, 1, 1, 4, 1)
-    error = refusal(host, replace(small_request(12), max_nodes=2))
+    error = refusal(host, asking(small_request(12), max_nodes=2))
     assert "--max-nodes 3" in (error.hint or "")
     uneven = host_of([NodeSpec(((1,) * 5,)), NodeSpec(((1,) * 3,), package=1)])
-    error = refusal(uneven, replace(small_request(8), max_nodes=1))
+    error = refusal(uneven, asking(small_request(8), max_nodes=1))
     assert "--max-nodes 2" in (error.hint or "")
 
 
 def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
     """The requests that a hint speaks of."""
     for offer in re.split(r", or |; ", hint):
-        changed = replace(
+        changed = asking(
             request,
-            unequal_cells=request.unequal_cells or "--unequal-cells" in offer,
-            mixed_kinds=request.mixed_kinds or "--mixed-kinds" in offer,
+            unequal_cells=request.options.unequal_cells or "--unequal-cells" in offer,
+            mixed_kinds=request.options.mixed_kinds or "--mixed-kinds" in offer,
         )
         counts = re.search(r"(?:ask for|lower vcpus to) (\d+)(?: or (\d+))?", offer)
         nodes = re.search(r"--max-nodes (\d+)", offer)
@@ -68,7 +68,7 @@ def followed(request: GuestRequest, hint: str) -> Iterator[GuestRequest]:
         if counts:
             yield from (replace(changed, vcpus=int(n)) for n in counts.groups() if n)
         elif nodes:
-            yield replace(changed, max_nodes=int(nodes[1]))
+            yield asking(changed, max_nodes=int(nodes[1]))
         elif memory:
             size = int(memory[1]) * (GIB if memory[2] == "G" else MIB)
             yield replace(changed, memory_bytes=size)
@@ -90,7 +90,7 @@ def test_whoever_follows_a_hint_gets_a_plan(path: Path) -> None:
             ("pin-numa-smt", True),
         ):
             for most_nodes, size in ((None, 2 * GIB), (1, 2 * GIB), (None, memory + 8 * GIB)):
-                request = replace(
+                request = asking(
                     small_request(vcpus, size, layout=layout),
                     keep_vcpus=keep,
                     max_nodes=most_nodes,

@@ -8,8 +8,9 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.options import MemoryMode
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind
@@ -18,6 +19,7 @@ from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     floating_domain,
     host_of,
@@ -104,7 +106,7 @@ def test_a_hybrid_host_gives_performance_cores_to_vcpus_and_efficiency_cores_to_
 def test_24_vcpus_on_a_host_of_20_pus_are_refused_with_that_number(
     layout: str, mixed: bool
 ) -> None:
-    request = replace(small_request(24, layout=layout), keep_vcpus=True, mixed_kinds=mixed)
+    request = asking(small_request(24, layout=layout), keep_vcpus=True, mixed_kinds=mixed)
     with pytest.raises(Unplannable, match="20"):
         place(I7_1370P, request)
 
@@ -114,7 +116,7 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
 ):
     unasked = place(I7_1370P, small_request(8))
     assert [f.severity for f in unasked.findings if f.id == "mixed-kinds"] == ["warning"]
-    placement = place(I7_1370P, replace(small_request(8), mixed_kinds=True))
+    placement = place(I7_1370P, asking(small_request(8), mixed_kinds=True))
     assert placement.concessions == (Concession.MIXED_KINDS,)
     assert placement.nodes == (0, 0)
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 2
@@ -124,7 +126,7 @@ def test_mixed_kinds_take_performance_cores_first_and_give_efficiency_cores_thei
 
 
 def test_mixed_kinds_take_all_20_pus_where_the_vcpus_must_be_kept() -> None:
-    request = replace(small_request(20, layout="pin-numa-smt"), keep_vcpus=True, mixed_kinds=True)
+    request = asking(small_request(20, layout="pin-numa-smt"), keep_vcpus=True, mixed_kinds=True)
     placement = place(I7_1370P, request)
     assert len(placement.vcpu_pins) == 20
     assert placement.threads_per_core == 1
@@ -141,7 +143,7 @@ def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_
     keep: bool,
 ) -> None:
     request = small_request(13, layout="pin-numa-smt")
-    placement = place(I7_1370P, replace(request, keep_vcpus=keep, mixed_kinds=True))
+    placement = place(I7_1370P, asking(request, keep_vcpus=keep, mixed_kinds=True))
     core_of = {pu: core.id for core in I7_1370P.cores for pu in core.pus}
     assert len({core_of[pu] for pin in placement.vcpu_pins for pu in pin}) == 13
     assert placement.vcpu_nodes == (0,) * 6 + (1,) * 7
@@ -150,12 +152,12 @@ def test_mixed_kinds_shown_as_single_threads_have_a_whole_core_each_while_there_
 
 
 def test_mixed_kinds_beyond_the_whole_cores_share_them() -> None:
-    request = replace(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
+    request = asking(small_request(15, layout="pin-numa-smt"), mixed_kinds=True)
     assert Concession.SHARED_CORES in place(I7_1370P, request).concessions
 
 
 def test_a_vm_that_fits_performance_cores_stays_there_though_kinds_may_mix() -> None:
-    placement = place(I7_1370P, replace(small_request(6), mixed_kinds=True))
+    placement = place(I7_1370P, asking(small_request(6), mixed_kinds=True))
     assert placement.fallback == "one LLC"
 
 
@@ -196,11 +198,11 @@ def test_gpu_memory_is_never_given_to_a_guest_even_if_asked() -> None:
     host = grace()
     refused = next(r for r in _rejections(host, small_request(300)) if r.constraint == "gpu-memory")
     assert len(refused.nodes) == 32
-    asked = replace(small_request(8), memory_nodes_allowed=(NodeIndex(4),))
+    asked = asking(small_request(8), memory_nodes_allowed=(NodeIndex(4),))
     with pytest.raises(UsageError, match="GPU"):
         place(host, asked)
     with pytest.raises(InputError, match="99"):
-        place(host, replace(small_request(8), memory_nodes_allowed=(NodeIndex(99),)))
+        place(host, asking(small_request(8), memory_nodes_allowed=(NodeIndex(99),)))
 
 
 def _rejections(host: Host, request: GuestRequest) -> tuple[Rejection, ...]:
@@ -262,7 +264,7 @@ def test_a_node_with_isolated_cores_is_chosen_before_one_without() -> None:
 
 def test_a_refusal_says_what_each_node_lacks_and_who_has_it() -> None:
     host = even_host(2, 1, 1, 64, 1, domains=[pinned_domain("64-71", name="db")])
-    reserved = replace(small_request(60), reserved_pus=CpuSet.parse("0-7"), max_nodes=1)
+    reserved = asking(small_request(60), reserved_pus=CpuSet.parse("0-7"), max_nodes=1)
     rejections = {r.nodes: r for r in _rejections(host, reserved) if len(r.nodes) == 1}
     first = rejections[(NodeIndex(0),)]
     assert first.constraint == "cores"
@@ -299,7 +301,7 @@ def test_floating_domains_are_a_gap_and_shut_off_ones_count_only_if_asked() -> N
     )
     placement = place(host, small_request(4))
     assert any("floating" in gap.subject for gap in placement.gaps)
-    counted = place(host, replace(small_request(4), reserve_defined=True))
+    counted = place(host, asking(small_request(4), reserve_defined=True))
     assert "shared cores" in counted.concessions
 
 
@@ -310,6 +312,6 @@ def test_the_default_layout_places_nothing() -> None:
 
 
 def test_pin_bound_binds_the_memory_to_the_chosen_nodes() -> None:
-    request = replace(small_request(120, layout="pin-bound"), memory_mode=MemoryMode.INTERLEAVE)
+    request = asking(small_request(120, layout="pin-bound"), memory_mode=MemoryMode.INTERLEAVE)
     assert place(EPYC_9654, request).memory_nodes == (0, 1)
     assert place(EPYC_9654, small_request(120, layout="pin")).memory_nodes == ()

@@ -1,19 +1,18 @@
 """Manual PU lists: the study's listings, and what its generator got wrong."""
 
-from dataclasses import replace
-
 import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
-from homenode.plan.manual import ManualRanges, manual_placement
-from tests.small_hosts import small_request
+from homenode.plan.manual import manual_placement
+from homenode.plan.options import ManualRanges
+from tests.small_hosts import asking, small_request
 
 STUDY = ManualRanges(
     (CpuSet.parse("0-27"), CpuSet.parse("32-59")),
     (CpuSet.parse("64-91"), CpuSet.parse("96-123")),
-    CpuSet.parse("28,29"),
 )
+EMULATOR = CpuSet.parse("28,29")
 
 
 def lists(*texts: str) -> tuple[CpuSet, ...]:
@@ -21,7 +20,8 @@ def lists(*texts: str) -> tuple[CpuSet, ...]:
 
 
 def test_pin_gives_vcpu_i_the_ith_pu_and_binds_no_memory() -> None:
-    placement = manual_placement(small_request(56, layout="pin"), STUDY)
+    request = asking(small_request(56, layout="pin"), emulator_pus=EMULATOR)
+    placement = manual_placement(request, STUDY)
     assert [pin.first() for pin in placement.vcpu_pins] == [*range(28), *range(32, 60)]
     assert placement.emulator_pus == CpuSet.parse("28-29")
     assert placement.memory_nodes == ()
@@ -50,7 +50,7 @@ def test_unequal_lists_work_flat_and_with_unequal_cells() -> None:
         manual_placement(small_request(44, layout="pin-numa"), ranges)
     assert error.value.hint is not None
     assert "--unequal-cells" in error.value.hint
-    cells = replace(small_request(44, layout="pin-numa"), unequal_cells=True)
+    cells = asking(small_request(44, layout="pin-numa"), unequal_cells=True)
     assert manual_placement(cells, ranges).vcpu_nodes == (0,) * 24 + (1,) * 20
 
 
@@ -75,8 +75,8 @@ def test_lists_that_cannot_be_meant_are_refused(
 
 
 def test_an_emulator_on_the_vcpus_pus_is_a_finding() -> None:
-    ranges = ManualRanges(lists("0-3"), (), CpuSet.parse("3-4"))
-    placement = manual_placement(small_request(4, layout="pin"), ranges)
+    request = asking(small_request(4, layout="pin"), emulator_pus=CpuSet.parse("3-4"))
+    placement = manual_placement(request, ManualRanges(lists("0-3")))
     assert [f.id for f in placement.findings] == ["emulator-shares-vcpus"]
 
 

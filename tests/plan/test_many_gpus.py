@@ -16,7 +16,7 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.plan.test_against_brute_force import compare
-from tests.small_hosts import DeviceSpec, even_host, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, small_request
 
 MOST_CALLS = 100_000
 LARGEST = "x86-2p8n128c256t-64gpu"
@@ -51,7 +51,7 @@ def test_no_number_of_gpus_makes_a_plan_work_through_their_sets(layout: str, eve
     host = load_host(LARGEST)
     host = without_nodes(host, every) if every else host
     for count in (1, 2, 4, 8, 16, 31, 33, 63, 64):
-        request = replace(small_request(8, 64 * GIB, layout=layout), gpu_count=count)
+        request = asking(small_request(8, 64 * GIB, layout=layout), gpu_count=count)
         assert calls_of(lambda asked=request: place(host, asked)) < MOST_CALLS, count  # type: ignore[misc]
 
 
@@ -150,10 +150,10 @@ def test_nor_does_any_other_set_of_many_gpus_make_a_better_placement() -> None:
         locality = draw.choice(("prefer", "prefer", "ignore"))
         compare(
             host,
-            replace(
+            asking(
                 request,
                 gpu_count=draw.randint(2, 5),
                 unequal_cells=draw.random() < 0.4,
-                device_locality=type(request.device_locality)(locality),
+                device_locality=type(request.options.device_locality)(locality),
             ),
         )

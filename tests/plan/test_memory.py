@@ -9,15 +9,24 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Rejection, Unplannable
+from homenode.plan.options import Balance, CellRequest
 from homenode.plan.planner import plan
-from homenode.plan.request import Balance, CellRequest, GuestRequest
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import place
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB, MIB
 from tests.figures import numbers
-from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain, small_request
+from tests.small_hosts import (
+    DeviceSpec,
+    NodeSpec,
+    asking,
+    even_host,
+    host_of,
+    pinned_domain,
+    small_request,
+)
 
 
 def _rejections(host: Host, request: GuestRequest) -> tuple[Rejection, ...]:
@@ -38,10 +47,10 @@ def test_free_memory_counts_where_it_is_known_and_bound_memory_where_not() -> No
     host = even_host(2, 1, 1, 16, 1, domains=[busy])
     assert place(host, small_request(4, 20 * GIB)).nodes == (1,)
     read = even_host(2, 1, 1, 16, 1, domains=[busy], free_bytes=30 * GIB)
-    assert place(read, replace(small_request(4, 20 * GIB), balance=Balance.PACK)).nodes == (1,)
+    assert place(read, asking(small_request(4, 20 * GIB), balance=Balance.PACK)).nodes == (1,)
     # What is bound is allocated, touched or not: node 0 has 64 GiB, and 60 are bound.
-    assert place(read, replace(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
-    assert place(read, replace(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
+    assert place(read, asking(small_request(4, GIB), balance=Balance.PACK)).nodes == (0,)
+    assert place(read, asking(small_request(4, 3 * GIB), balance=Balance.PACK)).nodes == (1,)
 
 
 def test_a_vm_has_no_more_guest_cells_than_pages() -> None:
@@ -93,7 +102,7 @@ def test_memory_of_an_allowed_node_without_pus_goes_with_the_nearest_node() -> N
     )
     request = small_request(4, 48 * GIB)
     assert any(r.constraint == "memory" for r in _rejections(host, request))
-    placement = place(host, replace(request, memory_nodes_allowed=(NodeIndex(2),)))
+    placement = place(host, asking(request, memory_nodes_allowed=(NodeIndex(2),)))
     assert placement.nodes == (1,)
     assert placement.memory_nodes == (1, 2)
 
@@ -192,13 +201,13 @@ def test_the_host_keeps_memory_until_nothing_else_fits() -> None:
 def test_explicit_cells_lie_on_their_nodes_in_their_order() -> None:
     host = even_host(2, 1, 1, 8, 1)
     cells = (CellRequest(2, 4 * GIB, NodeIndex(1)), CellRequest(6, 12 * GIB, NodeIndex(0)))
-    placement = place(host, replace(small_request(8, 16 * GIB), explicit_cells=cells))
+    placement = place(host, asking(small_request(8, 16 * GIB), explicit_cells=cells))
     assert placement.nodes == (1, 0)
     assert placement.vcpu_nodes == (0,) * 2 + (1,) * 6
     assert placement.cell_memory_bytes == (4 * GIB, 12 * GIB)
-    wrong = replace(small_request(9, 16 * GIB), explicit_cells=cells)
+    wrong = asking(small_request(9, 16 * GIB), explicit_cells=cells)
     with pytest.raises(UsageError, match="9 vCPUs"):
         place(host, wrong)
     large = (CellRequest(9, 16 * GIB, NodeIndex(1)),)
     with pytest.raises(Unplannable):
-        place(even_host(2, 1, 1, 8, 1), replace(small_request(9, 16 * GIB), explicit_cells=large))
+        place(even_host(2, 1, 1, 8, 1), asking(small_request(9, 16 * GIB), explicit_cells=large))

@@ -13,8 +13,8 @@ from homenode.doctor.guest.limits import limits
 from homenode.domain.document import parse_document
 from homenode.domain.read import read_vm, vm_of
 from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.options import MemoryMode, PlanOptions
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.plan.words.explain import explain
 from homenode.topology import Host

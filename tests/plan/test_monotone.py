@@ -10,14 +10,15 @@ import pytest
 import homenode
 from homenode.cpuset import CpuSet
 from homenode.plan.model import Unplannable
+from homenode.plan.options import Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import Inventory, place
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, Layout, Pinning
-from tests.small_hosts import small_request
+from tests.small_hosts import asking, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
 FLOATING = replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
@@ -36,7 +37,7 @@ WAYS = (
 
 def request(layout: Layout, policy: Policy, keeps: bool, vcpus: int) -> GuestRequest:
     wanted = small_request(vcpus, 2 * GIB)
-    return replace(wanted, layout=layout, policy=policy, keep_vcpus=keeps)
+    return asking(wanted, layout=layout, policy=policy, keep_vcpus=keeps)
 
 
 def attempt(host: Host, wanted: GuestRequest, inventory: Inventory) -> Placement | None:
@@ -83,7 +84,7 @@ def has_reason(
     inventory: Inventory,
 ) -> bool:
     """Whether no nodes as few and as near as before hold the VM with nothing more given up."""
-    near = attempt(host, replace(wanted, max_nodes=len(set(before.nodes))), inventory)
+    near = attempt(host, asking(wanted, max_nodes=len(set(before.nodes))), inventory)
     if near is None or not set(near.concessions) <= set(placement.concessions):
         return True
     return reach(host, near) > reach(host, before)

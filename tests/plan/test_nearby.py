@@ -17,7 +17,7 @@ from homenode.tuning import tune
 from homenode.units import GIB
 from tests.plan.test_fabric import board
 from tests.plan.test_gpus import hgx
-from tests.small_hosts import even_host, small_request
+from tests.small_hosts import asking, even_host, small_request
 
 EPYC = (
     "epyc-nps4-gpu-nic",
@@ -72,7 +72,7 @@ def test_siblings_go_together() -> None:
 
 def test_gpus_that_are_no_set_hear_which_numbers_are() -> None:
     def wanting(count: int) -> GuestRequest:
-        return replace(small_request(8), gpu_count=count)
+        return asking(small_request(8), gpu_count=count)
 
     assert near(board(), wanting(3)) == {-2: (Gain.GPU_SETS,), -4: (Gain.GPU_SETS,)}
     assert near(board(), wanting(2)) == near(board(), wanting(1)) == {}

@@ -19,7 +19,8 @@ from homenode.errors import UsageError
 from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind
 from homenode.plan.model import Unplannable
-from homenode.plan.request import Balance, GuestRequest, Policy
+from homenode.plan.options import Balance, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host
 from homenode.units import GIB
@@ -29,6 +30,7 @@ from tests.nova_planner import NovaCell, nova_cells
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     host_of,
     pinned_domain,
@@ -70,7 +72,7 @@ def uneven_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
     in_use = CpuSet(seeded.sample(range(total), seeded.randint(0, total // 3)))
     host = host_of(specs, domains=[pinned_domain(str(in_use))] if in_use else [])
     request = small_request(seeded.randint(2, 8), seeded.choice((1, 3, 6, 10)) * GIB)
-    return host, replace(
+    return host, asking(
         request,
         unequal_cells=True,
         balance=seeded.choice((Balance.SPREAD, Balance.PACK)),
@@ -122,7 +124,7 @@ def plain_case(seeded: random.Random) -> tuple[Host, GuestRequest]:
         seeded.choice((4, 8, 24)) * GIB,
         layout=seeded.choice(("pin", "pin-numa", "pin-numa-pci")),
     )
-    return host, replace(request, gpu_count=seeded.randint(1, free) if free else None)
+    return host, asking(request, gpu_count=seeded.randint(1, free) if free else None)
 
 
 def nova_answers(
@@ -140,7 +142,7 @@ def nova_answers(
         )
         for node in host.nodes
     ]
-    gpus = request.gpu_count or 0
+    gpus = request.options.gpu_count or 0
     for number in range(1, len(cells) + 1):
         if request.vcpus % number:
             continue
@@ -204,7 +206,7 @@ ALL_PUS = replace(
 def dedicated(vcpus: int, *, isolate: bool = True) -> GuestRequest:
     """isolate: a core for each vCPU; else every PU, as Nova's prefer packs them."""
     request = small_request(vcpus, GIB, layout="pin" if isolate else ALL_PUS)
-    return replace(
+    return asking(
         request, keep_vcpus=True, policy=Policy.CORES_FIRST if isolate else Policy.MEMORY_FIRST
     )
 
@@ -297,7 +299,7 @@ def test_three_cells_go_to_the_fullest_or_emptiest_nodes(
     specs = [NodeSpec(((1,) * 4,), memory_bytes=GIB * (16 if i == 3 else 8)) for i in range(4)]
     # Free cores 1, 2, 4 and 2; node 3 has the most memory.
     host = host_of(specs, domains=[pinned_domain("0-2,4-5,12-13")])
-    request = replace(small_request(3, 3 * GIB), balance=balance, policy=Policy.SPREAD, max_nodes=3)
+    request = asking(small_request(3, 3 * GIB), balance=balance, policy=Policy.SPREAD, max_nodes=3)
     assert place(host, request).nodes == expected
 
 

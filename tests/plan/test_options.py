@@ -5,15 +5,24 @@ from dataclasses import replace
 import pytest
 
 from homenode.bdf import Bdf
-from homenode.cli.placing_options import cells_of, host_reserve_of
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.objective import Objective
-from homenode.plan.options import PlanOptions, layout_for, refuse_objective, request_for
+from homenode.plan.options import (
+    CellRequest,
+    EmulatorPolicy,
+    PartialReserve,
+    PlanOptions,
+    cell_of,
+    cell_text,
+    refuse_objective,
+    reserve_of,
+    reserve_text,
+)
 from homenode.plan.planner import plan
-from homenode.plan.request import CellRequest, EmulatorPolicy
+from homenode.plan.request import layout_for, request_for
 from homenode.sources import load_host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import (
@@ -151,7 +160,7 @@ def test_counts_must_be_counts(options: PlanOptions) -> None:
 
 def test_reserved_pus_are_passed_on() -> None:
     request = request_for(guest(), PlanOptions("pin", reserved_pus=CpuSet.parse("0-3")), None)
-    assert str(request.reserved_pus) == "0-3"
+    assert str(request.options.reserved_pus) == "0-3"
 
 
 CELLS = (CellRequest(6, 12 * GIB, NodeIndex(1)), CellRequest(2, 4 * GIB))
@@ -160,7 +169,7 @@ CELLS = (CellRequest(6, 12 * GIB, NodeIndex(1)), CellRequest(2, 4 * GIB))
 def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
     request = request_for(guest(), PlanOptions("pin-numa", explicit_cells=CELLS), even_host(2))
     assert (request.vcpus, request.memory_bytes) == (8, 16 * GIB)
-    assert request.explicit_cells == CELLS and not request.keep_vcpus
+    assert request.options.explicit_cells == CELLS and not request.keep_vcpus
     options = PlanOptions("pin-numa-smt", explicit_cells=CELLS, vcpus=8, memory_bytes=16 * GIB)
     assert request_for(guest(), options, even_host(2)).keep_vcpus
 
@@ -187,7 +196,7 @@ def test_explicit_cells_say_the_vcpus_and_the_memory() -> None:
         ),
         (PlanOptions("pin-numa", explicit_cells=CELLS[1:] * 3), "at most 2 cells"),
         (PlanOptions("pin-numa", explicit_cells=(CellRequest(0, GIB),)), "in cell 0, found none"),
-        (PlanOptions("pin-numa", host_cores=-1), "0 cores or more"),
+        (PlanOptions("pin-numa", host_reserve=PartialReserve(cores=-1)), "0 cores or more"),
         (
             PlanOptions("pin", emulator_policy=EmulatorPolicy.HOUSEKEEPING),
             "expected PUs that the host names, found none",
@@ -218,7 +227,7 @@ def test_options_that_no_host_can_meet_are_refused(options: PlanOptions, expecte
 def test_what_the_host_keeps_is_said_by_the_user_the_description_or_the_default() -> None:
     host = even_host(2)
     described = replace(host, reserve=HostReserve(2, 8 * GIB), housekeeping_pus=CpuSet([0]))
-    options = PlanOptions("pin", host_cores=0, housekeeping_pus=CpuSet([1]))
+    options = PlanOptions("pin", host_reserve=PartialReserve(cores=0), housekeeping_pus=CpuSet([1]))
     for machine, asked, expected in (
         (host, PlanOptions("pin"), HostReserve(1, None)),
         (described, PlanOptions("pin"), HostReserve(2, 8 * GIB)),
@@ -250,18 +259,20 @@ def test_a_cell_option_that_says_too_little_or_too_much_is_refused(
     text: str, expected: str
 ) -> None:
     with pytest.raises(UsageError) as error:
-        cells_of([text])
+        cell_of(text)
     assert expected in str(error.value)
 
 
 def test_options_of_cells_and_of_the_hosts_share_are_read() -> None:
     texts = ["vcpus=6,memory=12GiB,node=1", "memory=4GiB, vcpus=2"]
-    assert cells_of(texts) == CELLS and cells_of(()) == ()
-    assert host_reserve_of("cores=2,memory=8GiB") == (2, 8 * GIB)
-    assert host_reserve_of("memory=0") == (None, 0) and host_reserve_of("cores=0") == (0, None)
-    assert host_reserve_of(None) == (None, None)
+    assert tuple(map(cell_of, texts)) == CELLS
+    assert tuple(cell_of(cell_text(cell)) for cell in CELLS) == CELLS
+    assert reserve_of("cores=2,memory=8GiB") == PartialReserve(2, 8 * GIB)
+    assert reserve_of("memory=0") == PartialReserve(memory_bytes=0)
+    assert reserve_of("cores=0") == PartialReserve(cores=0)
+    assert reserve_of(reserve_text(PartialReserve(2, 8 * GIB))) == PartialReserve(2, 8 * GIB)
     with pytest.raises(UsageError, match="expected cores=N or memory=SIZE"):
-        host_reserve_of("")
+        reserve_of("")
 
 
 @pytest.mark.parametrize("node", [None, 1])

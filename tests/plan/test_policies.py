@@ -1,13 +1,11 @@
 """Policies, balance and devices: which of several good nodes are taken."""
 
-from dataclasses import replace
-
 import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
-from homenode.plan.request import Balance, Policy
+from homenode.plan.options import Balance, Policy
 from homenode.plan.search import first_terms
 from homenode.plan.search.place import place
 from homenode.units import GIB
@@ -15,6 +13,7 @@ from tests.figures import numbers
 from tests.small_hosts import (
     DeviceSpec,
     NodeSpec,
+    asking,
     even_host,
     host_of,
     pinned_domain,
@@ -24,17 +23,17 @@ from tests.small_hosts import (
 
 def test_spread_takes_as_many_nodes_as_share_the_vcpus_equally() -> None:
     host = even_host(4, 1, 1, 4, 2)
-    assert place(host, replace(small_request(8), policy=Policy.SPREAD)).nodes == (0, 1, 2, 3)
-    assert len(place(host, replace(small_request(6), policy=Policy.SPREAD)).nodes) == 3
+    assert place(host, asking(small_request(8), policy=Policy.SPREAD)).nodes == (0, 1, 2, 3)
+    assert len(place(host, asking(small_request(6), policy=Policy.SPREAD)).nodes) == 3
     wide = even_host(8, 2, 1, 4, 2)
-    flat = replace(small_request(9, layout="pin"), policy=Policy.SPREAD)
+    flat = asking(small_request(9, layout="pin"), policy=Policy.SPREAD)
     assert len(place(wide, flat).nodes) == 9
 
 
 def test_pack_takes_the_tightest_node_and_spread_the_emptiest() -> None:
     host = even_host(2, 1, 1, 8, 1, domains=[pinned_domain("0-1")])
     assert place(host, small_request(4)).nodes == (1,)
-    assert place(host, replace(small_request(4), balance=Balance.PACK)).nodes == (0,)
+    assert place(host, asking(small_request(4), balance=Balance.PACK)).nodes == (0,)
 
 
 def test_a_device_pulls_to_its_package_before_fewer_nodes_count() -> None:
@@ -49,7 +48,7 @@ def test_of_many_packages_several_near_the_devices_are_better_than_one_that_is_n
     gpus = [DeviceSpec(f"0000:{16 + node}:00.0", node=node, root=node) for node in (0, 1)]
     line = tuple(tuple(10 + 2 * abs(i - j) for j in range(9)) for i in range(9))
     host = even_host(9, devices=gpus, distances=line)
-    request = replace(small_request(2, layout="pin"), gpu_count=2)
+    request = asking(small_request(2, layout="pin"), gpu_count=2)
     assert place(host, request).nodes == (0, 1)
 
 
@@ -72,7 +71,7 @@ def test_of_many_nodes_the_least_is_found_that_no_distances_lead_to() -> None:
 def test_a_node_of_each_package_is_taken_where_each_has_one_of_the_gpus() -> None:
     gpus = [DeviceSpec(f"0000:{16 + node}:00.0", node=node, root=node) for node in range(0, 20, 2)]
     host = even_host(10, 2, 1, 4, 2, devices=gpus)
-    placement = place(host, replace(small_request(11, layout="pin"), gpu_count=10))
+    placement = place(host, asking(small_request(11, layout="pin"), gpu_count=10))
     assert placement.nodes == tuple(range(0, 20, 2))
 
 
@@ -115,7 +114,7 @@ def test_an_unknown_device_is_refused_with_the_nearest_ones() -> None:
 
 def test_manual_emulator_pus_are_kept_free_of_vcpus() -> None:
     host = even_host(1, 1, 1, 8, 1)
-    request = replace(small_request(6), emulator_pus=CpuSet.parse("0-1"))
+    request = asking(small_request(6), emulator_pus=CpuSet.parse("0-1"))
     placement = place(host, request)
     assert placement.emulator_pus == CpuSet.parse("0-1")
     assert CpuSet(p for pin in placement.vcpu_pins for p in pin) == CpuSet.parse("2-7")

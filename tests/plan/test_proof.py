@@ -4,7 +4,6 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import replace
 from math import gcd
 from typing import Any
 
@@ -33,7 +32,7 @@ from tests.plan.test_against_brute_force import (
     wide_host,
     wide_wish,
 )
-from tests.small_hosts import small_request
+from tests.small_hosts import asking, small_request
 
 Document = dict[str, Any]
 KINDS: tuple[tuple[Callable[..., Host], Callable[..., GuestRequest]], ...] = (
@@ -92,7 +91,7 @@ def test_plans_of_small_hosts_are_proved_in_all_terms() -> None:
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
 def test_plans_of_shipped_hosts_are_proved_in_all_terms(name: str, gpus: int) -> None:
     host = load_host(name)
-    request = replace(small_request(gpus * 6, 64 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
+    request = asking(small_request(gpus * 6, 64 * GIB, layout="pin-numa-pci"), gpu_count=gpus)
     made = plan(host, request)
     proof = proof_of(host, request, made)
     assert isinstance(proof, Proof) and proof.terms == len(made.cost)

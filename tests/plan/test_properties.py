@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import Unplannable
+from homenode.plan.options import EmulatorPolicy
 from homenode.plan.placement import Placement
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.place import place
 from homenode.topology import Host
 from homenode.vm.layout import PRESETS
 from tests.plan.test_against_brute_force import small_host, small_wish
+from tests.small_hosts import asking
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -31,7 +33,7 @@ def attempt(host: Host, request: GuestRequest) -> Placement | None:
 @MANY
 def test_each_vcpu_is_pinned_once_and_no_pu_is_used_twice(draw: random.Random) -> None:
     host = small_host(draw)
-    request = replace(
+    request = asking(
         small_wish(draw, host),
         emulator_policy=draw.choice((EmulatorPolicy.AUTO, EmulatorPolicy.NONE)),
     )
@@ -55,14 +57,14 @@ def test_each_vcpu_is_pinned_once_and_no_pu_is_used_twice(draw: random.Random) -
     mine = CpuSet(used) | (placement.emulator_pus or CpuSet())
     for pins in placement.iothread_pus:
         mine |= pins
-    assert mine.isdisjoint(request.reserved_pus)
+    assert mine.isdisjoint(request.options.reserved_pus)
     barred = CpuSet(pu.index for pu in host.pus if not pu.allowed)
     assert mine.isdisjoint(barred)
     cores = {core_of[pu] for pu in mine}
     for domain in host.domains:
-        if domain.name in request.replaces:
+        if domain.name in request.options.replaces:
             continue
-        if domain.running or domain.planned or request.reserve_defined:
+        if domain.running or domain.planned or request.options.reserve_defined:
             for pin in domain.vcpu_pins:
                 online = pin is not None and len(host.cores) > 0
                 covers = pin is not None and all(c.pus <= pin for c in host.cores)
@@ -96,7 +98,7 @@ def test_freeing_a_pu_never_makes_a_request_unplannable(draw: random.Random) -> 
             for domain in host.domains
         ),
     )
-    asked = replace(request, reserved_pus=request.reserved_pus - CpuSet([pu]))
+    asked = asking(request, reserved_pus=request.options.reserved_pus - CpuSet([pu]))
     assert attempt(freer, asked) is not None
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from msgspec import structs
 
 from homenode.plan.model import Unplannable
+from homenode.plan.options import Balance, DocumentSiblings
 from homenode.plan.rank import RankedHost, rank
-from homenode.plan.request import Balance, DocumentSiblings, GuestRequest
+from homenode.plan.request import GuestRequest
 from homenode.topology import Host
 from homenode.units import GIB
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 
 def ranked(hosts: Sequence[Host], request: GuestRequest) -> tuple[RankedHost, ...]:
@@ -25,7 +26,7 @@ def test_the_emptiest_of_equal_hosts_comes_first_or_last_to_pack() -> None:
     busy = even_host(1, 1, 1, 8, 1, name="busy", domains=[pinned_domain("0-2")])
     idle = even_host(1, 1, 1, 8, 1, name="idle")
     assert names(busy, idle) == ["idle", "busy"]
-    assert names(busy, idle, request=replace(small_request(4), balance=Balance.PACK)) == [
+    assert names(busy, idle, request=asking(small_request(4), balance=Balance.PACK)) == [
         "busy",
         "idle",
     ]
@@ -83,7 +84,7 @@ def test_a_gpu_near_free_cores_ranks_its_host_first() -> None:
     in_use = [pinned_domain("0-3,4-7", name="a", devices=("90:00.0",))]
     far = even_host(2, 1, 1, 8, 1, devices=gpu, domains=in_use, name="far")
     near = even_host(2, 1, 1, 8, 1, devices=gpu, name="near")
-    assert names(far, near, request=replace(small_request(4), gpu_count=1)) == ["near", "far"]
+    assert names(far, near, request=asking(small_request(4), gpu_count=1)) == ["near", "far"]
 
 
 def test_a_host_on_which_nothing_gave_way_comes_first() -> None:

@@ -8,8 +8,9 @@ from homenode.domain.read import read_running_domain
 from homenode.errors import UsageError
 from homenode.plan.allocations import allocations
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
+from homenode.plan.request import request_for
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact
 from homenode.topology import Host

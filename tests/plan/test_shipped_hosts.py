@@ -15,7 +15,7 @@ from homenode.topology import CoreKind
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS
 from tests.shared_data import needs_shared, shared
-from tests.small_hosts import small_request
+from tests.small_hosts import asking, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
 
@@ -75,7 +75,7 @@ def test_an_i7_1370p_gives_performance_cores_to_vcpus_and_says_when_20_pus_are_t
     assert {kind_of[pu] for pu in placement.emulator_pus} == {CoreKind.EFFICIENCY}
     for mixed in (False, True):
         with pytest.raises(Unplannable, match="20 PUs"):
-            place(host, replace(request, vcpus=24, mixed_kinds=mixed))
+            place(host, asking(request, vcpus=24, mixed_kinds=mixed))
 
 
 @pytest.mark.parametrize("page_bytes", [None, 2 * MIB, GIB], ids=["4KiB", "2MiB", "1GiB"])

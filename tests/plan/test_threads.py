@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from homenode.cpuset import CpuSet
+from homenode.plan.options import EmulatorPolicy, Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import EmulatorPolicy, Policy
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.units import MIB
-from tests.small_hosts import DeviceSpec, even_host, pinned_domain, small_request
+from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
 
 def vcpus(placement: Placement) -> CpuSet:
@@ -27,7 +27,7 @@ def test_a_vm_on_two_nodes_gets_a_core_on_each_the_one_near_the_gpu_included() -
 
 
 def test_a_vm_on_many_nodes_gets_two_emulator_cores_at_most() -> None:
-    everywhere = replace(small_request(56), policy=Policy.SPREAD)
+    everywhere = asking(small_request(56), policy=Policy.SPREAD)
     placement = place(even_host(8, 1, 1, 8, 1), everywhere)
     assert len(placement.nodes) == 8
     assert placement.emulator_pus is not None
@@ -81,11 +81,11 @@ def test_spare_cores_of_a_broken_llc_are_used_before_a_whole_llc_is_broken() -> 
 def test_share_and_none_do_as_they_say() -> None:
     host = even_host(1, 1, 1, 8, 2)
     shared = place(
-        host, replace(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.SHARE)
+        host, asking(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.SHARE)
     )
     assert shared.emulator_pus == vcpus(shared)
     assert shared.iothread_pus == (vcpus(shared),)
-    none = place(host, replace(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.NONE))
+    none = place(host, asking(small_request(4, iothreads=1), emulator_policy=EmulatorPolicy.NONE))
     assert none.emulator_pus is None
     assert none.iothread_pus == ()
 
@@ -112,7 +112,7 @@ def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() 
 
 def test_named_housekeeping_pus_serve_the_emulator_and_take_no_vcpu() -> None:
     host = even_host(2, 1, 1, 4, 1)
-    kept = replace(
+    kept = asking(
         small_request(6), housekeeping_pus=CpuSet([0]), emulator_policy=EmulatorPolicy.HOUSEKEEPING
     )
     placement = place(host, kept)
@@ -132,6 +132,6 @@ def test_with_bound_huge_pages_the_emulator_has_a_pu_on_every_node() -> None:
     full = place(host, replace(request, vcpus=16))
     assert full.emulator_pus is not None
     assert all(not full.emulator_pus.isdisjoint(node.pus) for node in host.nodes)
-    named = place(host, replace(request, emulator_pus=CpuSet([7])))
+    named = place(host, asking(request, emulator_pus=CpuSet([7])))
     assert "emulator-off-memory-node" in {f.id for f in named.findings}
     assert "emulator-off-memory-node" not in {f.id for f in placement.findings}

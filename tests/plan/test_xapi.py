@@ -12,14 +12,21 @@ from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.host_reserve import HostReserve
 from homenode.plan.model import Unplannable
+from homenode.plan.options import EmulatorPolicy, Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import EmulatorPolicy, GuestRequest, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes
 from homenode.plan.search.place import place
 from homenode.topology import Host, RunningDomain
 from homenode.units import GIB
-from tests.small_hosts import even_host, hierarchical_distances, pinned_domain, small_request
+from tests.small_hosts import (
+    asking,
+    even_host,
+    hierarchical_distances,
+    pinned_domain,
+    small_request,
+)
 from tests.xapi_planner import XapiNode, xapi_nodes
 
 XAPI_HOST = even_host(2, 1, 1, 16, 2, memory_bytes=512 * GIB)
@@ -45,7 +52,7 @@ def fill(host: Host, requests: list[GuestRequest]) -> list[Placement]:
     """Place one after the other, each next to the ones before; QEMU's threads on the vCPUs' PUs."""
     placements = []
     for number, request in enumerate(
-        replace(r, emulator_policy=EmulatorPolicy.SHARE) for r in requests
+        asking(r, emulator_policy=EmulatorPolicy.SHARE) for r in requests
     ):
         placement = place(host, request)
         placements.append(placement)
@@ -63,7 +70,7 @@ def test_32_vcpus_take_32_cores_of_both_nodes_when_cores_count() -> None:
 
 
 def test_32_vcpus_take_the_32_pus_of_one_node_when_memory_comes_first() -> None:
-    request = replace(
+    request = asking(
         small_request(32, 64 * GIB, layout="pin-numa-smt"),
         policy=Policy.MEMORY_FIRST,
         keep_vcpus=True,
@@ -80,20 +87,20 @@ def test_32_vcpus_take_the_32_pus_of_one_node_when_memory_comes_first() -> None:
     [("pin-numa", Policy.CORES_FIRST), ("pin-numa-smt", Policy.MEMORY_FIRST)],
 )
 def test_16_vcpus_take_one_node_under_either_policy(layout: str, policy: Policy) -> None:
-    request = replace(small_request(16, layout=layout), policy=policy, keep_vcpus=True)
+    request = asking(small_request(16, layout=layout), policy=policy, keep_vcpus=True)
     assert len(place(XAPI_HOST, request).nodes) == 1
 
 
 def test_memory_first_needs_a_layout_that_pins_all_pus() -> None:
     with pytest.raises(UsageError, match="memory-first"):
-        place(XAPI_HOST, replace(small_request(4), policy=Policy.MEMORY_FIRST))
+        place(XAPI_HOST, asking(small_request(4), policy=Policy.MEMORY_FIRST))
 
 
 def test_5_vcpus_need_two_nodes_of_4_cores_but_one_of_8_threads() -> None:
     host = even_host(2, 1, 1, 4, 2)
     flat = small_request(5, layout="pin")
     assert len(place(host, flat).nodes) == 2
-    by_memory = replace(
+    by_memory = asking(
         small_request(5, layout="pin-numa-smt"), policy=Policy.MEMORY_FIRST, keep_vcpus=True
     )
     placement = place(host, by_memory)

@@ -9,8 +9,7 @@ from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import DeviceLocality, DocumentSiblings, Policy
+from homenode.plan.options import DeviceLocality, DocumentSiblings, PlanOptions, Policy
 from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour, default_flavours
 from homenode.pool.model import Pool, passable_gpus

@@ -10,9 +10,8 @@ from homenode.errors import InputError
 from homenode.host_reserve import HostReserve
 from homenode.pci import GpuPart, PartKind
 from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
+from homenode.plan.options import CellRequest, EmulatorPolicy, PlanOptions
 from homenode.plan.planner import plan
-from homenode.plan.request import CellRequest, EmulatorPolicy
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_plan
@@ -23,6 +22,7 @@ from homenode.pool.planner import Planner
 from homenode.topology import Host, PagePool
 from homenode.units import GIB
 from tests.pool.pools import filled, pool_of, shipped, with_free_memory, with_vm
+from tests.small_hosts import asking
 
 
 def _one_at_a_time(host: Host, flavour: Flavour) -> int:
@@ -216,7 +216,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
     for node, count in zip(host.nodes, busy, strict=True):
         if count:
             filler = Flavour("filler", 0, count, GIB, options=PlanOptions(layout="pin-numa"))
-            request = replace(
+            request = asking(
                 filler.request(host),
                 explicit_cells=(CellRequest(count, GIB, node.index),),
                 guest=structs.replace(filler.request(host).guest, name=f"filler-{node.index}"),
@@ -227,7 +227,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
     placed = 0
     while True:
         wanted = Flavour("vm", 0, 4 * cells, cells * GIB, options=PlanOptions(layout="pin-numa"))
-        request = replace(
+        request = asking(
             wanted.request(host),
             host_reserve=HostReserve(0, 0),
             emulator_policy=EmulatorPolicy.NONE,

@@ -11,8 +11,7 @@ from msgspec import structs
 from homenode.domain.read import read_vm
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import EmulatorPolicy
+from homenode.plan.options import EmulatorPolicy, PlanOptions
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
 from homenode.pool.division import ALLOWED, PackRequest, Rules
@@ -26,6 +25,7 @@ from homenode.tuning import tune
 from homenode.units import GIB
 from tests.figures import numbers
 from tests.pool.pools import filled, pool_of, pus_used, shipped
+from tests.small_hosts import asking
 
 pytest.importorskip("ortools")
 
@@ -117,7 +117,7 @@ def _best_by_force(pool: Pool, flavours: Sequence[Flavour]) -> int:
 def _holds(host: Host, flavours: Sequence[Flavour]) -> bool:
     for number, flavour in enumerate(sorted(flavours, key=lambda one: -one.gpus)):
         request = flavour.request(host)
-        request = replace(
+        request = asking(
             request,
             guest=structs.replace(request.guest, name=f"vm-{number}"),
             emulator_policy=EmulatorPolicy.SHARE,

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import Policy
+from homenode.plan.options import PlanOptions, Policy
 from homenode.snapshot.collector import parse_collected
 from homenode.snapshot.gather import gather
 from homenode.sources import load_host
@@ -103,7 +103,9 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
 ) -> None:
     """Of another hypervisor too: that one puts devices on root ports, as a layout without their
     tree does. They are found by their ids, here those of the functions that stand in for them."""
-    wanted = replace(options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB)
+    wanted = structs.replace(
+        options(layout, gpu_count=2, policy=Policy.SPREAD), memory_bytes=512 * MIB
+    )
     words = qemu.words_of(written("qemu", SMALL, wanted).rendering.document, "vm.sh")
     booted = boot_command(words, "vm", BootOptions(timeout_s=500, keep=tmp_path))
     assert booted.guest is not None, booted.findings
@@ -125,7 +127,7 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
     )
 
     def against(target: str) -> list[str]:
-        plan = written(target, SMALL, replace(wanted, layout="pin-numa-pci")).plan
+        plan = written(target, SMALL, structs.replace(wanted, layout="pin-numa-pci")).plan
         expected = expectation_for_target(plan, target, host)
         assert booted.guest is not None
         return [one.id for one in view_of_guest(expected, booted.guest, host, firmware).findings]

@@ -6,8 +6,7 @@ from itertools import permutations
 import pytest
 
 from homenode.errors import InputError
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import CellRequest
+from homenode.plan.options import CellRequest, PlanOptions
 from homenode.targets.planned import TargetPlan
 from homenode.units import GIB, MIB
 from tests.targets.examples import FILES

@@ -3,7 +3,7 @@
 import pytest
 
 from homenode.errors import InputError, ParseError
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.targets.hypervisors.opennebula import CODEC, parse
 from homenode.targets.vm_file import kind_of, target_of
 from homenode.units import GIB, MIB

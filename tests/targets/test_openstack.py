@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.pci import DeviceKind
 from homenode.plan.options import PlanOptions
@@ -61,8 +62,8 @@ def test_nova_gives_the_devices_of_the_printed_alias_and_device_spec() -> None:
     for gpus in (1, 4):
         wanted = options("pin-numa", vcpus=8, memory_bytes=16 * GIB, gpu_count=gpus)
         cases += [(host_named("hgx-h100"), wanted), (sriov_host(), wanted)]
-        cases.append((sriov_host(), replace(wanted, with_nics=True)))
-        cases.append((sriov_host(), replace(wanted, layout="default")))
+        cases.append((sriov_host(), structs.replace(wanted, with_nics=True)))
+        cases.append((sriov_host(), structs.replace(wanted, layout="default")))
     divided = options("pin", vcpus=2, gpu_count=1, gpu_profile="H200X-1-18C")
     cases.append((host_named("x86-2p2n8c8t-divided-gpus"), divided))
     plans = [(host, of_host(host, wanted)) for host, wanted in cases]
@@ -100,7 +101,7 @@ def test_nova_finds_every_pu_of_the_plan_in_the_printed_set(layout: str) -> None
         host = host_named(name)
         wanted = options(layout, memory_bytes=2 * GIB, max_nodes=1)
         for vcpus in (2, 7, 8):
-            planned = written("openstack", name, replace(wanted, vcpus=vcpus))
+            planned = written("openstack", name, structs.replace(wanted, vcpus=vcpus))
             given = {pu for cell in host_cells(host, planned) for pu in cell["pus"]}
             assert set(pus_of(planned.plan.vcpu_pins)) <= given
             plans.append((host, planned))

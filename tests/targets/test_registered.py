@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.errors import InputError
 from homenode.findings import Severity
@@ -153,7 +153,7 @@ def test_an_entry_point_that_does_not_load_is_named(
 
 def test_a_file_of_ours_loads_no_other(install: Install) -> None:
     install("box_unasked", "box = box_unasked:TARGET", "raise RuntimeError")
-    wanted = replace(options("pin"), layout="pin")
+    wanted = structs.replace(options("pin"), layout="pin")
     host = host_named(HOST)
     made = plan_for_target(vm_of_options(wanted, host.architecture), wanted, host, "xen")
     assert read_vm(made.rendering.document, "vm").kind == "xen"

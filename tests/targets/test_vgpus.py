@@ -1,9 +1,9 @@
 """vGPUs on the targets: the file names the mediated device itself, or the target refuses it."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -21,7 +21,7 @@ UUIDS = [part.uuid or "" for part in PARTS if part.kind is PartKind.MEDIATED]
 
 
 def of_target(target: str, layout: str = "pin-numa-pci", *uuids: str) -> TargetPlan:
-    wanted = options(layout, vcpus=2, mediated=uuids or (UUIDS[0],))
+    wanted = options(layout, vcpus=2, devices=uuids or (UUIDS[0],))
     return written(target, HOST, wanted)
 
 
@@ -75,7 +75,7 @@ def test_a_virtual_function_with_a_vgpu_type_keeps_its_driver() -> None:
     text = made.rendering.document.decode()
     assert f"vfio-pci,host={device.bdf}" in text
     assert array_in(text, "devices") == ()
-    nova = written("openstack", HOST, replace(wanted, layout="pin"))
+    nova = written("openstack", HOST, structs.replace(wanted, layout="pin"))
     assert any('"managed": "no"' in (found.fix or "") for found in nova.findings)
 
 

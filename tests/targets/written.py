@@ -1,7 +1,8 @@
 """VMs and plans that the tests of targets write files of."""
 
-from dataclasses import replace
 from functools import cache
+
+from msgspec import structs
 
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
@@ -20,7 +21,7 @@ def host_named(name: str) -> Host:
 
 def options(layout: str, **more: object) -> PlanOptions:
     plain = PlanOptions(layout=layout, vcpus=4, memory_bytes=4 * GIB)
-    return replace(plain, **more)  # type: ignore[arg-type]
+    return structs.replace(plain, **more)
 
 
 def written(target: str, host: str, wanted: PlanOptions) -> TargetPlan:
@@ -68,4 +69,8 @@ def again(
     keeps_gpus: the file names kinds of device, so that which ones is to be said again.
     """
     gpus = wanted.gpu_count if keeps_gpus else None
-    return edited(content, host, replace(wanted, vcpus=None, memory_bytes=None, gpu_count=gpus))
+    return edited(
+        content,
+        host,
+        structs.replace(wanted, vcpus=None, memory_bytes=None, gpu_count=gpus),
+    )

@@ -20,8 +20,7 @@ from homenode.errors import HomenodeError
 from homenode.findings import are_bad
 from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.model import Unplannable
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity, PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune

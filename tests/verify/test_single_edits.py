@@ -30,8 +30,7 @@ from homenode.plan.model import (
     PlannedDevice,
     PortModel,
 )
-from homenode.plan.options import PlanOptions
-from homenode.plan.request import MemoryMode, Policy
+from homenode.plan.options import MemoryMode, PlanOptions, Policy
 from homenode.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings

@@ -14,7 +14,7 @@ from homenode.description.render import render
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.plan.model import Plan
-from homenode.plan.request import Policy
+from homenode.plan.options import Policy
 from homenode.plan.stored import encode_plan
 from homenode.snapshot.capture import capture
 from homenode.snapshot.memory import MemorySnapshot

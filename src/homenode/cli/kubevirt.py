@@ -19,7 +19,7 @@ from homenode.cli.terminal import (
 from homenode.errors import HostError, UsageError
 from homenode.input_files import read_input
 from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions, OnError
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.units import GIB
 
 app = typer.Typer(

@@ -15,7 +15,7 @@ from homenode.errors import HostError, UsageError
 if TYPE_CHECKING:
     from homenode.kubevirt.manifest_options import OnError
     from homenode.kubevirt.on_define_domain import Answer
-    from homenode.plan.request import PciGranularity
+    from homenode.plan.options import PciGranularity
 
 _USAGE = (
     "usage: onDefineDomain --vmi JSON --domain XML [--on-error fail|passthrough] "
@@ -38,7 +38,7 @@ def main() -> None:
 def run_hook(given: dict[str, str]) -> int:
     """Write the new document, or nothing, to standard output; the exit code. Raises UsageError."""
     from homenode.kubevirt.manifest_options import OnError
-    from homenode.plan.request import PciGranularity
+    from homenode.plan.options import PciGranularity
 
     on_error, granularity = given.get("--on-error"), given.get("--pci-granularity")
     return write(

@@ -9,22 +9,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.bdf import Bdf
 from homenode.cli.completion import domain_names, layouts
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.input_files import read_input
 from homenode.objective import Objective
-from homenode.plan.request import (
+from homenode.plan.options import (
     Balance,
-    CellRequest,
     DeviceLocality,
-    DocumentSiblings,
     EmulatorPolicy,
     MemoryMode,
+    PartialReserve,
     PciGranularity,
+    PlanOptions,
     Policy,
+    SiblingsSource,
+    cell_of,
+    host_device,
+    refuse_objective,
+    reserve_of,
 )
 from homenode.units import parse_bytes
 from homenode.vm.layout import (
@@ -39,8 +43,7 @@ from homenode.vm.layout import (
 )
 
 if TYPE_CHECKING:
-    from homenode.plan.manual import ManualRanges
-    from homenode.plan.options import PlanOptions
+    from homenode.plan.options import ManualRanges, PlanOptions
     from homenode.topology import Host
 
 _vm = partial(typer.Option, rich_help_panel="The VM (instead of what its document says)")
@@ -294,18 +297,17 @@ class ManualOptions:
         ),
     ] = ()
 
-    def ranges(self, emulator_pus: CpuSet | None = None) -> "ManualRanges | None":
+    def ranges(self) -> "ManualRanges | None":
         """The lists; None where there are none. Raises UsageError."""
         if not self.node_pus:
             if self.sibling_pus:
                 raise UsageError("--sibling-pus: expected --node-pus as well, found none")
             return None
-        from homenode.plan.manual import ManualRanges
+        from homenode.plan.options import ManualRanges
 
         return ManualRanges(
             tuple(CpuSet.parse(text, "--node-pus") for text in self.node_pus),
             tuple(CpuSet.parse(text, "--sibling-pus") for text in self.sibling_pus),
-            emulator_pus,
         )
 
 
@@ -313,29 +315,12 @@ def plan_options(
     layout: LayoutOptions, vm: VmOptions, placement: PlacementOptions, switches: SwitchOptions
 ) -> "PlanOptions":
     """What the planner is asked for. Raises UsageError, naming the option."""
-    from homenode.pci import canonical_uuid
-    from homenode.plan.options import PlanOptions, refuse_objective
-
-    as_document = switches.siblings is SiblingsOption.AS_DOCUMENT
-    siblings = None
-    if switches.siblings is not None and not as_document:
-        siblings = Siblings(switches.siblings.value)
-    host_cores, host_memory_bytes = host_reserve_of(placement.host_reserve)
     emulator_pus = placement.emulator_pus
-    mediated = {text for text in vm.device if canonical_uuid(text) is not None}
-    for text in vm.device:
-        if text.startswith("MIG-"):
-            raise UsageError(
-                f"--device {text}: expected a PCI address or a mediated device, found a MIG "
-                "instance, which serves processes and containers of the host alone",
-                hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
-            )
     options = PlanOptions(
         layout=layout.layout,
         objective=layout.objective,
         pinning=switches.pinning,
-        siblings=siblings,
-        document_siblings=DocumentSiblings.ALWAYS if as_document else DocumentSiblings.IGNORED,
+        siblings=_siblings(switches.siblings),
         cells=switches.cells,
         pcie=switches.pcie,
         memory_binding=switches.memory_binding,
@@ -343,8 +328,7 @@ def plan_options(
         vcpus=vm.vcpus,
         memory_bytes=size_bytes("--memory", vm.memory),
         page_bytes=size_bytes("--page-size", vm.page_size),
-        devices=tuple(Bdf.parse(text, "--device") for text in vm.device if text not in mediated),
-        mediated=tuple(uuid for text in vm.device if (uuid := canonical_uuid(text)) is not None),
+        devices=tuple(host_device(text) for text in vm.device),
         gpu_count=vm.gpus,
         gpu_profile=vm.gpu_profile,
         with_nics=vm.with_nics,
@@ -353,9 +337,10 @@ def plan_options(
         balance=placement.balance,
         max_nodes=placement.max_nodes,
         device_locality=placement.device_locality,
-        explicit_cells=cells_of(placement.cell),
-        host_cores=host_cores,
-        host_memory_bytes=host_memory_bytes,
+        explicit_cells=tuple(cell_of(text) for text in placement.cell),
+        host_reserve=PartialReserve()
+        if placement.host_reserve is None
+        else reserve_of(placement.host_reserve),
         housekeeping_pus=CpuSet.parse(placement.housekeeping_pus, "--housekeeping-pus"),
         keep_vcpus=placement.keep_vcpus,
         mixed_kinds=placement.mixed_kinds,
@@ -375,32 +360,12 @@ def plan_options(
     return options
 
 
-def cells_of(texts: Sequence[str]) -> tuple[CellRequest, ...]:
-    """The cells of --cell, in the order given. Raises UsageError."""
-    cells = [_parts("--cell", text, ("vcpus", "memory"), ("node",)) for text in texts]
-    return tuple(
-        CellRequest(
-            _count("--cell: vcpus", parts["vcpus"]),
-            size_bytes("--cell: memory", parts["memory"]) or 0,
-            NodeIndex(_count("--cell: node", parts["node"])) if "node" in parts else None,
-        )
-        for parts in cells
-    )
-
-
-def host_reserve_of(text: str | None) -> tuple[int | None, int | None]:
-    """(cores, bytes of each node) of --host-reserve; None for what it leaves out."""
-    if text is None:
-        return None, None
-    parts = _parts("--host-reserve", text, (), ("cores", "memory"))
-    if not parts:
-        raise UsageError(
-            "--host-reserve: expected cores=N or memory=SIZE, found neither",
-            hint="--host-reserve cores=2,memory=8GiB",
-        )
-    cores = _count("--host-reserve: cores", parts["cores"]) if "cores" in parts else None
-    memory = parts.get("memory")
-    return cores, 0 if memory == "0" else size_bytes("--host-reserve: memory", memory)
+def _siblings(typed: SiblingsOption | None) -> Siblings | SiblingsSource | None:
+    if typed is None:
+        return None
+    if typed is SiblingsOption.AS_DOCUMENT:
+        return SiblingsSource.AS_DOCUMENT
+    return Siblings(typed.value)
 
 
 def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host, ...]":
@@ -412,35 +377,6 @@ def hosts_after(hosts: "tuple[Host, ...]", plans: Sequence[Path]) -> "tuple[Host
     hint = "homenode plan --save-plan writes one"
     read = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
     return with_planned(hosts, [(source, read_plan(text, source)) for source, text in read])
-
-
-def _parts(
-    option: str, text: str, needed: tuple[str, ...], optional: tuple[str, ...]
-) -> dict[str, str]:
-    """The key=value parts of an option, each key once."""
-    known = (*needed, *optional)
-    parts: dict[str, str] = {}
-    for part in filter(None, (one.strip() for one in text.split(","))):
-        key, _, value = (half.strip() for half in part.partition("="))
-        if key not in known or not value or key in parts:
-            raise UsageError(
-                f"{option}: expected {', '.join(f'{one}=...' for one in known)}, each once, "
-                f"found {part!r}"
-            )
-        parts[key] = value
-    missing = [one for one in needed if one not in parts]
-    if missing:
-        raise UsageError(
-            f"{option} {text!r}: expected {' and '.join(f'{one}=...' for one in missing)}, "
-            "found none"
-        )
-    return parts
-
-
-def _count(option: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UsageError(f"{option}: expected a whole number, found {text!r}")
-    return int(text)
 
 
 def size_bytes(option: str, text: str | None) -> int | None:

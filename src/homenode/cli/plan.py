@@ -120,7 +120,7 @@ def plan(
             tuple(host or ()),
             lspci,
             placement.after,
-            manual.ranges(options.emulator_pus),
+            manual.ranges(),
             layout.results,
             planning.version_of("--libvirt", libvirt),
             planning.version_of("--qemu", qemu),

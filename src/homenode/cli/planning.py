@@ -21,9 +21,8 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import UsageError
 from homenode.input_files import read_input
-from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Unplannable, is_critical
-from homenode.plan.options import PlanOptions
+from homenode.plan.options import ManualRanges, PlanOptions
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs
         ("--gpus", options.gpu_count is not None),
         ("--with-nics", options.with_nics),
         ("--with-nvswitches", options.with_nvswitches),
-        ("--device UUID", bool(options.mediated)),
+        ("--device UUID", any(isinstance(one, str) for one in options.devices)),
         ("--replaces", bool(options.replaces)),
         ("--after", bool(sources.after)),
         ("--cell", bool(options.explicit_cells)),
@@ -293,8 +292,8 @@ def best_of(
     outputs: Outputs,
 ) -> "Host":
     from homenode.auto_layout import NotRecommended, settled
-    from homenode.plan.options import request_for
     from homenode.plan.rank import rank
+    from homenode.plan.request import request_for
     from homenode.report.rank_text import rank_text
 
     asked, refused = [], None

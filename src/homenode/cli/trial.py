@@ -18,7 +18,7 @@ from homenode.cli.placing_options import (
 from homenode.cli.trial_options import AccessOptions
 from homenode.hypervisor.connection import DEFAULT
 from homenode.measure.layouts.guest_access import STOP_S
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 
 app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 

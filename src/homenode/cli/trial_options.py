@@ -23,7 +23,7 @@ from homenode.cli.placing_options import (
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.results.vantage import Vantage
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 

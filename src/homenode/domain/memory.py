@@ -9,7 +9,7 @@ from homenode.domain.memory_backing import page_bytes_of_cell, read_page_bytes
 from homenode.domain.numatune import read_binding, read_memnodes
 from homenode.errors import InputError
 from homenode.plan.model import Plan, PlanFinding, plan_finding
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.tools.versions import Version
 from homenode.units import bytes_of
 from homenode.vm.layout import GuestCells

@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError, UsageError
 from homenode.kubevirt.manifest_options import OnError
 from homenode.kubevirt.placing import place_devices
 from homenode.kubevirt.vmi import Vmi, read_vmi
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.snapshot.protocol import Snapshot
 
 ON_ERROR_ANNOTATION = "homenode/on-error"

@@ -27,7 +27,8 @@ from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
 from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
-from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.options import PciGranularity, PlanOptions
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.initiators import is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
@@ -137,7 +138,11 @@ def place_devices(
         ),
     )
     request = GuestRequest(
-        guest, LAYOUT, guest.vcpus, guest.memory_bytes, pci_granularity=granularity
+        guest=guest,
+        layout=LAYOUT,
+        vcpus=guest.vcpus,
+        memory_bytes=guest.memory_bytes,
+        options=PlanOptions(LAYOUT.name, pci_granularity=granularity),
     )
     mirrored = mirror_cells(
         placed_host, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)

@@ -49,7 +49,7 @@ class Allocations:
 def other_domains(host: Host, request: GuestRequest) -> Iterator[RunningDomain]:
     """Domains that count: running and planned ones, and with reserve_defined the shut-off ones."""
     for domain in host.domains:
-        counts = domain.running or domain.planned or request.reserve_defined
+        counts = domain.running or domain.planned or request.options.reserve_defined
         if counts and not _is_own(domain, request):
             yield domain
 
@@ -66,7 +66,7 @@ def uuid_of_device(host: Host | None, request: GuestRequest, function: Bdf) -> s
     if function in request.devices or host is None:
         return dict(request.mediated).get(function)
     held = held_uuids(host, request)
-    parts = free_parts(host.device_at, function, held, request.gpu_profile)
+    parts = free_parts(host.device_at, function, held, request.options.gpu_profile)
     return next((part.uuid for part in parts), None)
 
 
@@ -77,13 +77,13 @@ def own_domains(host: Host, request: GuestRequest) -> tuple[RunningDomain, ...]:
 
 def _is_own(domain: RunningDomain, request: GuestRequest) -> bool:
     named = domain.name == request.guest.name and not domain.has_pseudonym
-    return named or domain.name in request.replaces
+    return named or domain.name in request.options.replaces
 
 
 def own_is_unknown(host: Host, request: GuestRequest) -> Gap | None:
     """That one of the domains that count may be the one being planned, where names are redacted."""
     strangers = [domain.name for domain in other_domains(host, request) if domain.has_pseudonym]
-    if not strangers or request.replaces:
+    if not strangers or request.options.replaces:
         return None
     return Gap(
         f"whether domain {request.guest.name!r} is on the host already",

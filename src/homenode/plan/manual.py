@@ -3,27 +3,15 @@
 The study's generator worked so; this is the way to its listings. The planner never comes here.
 """
 
-from dataclasses import dataclass
-
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.model import PlanFinding, plan_finding
+from homenode.plan.options import ManualRanges
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, Siblings
-
-
-@dataclass(frozen=True, slots=True)
-class ManualRanges:
-    """PUs by host node, one of each core. sibling_pus: the second PU of each of those cores, node
-    by node and in the same order; () where the layout hides them. emulator_pus: None = not pinned.
-    """
-
-    node_pus: tuple[CpuSet, ...]
-    sibling_pus: tuple[CpuSet, ...] = ()
-    emulator_pus: CpuSet | None = None
 
 
 def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
@@ -42,7 +30,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
     _check_lists(ranges, pins_all)
     sizes = [len(pus) for pus in ranges.node_pus]
     mirrored = layout.cells is GuestCells.MIRRORED
-    if mirrored and len(set(sizes)) > 1 and not request.unequal_cells:
+    if mirrored and len(set(sizes)) > 1 and not request.options.unequal_cells:
         raise UsageError(
             f"layout {layout.name!r}: expected as many PUs on each node, found "
             f"{' and '.join(map(str, sizes))}",
@@ -56,7 +44,7 @@ def manual_placement(request: GuestRequest, ranges: ManualRanges) -> Placement:
             pins += [CpuSet([pu]) for pu in core]
             vcpu_nodes += [cell] * len(core)
     nodes = tuple(NodeIndex(i) for i in range(len(ranges.node_pus)))
-    emulator = ranges.emulator_pus
+    emulator = request.options.emulator_pus
     return Placement(
         nodes=nodes,
         vcpu_pins=tuple(pins),

@@ -14,7 +14,7 @@ from homenode.errors import HomenodeError
 from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.vm.layout import Layout
 from homenode.vm.model import GuestAddress
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError
 from homenode.plan.devices.options import DeviceInventory
@@ -53,7 +55,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
     """
     inventory = Inventory(with_certain_nodes(host))
     here = _shortfall(made, inventory.devices)
-    if request.layout.pinning is Pinning.NONE or request.explicit_cells or not here.gains:
+    if request.layout.pinning is Pinning.NONE or request.options.explicit_cells or not here.gains:
         return ()
     found = []
     if here.gains - {Gain.GPU_SETS}:
@@ -66,10 +68,11 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
                 NearbySize(vcpus=size, gpus=None, wins=wins)
                 for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS)
             ]
-    if Gain.GPU_SETS in here.gains and request.gpu_count:
+    if Gain.GPU_SETS in here.gains and request.options.gpu_count:
         for way in (-1, 1):
-            counts = (request.gpu_count + way * one for one in range(1, MOST_STEPS + 1))
-            asked = ((n, replace(request, gpu_count=n)) for n in counts if n > 0)
+            counts = (request.options.gpu_count + way * one for one in range(1, MOST_STEPS + 1))
+            wanted = ((n, structs.replace(request.options, gpu_count=n)) for n in counts if n > 0)
+            asked = ((n, replace(request, options=options)) for n, options in wanted)
             found += [
                 NearbySize(vcpus=None, gpus=count, wins=wins)
                 for count, wins in _nearest(inventory, asked, here, None)

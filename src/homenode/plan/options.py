@@ -1,74 +1,402 @@
-"""PlanOptions: what the user asks for on the command line, and the request that follows."""
+"""PlanOptions: what a user may ask of a placement, with how each is typed on a command line."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.errors import InputError, UsageError
-from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
-from homenode.pci import DeviceKind
-from homenode.plan.gpu_parts import (
-    function_of_uuid,
-    profiles_text,
-    refuse_second,
-    same_profile,
-    with_mediated,
-)
-from homenode.plan.request import (
-    Demands,
-    DocumentSiblings,
-    EmulatorPolicy,
-    GuestRequest,
-)
-from homenode.topology import Host
-from homenode.units import KIB, MIB, format_bytes, parse_bytes
+from homenode.errors import UsageError
+from homenode.indices import NodeIndex
+from homenode.objective import Objective
+from homenode.opt import Flag, Opt, key_values, size_bytes, size_text, whole_number
 from homenode.vm.layout import (
     GuestCells,
     GuestPcie,
-    Layout,
     MemoryBinding,
     Pinning,
     Siblings,
     ThreadPolicy,
-    named,
-    preset_named,
-    unknown_layout,
-    with_siblings,
 )
-from homenode.vm.model import GuestHostdev, Vm
 
 AUTO = "auto"
 """The layout name that lets the objective choose."""
 
-_X86 = frozenset({"x86_64", "i686"})
+VM = "The VM (instead of what its document says)"
+PLACEMENT = "Placement"
+SWITCHES = "Layout switches (override the preset)"
+BY_HAND = "PU lists by hand"
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOptions(Demands):
-    """Every option of `homenode plan` that shapes the placement; None = as the document or
-    layout says. See docs/commands/plan.md.
+class Policy(StrEnum):
+    """How many cores the nodes must have. XAPI's names: best effort, prio_mem_only, any."""
 
-    host_cores, host_memory_bytes: what the host keeps (--host-reserve), as in HostReserve.
-    housekeeping_pus: in addition to those that the host's description names. mediated: UUIDs of
-    mediated devices that the VM gets as well.
+    CORES_FIRST = "cores-first"
+    MEMORY_FIRST = "memory-first"
+    SPREAD = "spread"
+    ANY = "any"
+
+
+class Balance(StrEnum):
+    """Which of otherwise equal placements to take."""
+
+    SPREAD = "spread"  # most free whole cores, then most free memory
+    PACK = "pack"  # tightest fit
+
+
+class MemoryMode(StrEnum):
+    """libvirt's numatune modes."""
+
+    STRICT = "strict"
+    INTERLEAVE = "interleave"
+    PREFERRED = "preferred"
+
+
+class EmulatorPolicy(StrEnum):
+    """Where QEMU's own threads go."""
+
+    AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
+    HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
+    SHARE = "share"  # on the vCPUs' own PUs
+    NONE = "none"  # not pinned
+
+
+class PciGranularity(StrEnum):
+    """What gets an expander bus of its own."""
+
+    CELL = "cell"
+    ROOT_COMPLEX = "root-complex"
+    SWITCH = "switch"  # and the switches are mirrored
+
+
+class DocumentSiblings(StrEnum):
+    """What the siblings that a document shows (<topology threads='2'>) count for."""
+
+    IGNORED = "ignored"  # the layout decides
+    WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
+    ALWAYS = "always"
+
+
+class DeviceLocality(StrEnum):
+    """What to do about GPUs whose own node is not chosen."""
+
+    REQUIRE = "require"  # reject the placement
+    PREFER = "prefer"  # compare placements by it
+    IGNORE = "ignore"  # place the VM as if it had no devices
+
+
+class SiblingsSource(StrEnum):
+    """Of the siblings switch: what only a document can say."""
+
+    AS_DOCUMENT = "as-document"  # the threads of its topology
+
+
+class CellRequest(Struct, frozen=True):
+    """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
+
+    vcpus: int
+    memory_bytes: int
+    node: NodeIndex | None = None
+
+
+class PartialReserve(Struct, frozen=True):
+    """What the user says of what stays with the host; None = as its description or the default."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+
+
+def cell_of(text: str, option: str = "--cell") -> CellRequest:
+    """A cell as it is typed. Raises UsageError."""
+    parts = key_values(option, text, ("vcpus", "memory"), ("node",))
+    return CellRequest(
+        whole_number(f"{option}: vcpus", parts["vcpus"]),
+        size_bytes(parts["memory"], f"{option}: memory"),
+        NodeIndex(whole_number(f"{option}: node", parts["node"])) if "node" in parts else None,
+    )
+
+
+def reserve_of(text: str, option: str = "--host-reserve") -> PartialReserve:
+    """A reserve as it is typed. Raises UsageError."""
+    parts = key_values(option, text, (), ("cores", "memory"))
+    if not parts:
+        raise UsageError(
+            f"{option}: expected cores=N or memory=SIZE, found neither",
+            hint=f"{option} cores=2,memory=8GiB",
+        )
+    cores = whole_number(f"{option}: cores", parts["cores"]) if "cores" in parts else None
+    memory = parts.get("memory")
+    if memory is None:
+        return PartialReserve(cores)
+    return PartialReserve(cores, 0 if memory == "0" else size_bytes(memory, f"{option}: memory"))
+
+
+def cell_text(cell: CellRequest) -> str:
+    """A cell as it is typed."""
+    node = "" if cell.node is None else f",node={cell.node}"
+    return f"vcpus={cell.vcpus},memory={cell.memory_bytes}B{node}"
+
+
+def reserve_text(reserve: PartialReserve) -> str:
+    """A reserve as it is typed."""
+    cores = [] if reserve.cores is None else [f"cores={reserve.cores}"]
+    memory = [] if reserve.memory_bytes is None else [f"memory={reserve.memory_bytes}B"]
+    return ",".join([*cores, *memory])
+
+
+def host_device(text: str, option: str = "--device") -> Bdf | str:
+    """An address, or the UUID of a mediated device. Raises UsageError and ParseError."""
+    from homenode.pci import canonical_uuid  # the records of PCI devices, for a UUID alone
+
+    if text.startswith("MIG-"):
+        raise UsageError(
+            f"{option} {text}: expected a PCI address or a mediated device, found a MIG "
+            "instance, which serves processes and containers of the host alone",
+            hint="create a vGPU on it, and name that: virsh nodedev-list --cap mdev",
+        )
+    return canonical_uuid(text) or Bdf.parse(text, option)
+
+
+class PlanOptions(Struct, frozen=True):
+    """Every option of `homenode plan` that shapes the placement; None = as the document or layout
+    says. See docs/commands/plan.md.
+
+    document_siblings: whether siblings as the document shows them take the place of whole cores.
+    devices: functions of the host, and UUIDs of mediated devices, that the VM gets as well.
+    housekeeping_pus: in addition to those that the host's description names.
+    balance: None = pack with GPUs, else spread. objective: also what `auto` has chosen for.
     """
 
-    layout: str
-    pinning: Pinning | None = None
-    siblings: Siblings | None = None
-    cells: GuestCells | None = None
-    pcie: GuestPcie | None = None
-    memory_binding: MemoryBinding | None = None
-    thread_policy: ThreadPolicy | None = None
-    vcpus: int | None = None
-    memory_bytes: int | None = None
-    page_bytes: int | None = None
-    host_cores: int | None = None
-    host_memory_bytes: int | None = None
-    housekeeping_pus: CpuSet = CpuSet()
-    mediated: tuple[str, ...] = ()
+    layout: Annotated[
+        str,
+        Opt(
+            "--layout -l",
+            "NAME",
+            "How the guest is laid out on the host (homenode list layouts). Default: auto.",
+            complete="layouts",
+        ),
+    ] = AUTO
+    objective: Annotated[
+        Objective | None,
+        Opt(
+            "--objective",
+            "NAME",
+            "With --layout auto: what the VM is for. Default: what its devices suggest.",
+        ),
+    ] = None
+    vcpus: Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", panel=VM)] = None
+    memory_bytes: Annotated[
+        int | None,
+        Opt("--memory", "SIZE", "Memory: 64GiB.", parse=size_bytes, show=size_text, panel=VM),
+    ] = None
+    page_bytes: Annotated[
+        int | None,
+        Opt(
+            "--page-size",
+            "SIZE",
+            "Huge pages for its memory: 2MiB, 1GiB.",
+            parse=size_bytes,
+            show=size_text,
+            panel=VM,
+        ),
+    ] = None
+    devices: Annotated[
+        tuple[Bdf | str, ...],
+        Opt(
+            "--device",
+            "BDF|UUID",
+            "Pass this host device, or mediated device, through as well.",
+            parse=host_device,
+            panel=VM,
+        ),
+    ] = ()
+    gpu_count: Annotated[
+        int | None, Opt("--gpus", "N", "Choose N GPUs of the host for the VM.", panel=VM)
+    ] = None
+    gpu_profile: Annotated[
+        str | None,
+        Opt(
+            "--gpu-profile",
+            "NAME",
+            "With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
+            panel=VM,
+        ),
+    ] = None
+    with_nics: Annotated[
+        bool, Flag("--with-nics", "Pass the NIC next to each of its GPUs as well.", panel=VM)
+    ] = False
+    with_nvswitches: Annotated[
+        bool,
+        Flag(
+            "--with-nvswitches",
+            "With all GPUs of a board: pass its NVSwitches as well.",
+            panel=VM,
+        ),
+    ] = False
+    policy: Annotated[
+        Policy, Opt("--policy", "NAME", "How many cores the nodes must have.", panel=PLACEMENT)
+    ] = Policy.CORES_FIRST
+    balance: Annotated[
+        Balance | None,
+        Opt(
+            "--balance",
+            "NAME",
+            "Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
+            panel=PLACEMENT,
+        ),
+    ] = None
+    max_nodes: Annotated[
+        int | None, Opt("--max-nodes", "N", "At most N host nodes.", panel=PLACEMENT)
+    ] = None
+    device_locality: Annotated[
+        DeviceLocality,
+        Opt(
+            "--device-locality",
+            "NAME",
+            "What to do about GPUs whose own node is not chosen.",
+            panel=PLACEMENT,
+        ),
+    ] = DeviceLocality.PREFER
+    explicit_cells: Annotated[
+        tuple[CellRequest, ...],
+        Opt(
+            "--cell",
+            "vcpus=N,memory=SIZE[,node=N]",
+            "One guest cell as you want it; once for each cell.",
+            parse=cell_of,
+            show=cell_text,
+            panel=PLACEMENT,
+        ),
+    ] = ()
+    replaces: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--replaces",
+            "DOMAIN",
+            "Plan as if this domain of the host were gone.",
+            complete="domain_names",
+            panel=PLACEMENT,
+        ),
+    ] = ()
+    keep_vcpus: Annotated[
+        bool,
+        Flag("--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", panel=PLACEMENT),
+    ] = False
+    without_nvlink: Annotated[
+        bool, Flag("--without-nvlink", "Allow GPU sets that have no NVLink.", panel=PLACEMENT)
+    ] = False
+    unequal_cells: Annotated[
+        bool,
+        Flag("--unequal-cells", "vCPUs next to devices, in cells of any size.", panel=PLACEMENT),
+    ] = False
+    mixed_kinds: Annotated[
+        bool,
+        Flag("--mixed-kinds", "Allow P and E cores in one VM without a warning.", panel=PLACEMENT),
+    ] = False
+    memory_mode: Annotated[
+        MemoryMode, Opt("--memory-mode", "NAME", "How numatune binds memory.", panel=PLACEMENT)
+    ] = MemoryMode.STRICT
+    memory_nodes_allowed: Annotated[
+        tuple[NodeIndex, ...],
+        Opt(
+            "--allow-memory-node",
+            "N",
+            "This CPU-less node may serve as ordinary memory.",
+            panel=PLACEMENT,
+        ),
+    ] = ()
+    reserved_pus: Annotated[
+        CpuSet,
+        Opt(
+            "--reserve-pus",
+            "PUS",
+            "PUs that the VM must leave free: 0-3,64-67.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+        ),
+    ] = CpuSet()
+    reserve_defined: Annotated[
+        bool,
+        Flag(
+            "--reserve-defined", "Pinned domains that are shut off keep their PUs.", panel=PLACEMENT
+        ),
+    ] = False
+    host_reserve: Annotated[
+        PartialReserve,
+        Opt(
+            "--host-reserve",
+            "cores=N,memory=SIZE",
+            "What stays with the host: whole cores, and memory of each node. Default: 1 core and "
+            "the larger of 2 GiB and 2 %.",
+            parse=reserve_of,
+            show=reserve_text,
+            panel=PLACEMENT,
+        ),
+    ] = PartialReserve()
+    emulator_policy: Annotated[
+        EmulatorPolicy, Opt("--emulator", "NAME", "Where QEMU's own threads go.", panel=PLACEMENT)
+    ] = EmulatorPolicy.AUTO
+    emulator_pus: Annotated[
+        CpuSet | None,
+        Opt(
+            "--emulator-pus",
+            "PUS",
+            "Exactly these PUs for QEMU's own threads.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+        ),
+    ] = None
+    housekeeping_pus: Annotated[
+        CpuSet,
+        Opt(
+            "--housekeeping-pus",
+            "PUS",
+            "PUs for the emulators of several VMs, with --emulator housekeeping.",
+            parse=CpuSet.parse,
+            panel=PLACEMENT,
+        ),
+    ] = CpuSet()
+    pinning: Annotated[
+        Pinning | None, Opt("--pinning", "NAME", "Override the pinning.", panel=SWITCHES)
+    ] = None
+    thread_policy: Annotated[
+        ThreadPolicy | None,
+        Opt("--thread-policy", "NAME", "The pinning, in OpenStack's spelling.", panel=SWITCHES),
+    ] = None
+    siblings: Annotated[
+        Siblings | SiblingsSource | None,
+        Opt(
+            "--siblings",
+            "NAME",
+            "Override what the guest sees of SMT; as-document: the threads of its topology.",
+            panel=SWITCHES,
+        ),
+    ] = None
+    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
+    cells: Annotated[
+        GuestCells | None, Opt("--cells", "NAME", "Override the guest's cells.", panel=SWITCHES)
+    ] = None
+    pcie: Annotated[
+        GuestPcie | None, Opt("--pcie", "NAME", "Override the guest's PCIe tree.", panel=SWITCHES)
+    ] = None
+    memory_binding: Annotated[
+        MemoryBinding | None,
+        Opt("--memory-binding", "NAME", "Override how memory is bound.", panel=SWITCHES),
+    ] = None
+    pci_granularity: Annotated[
+        PciGranularity,
+        Opt(
+            "--pci-granularity",
+            "NAME",
+            "What gets an expander bus of its own.",
+            panel=SWITCHES,
+        ),
+    ] = PciGranularity.CELL
+    spare_ports: Annotated[
+        int,
+        Opt("--spare-ports", "N", "Empty root ports on each expander bus.", panel=SWITCHES),
+    ] = 0
 
 
 def refuse_objective(options: PlanOptions) -> None:
@@ -80,403 +408,30 @@ def refuse_objective(options: PlanOptions) -> None:
         )
 
 
-def layout_for(options: PlanOptions) -> Layout:
-    """The layout with every switch applied.
+class ManualRanges(Struct, frozen=True):
+    """PUs by host node, one of each core, instead of a host to plan for.
 
-    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
-    and for switches that contradict each other.
+    sibling_pus: the second PU of each of those cores, node by node and in the same order; () where
+    the layout hides them.
     """
-    preset = preset_named(options.layout)
-    if preset is None:
-        raise unknown_layout(options.layout)
-    return _switched(preset, options)
 
-
-def _switched(layout: Layout, options: PlanOptions) -> Layout:
-    switched = replace(
-        layout,
-        pinning=_pinning(layout, options),
-        siblings=options.siblings or layout.siblings,
-        cells=options.cells or layout.cells,
-        pcie=options.pcie or layout.pcie,
-        memory=options.memory_binding or layout.memory,
-    )
-    if switched == layout:
-        return layout
-    _refuse_contradictions(switched)
-    return named(switched)
-
-
-def _pinning(layout: Layout, options: PlanOptions) -> Pinning:
-    if options.thread_policy is None:
-        return options.pinning or layout.pinning
-    exposed = (options.siblings or layout.siblings) is Siblings.EXPOSED
-    meant = {
-        ThreadPolicy.ISOLATE: Pinning.ONE_PER_CORE,
-        ThreadPolicy.REQUIRE: Pinning.ALL_PUS,
-        ThreadPolicy.PREFER: Pinning.ALL_PUS if exposed else Pinning.ONE_PER_CORE,
-    }[options.thread_policy]
-    stated = options.pinning or layout.pinning
-    if meant is not stated and (options.pinning or stated is not Pinning.NONE):
-        raise UsageError(
-            f"--thread-policy {options.thread_policy} means pinning {meant}, "
-            f"but the layout pins {stated}",
-            hint="leave one of the two out, or choose a layout that agrees",
-        )
-    return meant
-
-
-def _refuse_contradictions(layout: Layout) -> None:
-    clashes = (
-        (
-            layout.pinning is Pinning.NONE and layout.siblings is not Siblings.AS_THEY_WERE,
-            "siblings can only be hidden or exposed where vCPUs are pinned",
-            "add --pinning one-pu-per-core or all-pus",
+    node_pus: Annotated[
+        tuple[CpuSet, ...],
+        Opt(
+            "--node-pus",
+            "PUS",
+            "Pin to these PUs of one node; once for each node.",
+            parse=CpuSet.parse,
+            panel=BY_HAND,
         ),
-        (
-            layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
-            "one PU per core leaves no sibling to expose",
-            "use --pinning all-pus",
+    ] = ()
+    sibling_pus: Annotated[
+        tuple[CpuSet, ...],
+        Opt(
+            "--sibling-pus",
+            "PUS",
+            "Their SMT siblings in the same order, for layouts that pin all PUs.",
+            parse=CpuSet.parse,
+            panel=BY_HAND,
         ),
-        (
-            layout.pinning is Pinning.NONE and layout.cells is GuestCells.MIRRORED,
-            "cells can only mirror host nodes where vCPUs are pinned to them",
-            "add --pinning one-pu-per-core",
-        ),
-        (
-            layout.pinning is Pinning.NODE and layout.siblings is Siblings.EXPOSED,
-            "vCPUs that float over a node's PUs have no siblings to expose",
-            "use --pinning all-pus, or hide the siblings",
-        ),
-        (
-            layout.memory is MemoryBinding.BOUND_PER_CELL
-            and layout.cells is not GuestCells.MIRRORED,
-            "memory can only be bound per cell where cells are mirrored",
-            "use --memory-binding bound, or --cells mirrored",
-        ),
-        (
-            layout.pcie is GuestPcie.MIRRORED and layout.cells is not GuestCells.MIRRORED,
-            "an expander bus belongs to a cell, so PCIe can only be mirrored where cells are",
-            "add --cells mirrored",
-        ),
-    )
-    for clash, message, hint in clashes:
-        if clash:
-            raise UsageError(f"layout: {message}", hint=hint)
-
-
-def default_huge_page_bytes(host: Host | None) -> int:
-    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB, or
-    the smallest that there is on a host without pages of 2 MiB: the kernel lists its default.
-
-    Source: Documentation/admin-guide/kernel-parameters.txt.
-    """
-    command_line = (host.settings.kernel_command_line if host else None) or ""
-    for word in command_line.split():
-        key, _, size = word.partition("=")
-        if key == "default_hugepagesz":
-            return parse_bytes(size)
-    sizes = {pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools}
-    return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
-
-
-def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequest:
-    """The request for a document and its user's options, on a host (None in manual mode).
-
-    The document's own passed-through devices are asked for, and --device adds to them; --gpus
-    takes the place of the document's GPUs, so these are left out then.
-    Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
-    another architecture.
-    """
-    _refuse_other_architecture(guest, host)
-    layout = layout_for(options)
-    most_threads = None
-    if options.document_siblings is DocumentSiblings.ALWAYS:
-        layout, most_threads = _as_document(layout, guest), guest.threads_per_core
-    _check_counts(options)
-    _check_page_size(options, guest)
-    _check_pus(options, layout, host)
-    _check_replaced(options, host)
-    _check_cells(options, layout, host)
-    _refuse_same_name(guest, host)
-    if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
-        raise UsageError(
-            f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
-            hint="leave it out, or take an -smt layout",
-        )
-    guest = with_mediated(guest, host)
-    _check_profile(options, host)
-    documented = {hostdev.source for hostdev in guest.hostdevs}
-    if host is not None and options.gpu_count is not None:
-        documented = _without_gpus(documented, host)
-    page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
-    if page_bytes == 0:
-        page_bytes = default_huge_page_bytes(host)
-    demands: dict[str, Any] = {one.name: getattr(options, one.name) for one in fields(Demands)}
-    mediated = {one.source: one.uuid for one in guest.hostdevs if one.uuid is not None}
-    mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
-    for uuid in options.mediated:
-        function = function_of_uuid(host, uuid)
-        if mediated.setdefault(function, uuid) != uuid or function in options.devices:
-            refuse_second(function, [GuestHostdev(function, None)])
-    demands["devices"] = tuple(sorted({*documented, *options.devices, *mediated}))
-    _check_brought(options, demands["devices"], host)
-    # The vCPUs of a document that shows siblings are hyper-threads already.
-    demands["keep_vcpus"] |= guest.threads_per_core > 1 and layout.pinning is Pinning.ALL_PUS
-    if not _may_weigh_siblings(guest, options, layout):
-        demands["document_siblings"] = DocumentSiblings.IGNORED
-    vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
-    if options.explicit_cells:
-        vcpus = sum(cell.vcpus for cell in options.explicit_cells)
-        memory_bytes = sum(cell.memory_bytes for cell in options.explicit_cells)
-        # A cell says how many vCPUs the guest sees there, siblings included.
-        demands["keep_vcpus"] = layout.pinning is Pinning.ALL_PUS
-    return GuestRequest(
-        guest,
-        layout,
-        vcpus,
-        memory_bytes,
-        page_bytes,
-        _host_reserve(options, host),
-        _housekeeping_pus(options, layout, host),
-        tuple(sorted(mediated.items())),
-        most_threads,
-        **demands,
-    )
-
-
-def _as_document(layout: Layout, guest: Vm) -> Layout:
-    """The layout with the siblings that the document shows, or without any."""
-    if layout.pinning in (Pinning.NONE, Pinning.NODE):
-        raise UsageError(
-            f"--siblings as-document: expected a layout that pins each vCPU, found {layout.name}",
-            hint="take pin-bound, or --pinning all-pus",
-        )
-    return (
-        with_siblings(layout)
-        if guest.threads_per_core > 1
-        else named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
-    )
-
-
-def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
-    """Whether siblings as the document shows them can take the place of whole cores."""
-    whole = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
-    vcpus = options.vcpus or guest.vcpus
-    threads = guest.threads_per_core
-    return whole and threads > 1 and vcpus % threads == 0 and not options.explicit_cells
-
-
-def _check_profile(options: PlanOptions, host: Host | None) -> None:
-    profile = options.gpu_profile
-    if profile is None:
-        return
-    if options.gpu_count is None:
-        raise UsageError("--gpu-profile: expected --gpus N as well, found none")
-    parts = [
-        part
-        for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
-        for part in gpu.parts
-        if same_profile(part, profile)
-    ]
-    if any(part.is_for_vms for part in parts):
-        return
-    raise InputError(
-        f"--gpu-profile {profile}: expected a profile of parts that VFIO can give to a VM, found "
-        f"{'parts that only serve processes of the host' if parts else 'no such part'}; the host "
-        f"has {profiles_text(host) if host else 'none'}",
-        hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",
-    )
-
-
-def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
-    """What GPUs bring needs GPUs, and NVSwitches whole ones."""
-    gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
-    for option, given in (
-        ("--with-nics", options.with_nics),
-        ("--with-nvswitches", options.with_nvswitches),
-    ):
-        if given and options.gpu_count is None and gpus.isdisjoint(devices):
-            raise UsageError(
-                f"{option}: expected GPUs that bring them, found none",
-                hint="--gpus N, or a document that has GPUs",
-            )
-    if options.with_nvswitches and options.gpu_profile is not None:
-        raise UsageError(
-            "--with-nvswitches: expected whole GPUs, found --gpu-profile",
-            hint="vGPUs are joined by Fabric Manager on the host, which keeps the NVSwitches",
-        )
-
-
-def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
-    """What the user says, else the host's description, else the default; part by part."""
-    described = (host and host.reserve) or DEFAULT_HOST_RESERVE
-    return HostReserve(
-        described.cores if options.host_cores is None else options.host_cores,
-        described.memory_bytes if options.host_memory_bytes is None else options.host_memory_bytes,
-    )
-
-
-def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
-    named = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
-    if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
-        if not named:
-            raise UsageError(
-                "--emulator housekeeping: expected PUs that the host names, found none",
-                hint="--housekeeping-pus 0,64, or housekeeping_pus under [reserve] of a host.toml",
-            )
-        if layout.pinning is Pinning.NONE:
-            raise UsageError(f"--emulator housekeeping: layout {layout.name} pins nothing")
-    return named
-
-
-def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> None:
-    """Explicit cells need a layout that has cells, nodes that can hold them, and agreeing sums."""
-    cells = options.explicit_cells
-    if not cells:
-        return
-    if layout.cells is not GuestCells.MIRRORED:
-        raise UsageError(
-            f"--cell: expected a layout with guest cells, found {layout.name}, which is flat",
-            hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
-        )
-    for option, given, total in (
-        ("--vcpus", options.vcpus, sum(cell.vcpus for cell in cells)),
-        ("--memory", options.memory_bytes, sum(cell.memory_bytes for cell in cells)),
-    ):
-        if given is not None and given != total:
-            shown, found = (
-                (str(total), str(given))
-                if option == "--vcpus"
-                else (format_bytes(total), format_bytes(given))
-            )
-            raise UsageError(
-                f"{option}: expected the sum of the cells, {shown}, found {found}",
-                hint=f"leave {option} out: the cells say it",
-            )
-    named = [cell.node for cell in cells if cell.node is not None]
-    twice = sorted({node for node in named if named.count(node) > 1})
-    if twice:
-        raise UsageError(f"--cell: expected each node once, found node {twice[0]} twice")
-    if host is None:
-        return
-    there = [node.index for node in host.nodes if node.pus]
-    for node in named:
-        if node not in there:
-            raise UsageError(
-                f"--cell: expected a node of {host.name} with PUs ({CpuSet(there)}), found {node}"
-            )
-    if len(cells) > len(there):
-        raise UsageError(
-            f"--cell: expected at most {len(there)} cells, one for each node of {host.name} with "
-            f"PUs, found {len(cells)}"
-        )
-
-
-def _refuse_same_name(guest: Vm, host: Host | None) -> None:
-    """A planned VM of the same name would not count, and libvirt takes a name once."""
-    for domain in () if host is None else host.domains:
-        if domain.planned and domain.name == guest.name:
-            raise UsageError(
-                f"domain {guest.name}: expected a name that no VM planned on the host has, found "
-                f"a planned {guest.name}",
-                hint="--name COPY plans a copy with a name of its own",
-            )
-
-
-def _check_counts(options: PlanOptions) -> None:
-    for option, count in (
-        ("--vcpus", options.vcpus),
-        ("--memory", options.memory_bytes),
-        ("--gpus", options.gpu_count),
-        ("--max-nodes", options.max_nodes),
-    ):
-        if count is not None and count < 1:
-            raise UsageError(f"{option}: expected at least 1, found {count}")
-    for number, cell in enumerate(options.explicit_cells):
-        if cell.vcpus < 1 or cell.memory_bytes < 1:
-            raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
-    if options.host_cores is not None and options.host_cores < 0:
-        raise UsageError(f"--host-reserve: expected 0 cores or more, found {options.host_cores}")
-    if options.spare_ports < 0:
-        raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
-
-
-def _check_page_size(options: PlanOptions, guest: Vm) -> None:
-    """Raises UsageError for what is no huge page of the guest's architecture.
-
-    Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
-    """
-    pages = options.page_bytes
-    if pages is None:
-        return
-    if guest.architecture in _X86:
-        is_known, sizes = pages in (2 * MIB, 1024 * MIB), "2MiB or 1GiB"
-    else:
-        is_known, sizes = pages >= 64 * KIB and pages.bit_count() == 1, "64KiB, 2MiB, 1GiB, ..."
-    if not is_known:
-        raise UsageError(
-            f"--page-size: expected a size of huge pages on {guest.architecture}: {sizes}; found "
-            f"{format_bytes(pages)}",
-            hint="without the option memory stays backed as the document has it",
-        )
-
-
-def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
-    """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
-    if options.emulator_pus is not None:
-        if not options.emulator_pus:
-            raise UsageError("--emulator-pus: expected at least one PU, found none")
-        if options.emulator_policy is not EmulatorPolicy.AUTO:
-            raise UsageError(
-                f"--emulator-pus and --emulator {options.emulator_policy}: expected one of the two"
-            )
-        if layout.pinning is Pinning.NONE:
-            raise UsageError(f"--emulator-pus: layout {layout.name} pins nothing")
-    if host is None:
-        return
-    there = CpuSet(pu.index for pu in host.pus if pu.online)
-    for option, pus in (
-        ("--emulator-pus", options.emulator_pus or CpuSet()),
-        ("--reserve-pus", options.reserved_pus),
-        ("--housekeeping-pus", options.housekeeping_pus),
-    ):
-        if not pus <= there:
-            raise UsageError(
-                f"{option}: expected online PUs of {host.name} ({there}), found {pus - there}"
-            )
-
-
-def _check_replaced(options: PlanOptions, host: Host | None) -> None:
-    """A name that is none of the host's would change nothing, and the user would not notice."""
-    there = () if host is None else tuple(domain.name for domain in host.domains)
-    for name in options.replaces:
-        if name not in there:
-            raise UsageError(
-                f"--replaces: expected a domain of the host ({', '.join(there) or 'it has none'}), "
-                f"found {name!r}"
-            )
-
-
-def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
-    """Without the GPUs and the other functions of the same cards (audio, USB-C)."""
-    cards = {
-        (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)
-        for gpu in host.devices_of_kind(DeviceKind.GPU)
-    }
-    return {bdf for bdf in functions if (bdf.domain, bdf.bus, bdf.device) not in cards}
-
-
-_RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
-"""Guest architectures that KVM runs on hosts of another name."""
-
-
-def _refuse_other_architecture(guest: Vm, host: Host | None) -> None:
-    if host is None or host.architecture is None or guest.domain_type != "kvm":
-        return
-    if host.architecture not in {guest.architecture} | _RUNS_ON.get(guest.architecture, set()):
-        raise InputError(
-            f"domain {guest.name}: expected a guest that KVM runs on {host.name}, found "
-            f"architecture {guest.architecture} on a host of {host.architecture}",
-            hint="name the right host with --host, or use domain type='qemu'",
-        )
+    ] = ()

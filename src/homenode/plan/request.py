@@ -1,156 +1,492 @@
-"""Request: what the user wants of a placement, in addition to what the document says."""
+"""GuestRequest: one VM to be placed, of its document and its user's options."""
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.errors import InputError, UsageError
 from homenode.host_reserve import DEFAULT_HOST_RESERVE, HostReserve
-from homenode.indices import NodeIndex
-from homenode.objective import Objective
-from homenode.vm.layout import Layout
+from homenode.pci import DeviceKind
+from homenode.plan.gpu_parts import (
+    function_of_uuid,
+    profiles_text,
+    refuse_second,
+    same_profile,
+    with_mediated,
+)
+from homenode.plan.options import (
+    DocumentSiblings,
+    EmulatorPolicy,
+    PlanOptions,
+    SiblingsSource,
+)
+from homenode.topology import Host
+from homenode.units import KIB, MIB, format_bytes, parse_bytes
+from homenode.vm.layout import (
+    GuestCells,
+    GuestPcie,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    ThreadPolicy,
+    named,
+    preset_named,
+    unknown_layout,
+    with_siblings,
+)
+from homenode.vm.model import GuestHostdev, Vm
 
-if TYPE_CHECKING:
-    from homenode.vm.model import Vm
-
-
-class Policy(StrEnum):
-    """How many cores the nodes must have. XAPI's names: best effort, prio_mem_only, any."""
-
-    CORES_FIRST = "cores-first"
-    MEMORY_FIRST = "memory-first"
-    SPREAD = "spread"
-    ANY = "any"
-
-
-class Balance(StrEnum):
-    """Which of otherwise equal placements to take."""
-
-    SPREAD = "spread"  # most free whole cores, then most free memory
-    PACK = "pack"  # tightest fit
-
-
-class MemoryMode(StrEnum):
-    """libvirt's numatune modes."""
-
-    STRICT = "strict"
-    INTERLEAVE = "interleave"
-    PREFERRED = "preferred"
-
-
-class EmulatorPolicy(StrEnum):
-    """Where QEMU's own threads go."""
-
-    AUTO = "auto"  # cores without vCPUs near the devices; idle siblings of vCPU cores last
-    HOUSEKEEPING = "housekeeping"  # the host's named cores, shared by the emulators of several VMs
-    SHARE = "share"  # on the vCPUs' own PUs
-    NONE = "none"  # not pinned
-
-
-class PciGranularity(StrEnum):
-    """What gets an expander bus of its own."""
-
-    CELL = "cell"
-    ROOT_COMPLEX = "root-complex"
-    SWITCH = "switch"  # and the switches are mirrored
-
-
-class DocumentSiblings(StrEnum):
-    """What the siblings that a document shows (<topology threads='2'>) count for."""
-
-    IGNORED = "ignored"  # the layout decides
-    WHEN_SHORT = "when-short"  # before whole cores cost the host its last core, or mix kinds
-    ALWAYS = "always"
-
-
-class DeviceLocality(StrEnum):
-    """What to do about GPUs whose own node is not chosen."""
-
-    REQUIRE = "require"  # reject the placement
-    PREFER = "prefer"  # compare placements by it
-    IGNORE = "ignore"  # place the VM as if it had no devices
-
-
-@dataclass(frozen=True, slots=True)
-class CellRequest:
-    """One guest cell as the user wants it (--cell). node: the host node; None = any, in order."""
-
-    vcpus: int
-    memory_bytes: int
-    node: NodeIndex | None = None
+_X86 = frozenset({"x86_64", "i686"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demands:
-    """What a user may ask of a placement: options of `homenode plan` that the search reads as is.
-
-    devices: host functions that the VM gets, host order: those of the document, or of --gpus.
-    gpu_profile: the GPUs to choose are parts of this profile ("NVIDIA A40-12Q").
-    gpu_count: choose so many GPUs of the host (then `devices` holds the others only).
-    with_nics, with_nvswitches: the VM's GPUs bring their own NICs, and their board's NVSwitches.
-    policy, balance: docs/layouts.md; balance None = pack with GPUs, else spread.
-    max_nodes: at most so many host nodes; None = no limit. device_locality: see there.
-    explicit_cells: the guest's cells one by one, () = as the layout and the nodes give them.
-    keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
-    document_siblings: whether siblings as the document shows them take the place of whole cores.
-    mixed_kinds: performance and efficiency cores in one VM are wanted, so no warning.
-    unequal_cells: vCPUs go next to the devices, however unequal the nodes' shares become.
-    memory_nodes_allowed: CPU-less nodes that may serve as ordinary memory.
-    reserved_pus: PUs that nothing of this VM may use.
-    reserve_defined: shut-off domains with pins count as running.
-    replaces: names of domains of the host that this VM takes the place of, next to its own.
-    emulator_pus: exactly these (manual); None = by emulator_policy.
-    spare_ports: empty root ports to add on each expander bus.
-    without_nvlink: the GPUs need no NVLink among them, so that they need be no partition.
-    objective: what the layout was chosen for by the evidence; None: the user named the layout.
-    """
-
-    devices: tuple[Bdf, ...] = ()
-    gpu_count: int | None = None
-    gpu_profile: str | None = None
-    with_nics: bool = False
-    with_nvswitches: bool = False
-    policy: Policy = Policy.CORES_FIRST
-    balance: Balance | None = None
-    max_nodes: int | None = None
-    device_locality: DeviceLocality = DeviceLocality.PREFER
-    explicit_cells: tuple[CellRequest, ...] = ()
-    keep_vcpus: bool = False
-    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
-    mixed_kinds: bool = False
-    unequal_cells: bool = False
-    memory_mode: MemoryMode = MemoryMode.STRICT
-    memory_nodes_allowed: tuple[NodeIndex, ...] = ()
-    reserved_pus: CpuSet = CpuSet()
-    reserve_defined: bool = False
-    replaces: tuple[str, ...] = ()
-    emulator_policy: EmulatorPolicy = EmulatorPolicy.AUTO
-    emulator_pus: CpuSet | None = None
-    pci_granularity: PciGranularity = PciGranularity.CELL
-    spare_ports: int = 0
-    without_nvlink: bool = False
-    objective: Objective | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GuestRequest(Demands):
+class GuestRequest:
     """One VM to be placed.
 
-    guest: the document's own facts. layout: docs/layouts.md.
+    guest: the document's own facts. layout: docs/layouts.md; `options` names the one asked for.
+    options: as the user has them; what the document, the layout or the host's description settle
+    stands in the fields below, and counts instead.
     vcpus: count; the guest's own unless the user overrides. memory_bytes likewise.
     page_bytes: huge pages to back the memory; None = ordinary pages.
+    devices: host functions that the VM gets, host order: those of the document, or of --gpus.
+    mediated: (function, UUID) of mediated devices among them.
+    keep_vcpus: with siblings exposed keep the vCPUs and halve the cores, rather than double.
+    document_siblings: whether siblings as the document shows them take the place of whole cores.
     host_reserve: what is left to the host. housekeeping_pus: the PUs that serve the emulators of
-    several VMs, empty = the host names none. mediated: (function, UUID) of mediated devices.
+    several VMs, empty = the host names none.
     most_threads: with siblings exposed, so many of a core at most; None = all that it has.
     """
 
-    guest: "Vm"
+    guest: Vm
     layout: Layout
     vcpus: int
     memory_bytes: int
+    options: PlanOptions
     page_bytes: int | None = None
+    devices: tuple[Bdf, ...] = ()
+    mediated: tuple[tuple[Bdf, str], ...] = ()
+    keep_vcpus: bool = False
+    document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     host_reserve: HostReserve = DEFAULT_HOST_RESERVE
     housekeeping_pus: CpuSet = CpuSet()
-    mediated: tuple[tuple[Bdf, str], ...] = ()
     most_threads: int | None = None
+
+
+def layout_for(options: PlanOptions) -> Layout:
+    """The layout with every switch applied.
+
+    Raises UsageError for an unknown preset, for `auto`, which homenode.auto_layout replaces first,
+    and for switches that contradict each other.
+    """
+    preset = preset_named(options.layout)
+    if preset is None:
+        raise unknown_layout(options.layout)
+    return _switched(preset, options)
+
+
+def _switched(layout: Layout, options: PlanOptions) -> Layout:
+    switched = replace(
+        layout,
+        pinning=_pinning(layout, options),
+        siblings=_siblings(layout, options),
+        cells=options.cells or layout.cells,
+        pcie=options.pcie or layout.pcie,
+        memory=options.memory_binding or layout.memory,
+    )
+    if switched == layout:
+        return layout
+    _refuse_contradictions(switched)
+    return named(switched)
+
+
+def _pinning(layout: Layout, options: PlanOptions) -> Pinning:
+    if options.thread_policy is None:
+        return options.pinning or layout.pinning
+    exposed = _siblings(layout, options) is Siblings.EXPOSED
+    meant = {
+        ThreadPolicy.ISOLATE: Pinning.ONE_PER_CORE,
+        ThreadPolicy.REQUIRE: Pinning.ALL_PUS,
+        ThreadPolicy.PREFER: Pinning.ALL_PUS if exposed else Pinning.ONE_PER_CORE,
+    }[options.thread_policy]
+    stated = options.pinning or layout.pinning
+    if meant is not stated and (options.pinning or stated is not Pinning.NONE):
+        raise UsageError(
+            f"--thread-policy {options.thread_policy} means pinning {meant}, "
+            f"but the layout pins {stated}",
+            hint="leave one of the two out, or choose a layout that agrees",
+        )
+    return meant
+
+
+def _siblings(layout: Layout, options: PlanOptions) -> Siblings:
+    asked = options.siblings
+    return asked if isinstance(asked, Siblings) else layout.siblings
+
+
+def _refuse_contradictions(layout: Layout) -> None:
+    clashes = (
+        (
+            layout.pinning is Pinning.NONE and layout.siblings is not Siblings.AS_THEY_WERE,
+            "siblings can only be hidden or exposed where vCPUs are pinned",
+            "add --pinning one-pu-per-core or all-pus",
+        ),
+        (
+            layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.EXPOSED,
+            "one PU per core leaves no sibling to expose",
+            "use --pinning all-pus",
+        ),
+        (
+            layout.pinning is Pinning.NONE and layout.cells is GuestCells.MIRRORED,
+            "cells can only mirror host nodes where vCPUs are pinned to them",
+            "add --pinning one-pu-per-core",
+        ),
+        (
+            layout.pinning is Pinning.NODE and layout.siblings is Siblings.EXPOSED,
+            "vCPUs that float over a node's PUs have no siblings to expose",
+            "use --pinning all-pus, or hide the siblings",
+        ),
+        (
+            layout.memory is MemoryBinding.BOUND_PER_CELL
+            and layout.cells is not GuestCells.MIRRORED,
+            "memory can only be bound per cell where cells are mirrored",
+            "use --memory-binding bound, or --cells mirrored",
+        ),
+        (
+            layout.pcie is GuestPcie.MIRRORED and layout.cells is not GuestCells.MIRRORED,
+            "an expander bus belongs to a cell, so PCIe can only be mirrored where cells are",
+            "add --cells mirrored",
+        ),
+    )
+    for clash, message, hint in clashes:
+        if clash:
+            raise UsageError(f"layout: {message}", hint=hint)
+
+
+def default_huge_page_bytes(host: Host | None) -> int:
+    """What <hugepages/> without a size means: default_hugepagesz= of the host, else 2 MiB, or
+    the smallest that there is on a host without pages of 2 MiB: the kernel lists its default.
+
+    Source: Documentation/admin-guide/kernel-parameters.txt.
+    """
+    command_line = (host.settings.kernel_command_line if host else None) or ""
+    for word in command_line.split():
+        key, _, size = word.partition("=")
+        if key == "default_hugepagesz":
+            return parse_bytes(size)
+    sizes = {pool.page_bytes for node in (host.nodes if host else ()) for pool in node.page_pools}
+    return 2 * MIB if 2 * MIB in sizes else min(sizes, default=2 * MIB)
+
+
+def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequest:
+    """The request for a document and its user's options, on a host (None in manual mode).
+
+    The document's own passed-through devices are asked for, and --device adds to them; --gpus
+    takes the place of the document's GPUs, so these are left out then.
+    Raises UsageError as layout_for does, and for counts below 1; InputError for a KVM guest of
+    another architecture.
+    """
+    _refuse_other_architecture(guest, host)
+    layout = layout_for(options)
+    as_document = (
+        options.siblings is SiblingsSource.AS_DOCUMENT
+        or options.document_siblings is DocumentSiblings.ALWAYS
+    )
+    most_threads = None
+    if as_document:
+        layout, most_threads = _as_document(layout, guest), guest.threads_per_core
+    _check_counts(options)
+    _check_page_size(options, guest)
+    _check_pus(options, layout, host)
+    _check_replaced(options, host)
+    _check_cells(options, layout, host)
+    _refuse_same_name(guest, host)
+    if options.keep_vcpus and layout.pinning is not Pinning.ALL_PUS:
+        raise UsageError(
+            f"--keep-vcpus: expected a layout that pins all PUs, found {layout.name}",
+            hint="leave it out, or take an -smt layout",
+        )
+    guest = with_mediated(guest, host)
+    _check_profile(options, host)
+    documented = {hostdev.source for hostdev in guest.hostdevs}
+    if host is not None and options.gpu_count is not None:
+        documented = _without_gpus(documented, host)
+    page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
+    if page_bytes == 0:
+        page_bytes = default_huge_page_bytes(host)
+    mediated = {one.source: one.uuid for one in guest.hostdevs if one.uuid is not None}
+    mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
+    named_bdfs = {one for one in options.devices if isinstance(one, Bdf)}
+    for uuid in (one for one in options.devices if isinstance(one, str)):
+        function = function_of_uuid(host, uuid)
+        if mediated.setdefault(function, uuid) != uuid or function in named_bdfs:
+            refuse_second(function, [GuestHostdev(function, None)])
+    devices = tuple(sorted({*documented, *named_bdfs, *mediated}))
+    _check_brought(options, devices, host)
+    # The vCPUs of a document that shows siblings are hyper-threads already.
+    shows_siblings = guest.threads_per_core > 1 and layout.pinning is Pinning.ALL_PUS
+    keep_vcpus = options.keep_vcpus or shows_siblings
+    siblings = DocumentSiblings.ALWAYS if as_document else options.document_siblings
+    if not _may_weigh_siblings(guest, options, layout):
+        siblings = DocumentSiblings.IGNORED
+    vcpus, memory_bytes = options.vcpus or guest.vcpus, options.memory_bytes or guest.memory_bytes
+    if options.explicit_cells:
+        vcpus = sum(cell.vcpus for cell in options.explicit_cells)
+        memory_bytes = sum(cell.memory_bytes for cell in options.explicit_cells)
+        # A cell says how many vCPUs the guest sees there, siblings included.
+        keep_vcpus = layout.pinning is Pinning.ALL_PUS
+    return GuestRequest(
+        guest=guest,
+        layout=layout,
+        vcpus=vcpus,
+        memory_bytes=memory_bytes,
+        options=options,
+        page_bytes=page_bytes,
+        devices=devices,
+        mediated=tuple(sorted(mediated.items())),
+        keep_vcpus=keep_vcpus,
+        document_siblings=siblings,
+        host_reserve=_host_reserve(options, host),
+        housekeeping_pus=_housekeeping_pus(options, layout, host),
+        most_threads=most_threads,
+    )
+
+
+def _as_document(layout: Layout, guest: Vm) -> Layout:
+    """The layout with the siblings that the document shows, or without any."""
+    if layout.pinning in (Pinning.NONE, Pinning.NODE):
+        raise UsageError(
+            f"--siblings as-document: expected a layout that pins each vCPU, found {layout.name}",
+            hint="take pin-bound, or --pinning all-pus",
+        )
+    return (
+        with_siblings(layout)
+        if guest.threads_per_core > 1
+        else named(replace(layout, pinning=Pinning.ONE_PER_CORE, siblings=Siblings.HIDDEN))
+    )
+
+
+def _may_weigh_siblings(guest: Vm, options: PlanOptions, layout: Layout) -> bool:
+    """Whether siblings as the document shows them can take the place of whole cores."""
+    whole = layout.pinning is Pinning.ONE_PER_CORE and layout.siblings is Siblings.HIDDEN
+    vcpus = options.vcpus or guest.vcpus
+    threads = guest.threads_per_core
+    return whole and threads > 1 and vcpus % threads == 0 and not options.explicit_cells
+
+
+def _check_profile(options: PlanOptions, host: Host | None) -> None:
+    profile = options.gpu_profile
+    if profile is None:
+        return
+    if options.gpu_count is None:
+        raise UsageError("--gpu-profile: expected --gpus N as well, found none")
+    parts = [
+        part
+        for gpu in (host.devices_of_kind(DeviceKind.GPU) if host else ())
+        for part in gpu.parts
+        if same_profile(part, profile)
+    ]
+    if any(part.is_for_vms for part in parts):
+        return
+    raise InputError(
+        f"--gpu-profile {profile}: expected a profile of parts that VFIO can give to a VM, found "
+        f"{'parts that only serve processes of the host' if parts else 'no such part'}; the host "
+        f"has {profiles_text(host) if host else 'none'}",
+        hint="create vGPUs: a MIG instance or an accelerator partition goes to a VM by a vGPU only",
+    )
+
+
+def _check_brought(options: PlanOptions, devices: Sequence[Bdf], host: Host | None) -> None:
+    """What GPUs bring needs GPUs, and NVSwitches whole ones."""
+    gpus = {gpu.bdf for gpu in (() if host is None else host.devices_of_kind(DeviceKind.GPU))}
+    for option, given in (
+        ("--with-nics", options.with_nics),
+        ("--with-nvswitches", options.with_nvswitches),
+    ):
+        if given and options.gpu_count is None and gpus.isdisjoint(devices):
+            raise UsageError(
+                f"{option}: expected GPUs that bring them, found none",
+                hint="--gpus N, or a document that has GPUs",
+            )
+    if options.with_nvswitches and options.gpu_profile is not None:
+        raise UsageError(
+            "--with-nvswitches: expected whole GPUs, found --gpu-profile",
+            hint="vGPUs are joined by Fabric Manager on the host, which keeps the NVSwitches",
+        )
+
+
+def _host_reserve(options: PlanOptions, host: Host | None) -> HostReserve:
+    """What the user says, else the host's description, else the default; part by part."""
+    described = (host and host.reserve) or DEFAULT_HOST_RESERVE
+    said = options.host_reserve
+    return HostReserve(
+        described.cores if said.cores is None else said.cores,
+        described.memory_bytes if said.memory_bytes is None else said.memory_bytes,
+    )
+
+
+def _housekeeping_pus(options: PlanOptions, layout: Layout, host: Host | None) -> CpuSet:
+    named = options.housekeeping_pus | (CpuSet() if host is None else host.housekeeping_pus)
+    if options.emulator_policy is EmulatorPolicy.HOUSEKEEPING:
+        if not named:
+            raise UsageError(
+                "--emulator housekeeping: expected PUs that the host names, found none",
+                hint="--housekeeping-pus 0,64, or housekeeping_pus under [reserve] of a host.toml",
+            )
+        if layout.pinning is Pinning.NONE:
+            raise UsageError(f"--emulator housekeeping: layout {layout.name} pins nothing")
+    return named
+
+
+def _check_cells(options: PlanOptions, layout: Layout, host: Host | None) -> None:
+    """Explicit cells need a layout that has cells, nodes that can hold them, and agreeing sums."""
+    cells = options.explicit_cells
+    if not cells:
+        return
+    if layout.cells is not GuestCells.MIRRORED:
+        raise UsageError(
+            f"--cell: expected a layout with guest cells, found {layout.name}, which is flat",
+            hint="take pin-numa or pin-numa-pci, or add --cells mirrored",
+        )
+    for option, given, total in (
+        ("--vcpus", options.vcpus, sum(cell.vcpus for cell in cells)),
+        ("--memory", options.memory_bytes, sum(cell.memory_bytes for cell in cells)),
+    ):
+        if given is not None and given != total:
+            shown, found = (
+                (str(total), str(given))
+                if option == "--vcpus"
+                else (format_bytes(total), format_bytes(given))
+            )
+            raise UsageError(
+                f"{option}: expected the sum of the cells, {shown}, found {found}",
+                hint=f"leave {option} out: the cells say it",
+            )
+    named = [cell.node for cell in cells if cell.node is not None]
+    twice = sorted({node for node in named if named.count(node) > 1})
+    if twice:
+        raise UsageError(f"--cell: expected each node once, found node {twice[0]} twice")
+    if host is None:
+        return
+    there = [node.index for node in host.nodes if node.pus]
+    for node in named:
+        if node not in there:
+            raise UsageError(
+                f"--cell: expected a node of {host.name} with PUs ({CpuSet(there)}), found {node}"
+            )
+    if len(cells) > len(there):
+        raise UsageError(
+            f"--cell: expected at most {len(there)} cells, one for each node of {host.name} with "
+            f"PUs, found {len(cells)}"
+        )
+
+
+def _refuse_same_name(guest: Vm, host: Host | None) -> None:
+    """A planned VM of the same name would not count, and libvirt takes a name once."""
+    for domain in () if host is None else host.domains:
+        if domain.planned and domain.name == guest.name:
+            raise UsageError(
+                f"domain {guest.name}: expected a name that no VM planned on the host has, found "
+                f"a planned {guest.name}",
+                hint="--name COPY plans a copy with a name of its own",
+            )
+
+
+def _check_counts(options: PlanOptions) -> None:
+    for option, count in (
+        ("--vcpus", options.vcpus),
+        ("--memory", options.memory_bytes),
+        ("--gpus", options.gpu_count),
+        ("--max-nodes", options.max_nodes),
+    ):
+        if count is not None and count < 1:
+            raise UsageError(f"{option}: expected at least 1, found {count}")
+    for number, cell in enumerate(options.explicit_cells):
+        if cell.vcpus < 1 or cell.memory_bytes < 1:
+            raise UsageError(f"--cell: expected vCPUs and memory in cell {number}, found none")
+    cores = options.host_reserve.cores
+    if cores is not None and cores < 0:
+        raise UsageError(f"--host-reserve: expected 0 cores or more, found {cores}")
+    if options.spare_ports < 0:
+        raise UsageError(f"--spare-ports: expected 0 or more, found {options.spare_ports}")
+
+
+def _check_page_size(options: PlanOptions, guest: Vm) -> None:
+    """Raises UsageError for what is no huge page of the guest's architecture.
+
+    Source: Documentation/admin-guide/mm/hugetlbpage.rst; on arm64 64 KiB is the smallest.
+    """
+    pages = options.page_bytes
+    if pages is None:
+        return
+    if guest.architecture in _X86:
+        is_known, sizes = pages in (2 * MIB, 1024 * MIB), "2MiB or 1GiB"
+    else:
+        is_known, sizes = pages >= 64 * KIB and pages.bit_count() == 1, "64KiB, 2MiB, 1GiB, ..."
+    if not is_known:
+        raise UsageError(
+            f"--page-size: expected a size of huge pages on {guest.architecture}: {sizes}; found "
+            f"{format_bytes(pages)}",
+            hint="without the option memory stays backed as the document has it",
+        )
+
+
+def _check_pus(options: PlanOptions, layout: Layout, host: Host | None) -> None:
+    """PUs that the user names must be there: libvirt takes others and the VM fails to start."""
+    if options.emulator_pus is not None:
+        if not options.emulator_pus:
+            raise UsageError("--emulator-pus: expected at least one PU, found none")
+        if options.emulator_policy is not EmulatorPolicy.AUTO:
+            raise UsageError(
+                f"--emulator-pus and --emulator {options.emulator_policy}: expected one of the two"
+            )
+        if layout.pinning is Pinning.NONE:
+            raise UsageError(f"--emulator-pus: layout {layout.name} pins nothing")
+    if host is None:
+        return
+    there = CpuSet(pu.index for pu in host.pus if pu.online)
+    for option, pus in (
+        ("--emulator-pus", options.emulator_pus or CpuSet()),
+        ("--reserve-pus", options.reserved_pus),
+        ("--housekeeping-pus", options.housekeeping_pus),
+    ):
+        if not pus <= there:
+            raise UsageError(
+                f"{option}: expected online PUs of {host.name} ({there}), found {pus - there}"
+            )
+
+
+def _check_replaced(options: PlanOptions, host: Host | None) -> None:
+    """A name that is none of the host's would change nothing, and the user would not notice."""
+    there = () if host is None else tuple(domain.name for domain in host.domains)
+    for name in options.replaces:
+        if name not in there:
+            raise UsageError(
+                f"--replaces: expected a domain of the host ({', '.join(there) or 'it has none'}), "
+                f"found {name!r}"
+            )
+
+
+def _without_gpus(functions: set[Bdf], host: Host) -> set[Bdf]:
+    """Without the GPUs and the other functions of the same cards (audio, USB-C)."""
+    cards = {
+        (gpu.bdf.domain, gpu.bdf.bus, gpu.bdf.device)
+        for gpu in host.devices_of_kind(DeviceKind.GPU)
+    }
+    return {bdf for bdf in functions if (bdf.domain, bdf.bus, bdf.device) not in cards}
+
+
+_RUNS_ON = {"i686": {"x86_64"}, "armv7l": {"aarch64"}}
+"""Guest architectures that KVM runs on hosts of another name."""
+
+
+def _refuse_other_architecture(guest: Vm, host: Host | None) -> None:
+    if host is None or host.architecture is None or guest.domain_type != "kvm":
+        return
+    if host.architecture not in {guest.architecture} | _RUNS_ON.get(guest.architecture, set()):
+        raise InputError(
+            f"domain {guest.name}: expected a guest that KVM runs on {host.name}, found "
+            f"architecture {guest.architecture} on a host of {host.architecture}",
+            hint="name the right host with --host, or use domain type='qemu'",
+        )

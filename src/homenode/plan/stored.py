@@ -11,9 +11,10 @@ from homenode.indices import NodeIndex
 from homenode.plan.allocations import uuid_of_device
 from homenode.plan.fingerprint import host_fingerprint
 from homenode.plan.model import PageReservation, Plan, PlannedCell, Rejection, Unplannable
+from homenode.plan.options import MemoryMode
 from homenode.plan.placement import Placement
 from homenode.plan.proof.statement import NotProved, Proof
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.numbering import numbering
 from homenode.topology import Host, RunningDomain
@@ -97,7 +98,7 @@ def domain_of_placement(host: Host, request: GuestRequest, placement: Placement)
         emulator_pus=placement.emulator_pus,
         iothread_pus=placement.iothread_pus,
         memory_bytes=size,
-        memory_bound=bound and request.memory_mode is not MemoryMode.PREFERRED,
+        memory_bound=bound and request.options.memory_mode is not MemoryMode.PREFERRED,
         memory_by_node=_bytes_of_nodes(
             memory.reservations,
             memory.cells if pinned else (),

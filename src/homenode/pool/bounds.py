@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.request import DeviceLocality, MemoryMode
+from homenode.plan.options import DeviceLocality, MemoryMode
 from homenode.pool.flavour import Flavour
 from homenode.pool.planner import Planner, Step, names_parts
 from homenode.pool.state import HostState
@@ -274,12 +274,12 @@ class Bounds:
         # On an empty board only partitions are chosen from; later, if none is free, any GPUs. A GPU
         # of no known node may be nearer than those that the empty host offers.
         is_least = not step.given and step.placement.optimal and (on_one or not flavour.gpus)
-        is_anywhere = request.device_locality is DeviceLocality.IGNORE
+        is_anywhere = request.options.device_locality is DeviceLocality.IGNORE
         is_bound = (
             request.layout.memory is not MemoryBinding.AS_IT_WAS
             and request.page_bytes is None
-            and request.memory_mode is MemoryMode.STRICT
-            and not request.memory_nodes_allowed
+            and request.options.memory_mode is MemoryMode.STRICT
+            and not request.options.memory_nodes_allowed
         )
         cores = sum(busy for busy, _ in step.after.cores)
         layout = request.layout

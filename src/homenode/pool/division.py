@@ -3,10 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.options import EmulatorPolicy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
@@ -138,7 +141,8 @@ def _fits_alone(planner: Planner, state: HostState, flavour: Flavour) -> bool:
         return False
     if set(step.placement.concessions) <= ALLOWED:
         return True
-    shared = replace(request, emulator_policy=EmulatorPolicy.SHARE)
+    options = structs.replace(request.options, emulator_policy=EmulatorPolicy.SHARE)
+    shared = replace(request, options=options)
     host = with_certain_nodes(planner.host(state))
     try:
         found = place(host, shared, planner.inventory(state.shape), brief=True)

@@ -1,6 +1,6 @@
 """Flavour: a size of VM, and the planner's request for it on a host."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from msgspec import Meta, structs
@@ -8,8 +8,8 @@ from msgspec import Meta, structs
 from homenode.errors import InputError
 from homenode.pci import PciDevice
 from homenode.plan.gpu_parts import is_divided, parts_at, same_profile
-from homenode.plan.options import PlanOptions, request_for
-from homenode.plan.request import GuestRequest
+from homenode.plan.options import PlanOptions
+from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.search.memory import LEAST_RESERVE_BYTES
 from homenode.pool.model import passable_gpus
 from homenode.toml_text import Size, Table, decode_toml
@@ -60,7 +60,7 @@ class Flavour:
             share = share_of(host, self.gpus, self.options.gpu_profile)
             vcpus = share[0] if vcpus is None else vcpus
             memory_bytes = share[1] if memory_bytes is None else memory_bytes
-        options = replace(
+        options = structs.replace(
             self.options,
             vcpus=vcpus if vcpus is not None else self.options.vcpus,
             memory_bytes=memory_bytes if memory_bytes is not None else self.options.memory_bytes,

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from homenode.domain.read import read_vm
 from homenode.errors import InputError
 from homenode.plan.model import Plan, Unplannable
+from homenode.plan.options import EmulatorPolicy
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
-from homenode.plan.request import EmulatorPolicy
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
@@ -312,7 +312,9 @@ class _Realised:
         flavour = self.kinds[t][0].flavour
         host = with_certain_nodes(self.places.planner.real_host(one, flavour))
         try:
-            asked = replace(flavour.request(host, vm), emulator_policy=emulator)
+            asked = flavour.request(host, vm)
+            options = structs.replace(asked.options, emulator_policy=emulator)
+            asked = replace(asked, options=options)
             found: Placement = place(host, asked)
             if not set(found.concessions) <= ALLOWED:
                 return None

@@ -385,13 +385,13 @@ def names_parts(request: GuestRequest) -> bool:
     not interchangeable with them."""
     return bool(
         request.devices
-        or request.with_nics
-        or request.with_nvswitches
-        or request.explicit_cells
-        or request.memory_nodes_allowed
-        or request.reserved_pus
+        or request.options.with_nics
+        or request.options.with_nvswitches
+        or request.options.explicit_cells
+        or request.options.memory_nodes_allowed
+        or request.options.reserved_pus
         or request.housekeeping_pus
-        or request.emulator_pus is not None
+        or request.options.emulator_pus is not None
     )
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Unplannable
-from homenode.plan.request import DeviceLocality
+from homenode.plan.options import DeviceLocality
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.pool.bounds import Bounds
@@ -175,13 +177,13 @@ def _first_missing(
     request = planner.request(state, flavour)
     if request is None:
         return "flavour"
-    asked = replace(
-        request,
-        devices=(gpu,),
+    options = structs.replace(
+        request.options,
         gpu_count=(flavour.gpus - 1) or None,
-        max_nodes=request.max_nodes or 1,
+        max_nodes=request.options.max_nodes or 1,
         device_locality=DeviceLocality.REQUIRE,
     )
+    asked = replace(request, devices=(gpu,), options=options)
     try:
         found = place(planner.host(state), asked)
     except InputError:

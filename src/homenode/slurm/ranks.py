@@ -24,7 +24,8 @@ from homenode.host_reserve import HostReserve
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.options import EmulatorPolicy, PlanOptions
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import place
 from homenode.slurm.home_nodes import (
@@ -222,15 +223,18 @@ def _placed(
             continue
         guest = _guest(host, rank, cores)
         request = GuestRequest(
-            guest,
-            PRESETS["pin-numa"],
-            cores,
-            _MEMORY_BYTES,
+            guest=guest,
+            layout=PRESETS["pin-numa"],
+            vcpus=cores,
+            memory_bytes=_MEMORY_BYTES,
+            options=PlanOptions(
+                "pin-numa",
+                reserved_pus=reserved | used,
+                emulator_policy=EmulatorPolicy.NONE,
+                unequal_cells=True,
+                mixed_kinds=True,
+            ),
             devices=tuple(gpu.bdf for gpu in share),
-            reserved_pus=reserved | used,
-            emulator_policy=EmulatorPolicy.NONE,
-            unequal_cells=True,
-            mixed_kinds=True,
             host_reserve=HostReserve(cores=0, memory_bytes=0),
         )
         try:

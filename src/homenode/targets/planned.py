@@ -9,9 +9,9 @@ from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.requirements import refuse_older
 from homenode.errors import InputError
 from homenode.plan.model import Plan, PlanFinding, plan_finding
-from homenode.plan.options import PlanOptions, request_for
+from homenode.plan.options import PlanOptions
 from homenode.plan.planner import plan
-from homenode.plan.request import GuestRequest
+from homenode.plan.request import GuestRequest, request_for
 from homenode.targets.registry import target_named
 from homenode.targets.target import (
     Feature,
@@ -51,7 +51,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
         vm = replace(vm, guest=_moved(vm.guest, module, vm.source))
     request = request_for(vm.guest, options, host)
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
-    if module.one_socket and request.objective is None and says_nothing:
+    if module.one_socket and request.options.objective is None and says_nothing:
         guest = structs.replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
         vm, request = replace(vm, guest=guest), replace(request, guest=guest)
     made = plan(host, request)

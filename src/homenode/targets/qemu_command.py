@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.targets.target import is_vgpu, passed_through
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells

@@ -15,7 +15,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.targets.qemu_command import escaped, options_of, ranges_text, vm_of_command
 from homenode.topology import Host
 from homenode.units import MIB

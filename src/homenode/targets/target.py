@@ -18,7 +18,7 @@ from homenode.plan.model import (
     PortModel,
     plan_finding,
 )
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, Vm

@@ -9,7 +9,7 @@ from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
 from homenode.plan.model import Plan
-from homenode.plan.request import MemoryMode
+from homenode.plan.options import MemoryMode
 from homenode.targets.registry import target_named
 from homenode.targets.script import pins_in
 from homenode.targets.target import (

@@ -4,13 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
 from homenode.measure.model import Group
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.manual import ManualRanges
 from homenode.plan.model import Plan, Unplannable
-from homenode.plan.options import PlanOptions
+from homenode.plan.options import ManualRanges, PlanOptions
 from homenode.topology import Host, MemoryKind
 from homenode.tuning import Tuning, tune, tune_manually
 from homenode.units import MIB, format_bytes
@@ -64,7 +65,7 @@ def fit(
     others = tuple(domain for domain in host.domains if domain.name != name)
     alone = replace(host, domains=others)
     return tuple(
-        _fit(original, name, replace(options, layout=one), alone, ranges) for one in layouts
+        _fit(original, name, structs.replace(options, layout=one), alone, ranges) for one in layouts
     )
 
 

@@ -24,8 +24,7 @@ from homenode.measure.layouts.trial_config import (
     encode_config,
 )
 from homenode.measure.preparation import versions_of
-from homenode.plan.manual import ManualRanges
-from homenode.plan.options import PlanOptions
+from homenode.plan.options import ManualRanges, PlanOptions
 from homenode.plan.stored import encode_plan, read_plan
 from homenode.results.model import host_kind
 from homenode.topology import Host

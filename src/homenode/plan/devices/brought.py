@@ -128,7 +128,7 @@ class BroughtDevices:
     def nics(self) -> dict[Bdf, Bdf]:
         """NICs that a VM can get -> the function that it gets: the NIC, or its first free virtual
         function where it has any, as these end with its driver."""
-        if not self.request.with_nics:
+        if not self.request.options.with_nics:
             return {}
         nics = self.host.devices_of_kind(DeviceKind.NIC)
         virtual: dict[Bdf, list[Bdf]] = {nic.bdf: [] for nic in nics if not nic.physical_function}
@@ -146,7 +146,7 @@ class BroughtDevices:
 
     @cached_property
     def boards(self) -> tuple[SwitchedGpus, ...]:
-        return switched_gpus(self.host) if self.request.with_nvswitches else ()
+        return switched_gpus(self.host) if self.request.options.with_nvswitches else ()
 
     def _is_free(self, bdf: Bdf) -> bool:
         return self.others.holder(bdf) is None

@@ -230,13 +230,13 @@ def device_options(
                 hint="bridges are not passed through; name the devices below it",
             )
     # Without NVLink the GPUs need be no partition.
-    fabric = None if request.without_nvlink else inventory.fabric
+    fabric = None if request.options.without_nvlink else inventory.fabric
     every = inventory.gpus
     known = {node.index for node in host.nodes}
     free = _free_gpus(host, request, others)
     named = [by_bdf[bdf] for bdf in request.devices]
     named_gpus = [device for device in named if device.kind is DeviceKind.GPU]
-    count = request.gpu_count or 0
+    count = request.options.gpu_count or 0
     if len(free) < count:
         raise _too_few(host, request, others, len(free))
     position = {gpu.bdf: i for i, gpu in enumerate(every)}
@@ -270,7 +270,7 @@ def device_options(
     )
     bit_of = {gpu.bdf: 1 << gpu.number for gpu in gpus}
     choices = _choices(host, fabric, named_gpus, free, count, others, bit_of)
-    if request.with_nvswitches:
+    if request.options.with_nvswitches:
         boards = brought.board_choices(
             [gpu.bdf for gpu in named_gpus], [gpu.bdf for gpu in free], count
         )
@@ -424,7 +424,7 @@ def _free_gpus(
     count as well. A GPU that is divided cannot leave the host as a whole."""
     owned = {bdf for bdf, _ in others.devices} | set(request.devices) - set(also)
     held = frozenset(uuid for uuid, _ in others.mediated)
-    profile = request.gpu_profile
+    profile = request.options.gpu_profile
     return [
         gpu
         for gpu in host.devices_of_kind(DeviceKind.GPU)
@@ -482,12 +482,18 @@ def _in_use(host: Host, others: Allocations) -> str:
 
 def _too_few(host: Host, request: GuestRequest, others: Allocations, free: int) -> Unplannable:
     gpus = host.devices_of_kind(DeviceKind.GPU)
-    what = "GPUs" if request.gpu_profile is None else f"parts of profile {request.gpu_profile}"
+    what = (
+        "GPUs"
+        if request.options.gpu_profile is None
+        else f"parts of profile {request.options.gpu_profile}"
+    )
     total = sum(gpu.physical_function is None for gpu in gpus)
-    found = f"{free} free" if request.gpu_profile or free > total else f"{free} of {total} free"
-    detail = f"needs {request.gpu_count} free {what}, {found}{_in_use(host, others)}"
+    found = (
+        f"{free} free" if request.options.gpu_profile or free > total else f"{free} of {total} free"
+    )
+    detail = f"needs {request.options.gpu_count} free {what}, {found}{_in_use(host, others)}"
     hint = f"ask for at most {free} {what}" if free else None
-    if request.gpu_profile is None and any(gpu.parts for gpu in gpus):
+    if request.options.gpu_profile is None and any(gpu.parts for gpu in gpus):
         hint = hint or f"GPUs are divided: ask for --gpu-profile, one of {profiles_text(host)}"
     return Unplannable(
         f"no placement on host {host.name!r}: {detail}",

@@ -88,7 +88,7 @@ def _brought(
     host: Host, request: GuestRequest, devices: Sequence[Bdf], others: Allocations
 ) -> Iterator[PlanFinding]:
     """NICs that GPUs bring while the host may use them, and GPUs that bring none."""
-    if not request.with_nics:
+    if not request.options.with_nics:
         return
     ours = [host.device_at[bdf] for bdf in devices]
     nics = [device for device in ours if device.kind is DeviceKind.NIC]
@@ -124,7 +124,7 @@ def _nvswitches_left_out(
 ) -> Iterator[PlanFinding]:
     """All GPUs of a board without its NVSwitches, unless another VM has these: it runs Fabric
     Manager for all."""
-    for board in () if request.without_nvlink else switched_gpus(host):
+    for board in () if request.options.without_nvlink else switched_gpus(host):
         missing = board.left_out(devices)
         if missing and all(others.holder(bdf) is None for bdf in board.switches):
             yield plan_finding(

@@ -107,7 +107,7 @@ def placement_findings(
             "mixed-kinds",
             host.name,
             "vCPUs lie on performance and on efficiency cores, so they differ in speed",
-            severity="info" if request.mixed_kinds else "warning",
+            severity="info" if request.options.mixed_kinds else "warning",
         )
     if isolated and not vcpu_pus <= isolated:
         outside = vcpu_pus - isolated

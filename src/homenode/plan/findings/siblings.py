@@ -21,7 +21,7 @@ _COSTS_OF_CORES = {
 def whole_core_costs(host: Host, request: GuestRequest, placement: Placement) -> Iterator[str]:
     """What a whole core for each vCPU costs that siblings would not, in words: "whole cores would
     ...". placement: that of whole cores."""
-    wanted = {Concession.MIXED_KINDS} if request.mixed_kinds else set()
+    wanted = {Concession.MIXED_KINDS} if request.options.mixed_kinds else set()
     for given, words in _COSTS_OF_CORES.items():
         if given in placement.concessions and given not in wanted:
             yield words
@@ -104,4 +104,4 @@ def _most_with_whole_cores(host: Host, request: GuestRequest) -> int:
     free = [core for core in host.cores if core.pus.isdisjoint(others)]
     fast = [core for core in free if core.kind is not CoreKind.EFFICIENCY]
     kept = request.host_reserve.cores + 1
-    return max(0, min(len(free) - kept, len(free if request.mixed_kinds else fast)))
+    return max(0, min(len(free) - kept, len(free if request.options.mixed_kinds else fast)))

@@ -18,6 +18,7 @@ from homenode.plan.allocations import allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import device_options
 from homenode.plan.model import Plan
+from homenode.plan.options import DocumentSiblings, Policy
 from homenode.plan.proof.family import Family
 from homenode.plan.proof.statement import (
     VERSION,
@@ -35,7 +36,7 @@ from homenode.plan.proof.statement import (
 )
 from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_set, tree_of
 from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
-from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
@@ -66,7 +67,7 @@ def proof_of(host: Host, request: GuestRequest, plan: Plan) -> Proof | NotProved
 
 
 def _proof(host: Host, request: GuestRequest, plan: Plan) -> Proof:
-    if request.explicit_cells:
+    if request.options.explicit_cells:
         raise NotProvedError("the cells were given one by one")
     if not plan.cost:
         raise NotProvedError("no nodes were chosen")
@@ -251,7 +252,7 @@ class _Builder:
 
     def _near(self) -> Goal:
         names = [name for name, _ in self.cost]
-        if self.search.request.policy is Policy.CORES_FIRST:
+        if self.search.request.options.policy is Policy.CORES_FIRST:
             return self.cost[: names.index("nodes_spanned")]
         return self.cost[: int(names[0] == "vcpus_beyond_cores")]
 
@@ -355,7 +356,7 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
         choices=[of(one) for one in options.groups] if options.count else [[]],
         gpu_sets=[of(one) for one in options.sets] if options.has_gpus else [],
         reserved=str(_reserved(search.request)),
-        locality=search.request.device_locality.value,
+        locality=search.request.options.device_locality.value,
         most_nodes=problem.most_nodes,
         page_bytes=problem.page_bytes,
     )
@@ -363,8 +364,8 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
 
 def _reserved(request: GuestRequest) -> CpuSet:
     """PUs that the request keeps from the VM."""
-    kept = request.reserved_pus.bits | request.housekeeping_pus.bits
-    kept |= 0 if request.emulator_pus is None else request.emulator_pus.bits
+    kept = request.options.reserved_pus.bits | request.housekeeping_pus.bits
+    kept |= 0 if request.options.emulator_pus is None else request.options.emulator_pus.bits
     return CpuSet.from_bits(kept)
 
 

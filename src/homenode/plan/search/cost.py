@@ -7,7 +7,8 @@ weights. The last ones are indices, so no two placements cost the same. docs/dec
 from typing import NamedTuple
 
 from homenode.plan.model import CostTerm
-from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.options import Policy
+from homenode.plan.request import GuestRequest
 from homenode.vm.layout import GuestPcie
 
 
@@ -153,9 +154,9 @@ def request_order(
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The order for a request."""
     return order(
-        request.policy,
+        request.options.policy,
         shows_pcie=request.layout.pcie is GuestPcie.MIRRORED,
-        even_splits=not (shares or request.unequal_cells),
+        even_splits=not (shares or request.options.unequal_cells),
         shares=shares,
     )
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
 from homenode.errors import UsageError
-from homenode.plan.request import CellRequest, GuestRequest
+from homenode.plan.options import CellRequest
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.problem import SearchProblem
 from homenode.vm.layout import GuestCells
 
@@ -14,7 +15,7 @@ MOST_ASSIGNMENTS = 5_040
 
 def check_cells(request: GuestRequest) -> None:
     """Raises UsageError where the cells and the rest of the request contradict each other."""
-    cells = request.explicit_cells
+    cells = request.options.explicit_cells
     if request.layout.cells is not GuestCells.MIRRORED:
         raise UsageError(
             f"--cell: expected a layout with guest cells, found {request.layout.name}",

@@ -19,7 +19,8 @@ from enum import StrEnum
 from itertools import product
 
 from homenode.errors import UsageError
-from homenode.plan.request import GuestRequest, Policy
+from homenode.plan.options import Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.supply import Grouping, Usable
 from homenode.topology import CoreKind
 from homenode.vm.layout import GuestCells, Layout, MemoryBinding, Pinning, Siblings
@@ -132,7 +133,7 @@ def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
 
 def _counts_pus(request: GuestRequest) -> bool:
     """Whether the policy leaves cores uncounted, and the layout does not ask for one a vCPU."""
-    counts = request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+    counts = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     return counts and request.layout.pinning is not Pinning.ONE_PER_CORE
 
 
@@ -190,7 +191,11 @@ def _fallback(
         given.append(Concession.UNEVEN_MEMORY)
     if memory is MemoryRule.ELSEWHERE:
         given.append(Concession.MEMORY_ELSEWHERE)
-    equal = request.layout.cells is GuestCells.MIRRORED and not request.unequal_cells and not mixed
+    equal = (
+        request.layout.cells is GuestCells.MIRRORED
+        and not request.options.unequal_cells
+        and not mixed
+    )
     return Fallback(
         cores.grouping,
         cores.groups,

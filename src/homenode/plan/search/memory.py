@@ -52,7 +52,7 @@ def overhead_bytes(request: GuestRequest) -> int:
     """What QEMU and the page tables of EPT and, with devices, of the IOMMU take next to the guest's
     memory. Huge pages need page tables of a page for each 2 MiB at most: they do not count."""
     memory = request.memory_bytes + request.guest.memory_device_bytes
-    devices = bool(request.devices or request.gpu_count)
+    devices = bool(request.devices or request.options.gpu_count)
     return _overhead(request.vcpus, None if request.page_bytes is not None else memory, devices)
 
 
@@ -126,7 +126,7 @@ def attached_memory(host: Host, request: GuestRequest) -> dict[NodeIndex, tuple[
     attached: dict[NodeIndex, tuple[NodeIndex, ...]] = {
         node.index: (node.index,) for node in host.nodes if node.pus
     }
-    for index in request.memory_nodes_allowed:
+    for index in request.options.memory_nodes_allowed:
         node = host.node(index)
         if node is None:
             known = ", ".join(str(n.index) for n in host.nodes)

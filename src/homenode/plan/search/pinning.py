@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.request import EmulatorPolicy, GuestRequest
+from homenode.plan.options import EmulatorPolicy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import NodeMemory, page_size_bytes
@@ -132,7 +133,7 @@ def memory_nodes(
             (node for node in memory if node not in own),
             key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
         )
-        most = (search.request.max_nodes or len(memory)) - len(own)
+        most = (search.request.options.max_nodes or len(memory)) - len(own)
 
         def largest(nodes: Sequence[NodeIndex], count: int) -> list[NodeIndex]:
             def pages(node: NodeIndex) -> int:
@@ -195,14 +196,14 @@ def qemu_threads(
 ) -> ThreadPlaces:
     request = search.request
     iothreads = len(request.guest.iothread_ids)
-    asked = request.emulator_pus
+    asked = request.options.emulator_pus
     if request.layout.pinning is Pinning.NODE and asked is None:
         return shared_places(CpuSet.union(pins), iothreads)
-    if request.emulator_policy is EmulatorPolicy.SHARE and asked is None:
+    if request.options.emulator_policy is EmulatorPolicy.SHARE and asked is None:
         return shared_places(vcpu_pus, iothreads)
-    if request.emulator_policy is EmulatorPolicy.NONE and asked is None:
+    if request.options.emulator_policy is EmulatorPolicy.NONE and asked is None:
         return ThreadPlaces(None, ())
-    housekeeping = request.emulator_policy is EmulatorPolicy.HOUSEKEEPING
+    housekeeping = request.options.emulator_policy is EmulatorPolicy.HOUSEKEEPING
     if housekeeping and asked is None and request.housekeeping_pus:
         asked = request.housekeeping_pus
     own = [node for node, _ in best.split]

@@ -17,8 +17,9 @@ from homenode.plan.findings.of_devices import device_findings
 from homenode.plan.findings.of_placement import memory_short, placement_findings
 from homenode.plan.findings.siblings import document_siblings, whole_core_costs
 from homenode.plan.model import Rejection, RunnerUp, Unplannable
+from homenode.plan.options import DocumentSiblings, Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import DocumentSiblings, GuestRequest, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search import explicit_cells
 from homenode.plan.search.cost import Cost, terms
 from homenode.plan.search.distances import DistanceMatrix, distance_matrix
@@ -111,7 +112,7 @@ def place(
     if request.document_siblings is DocumentSiblings.WHEN_SHORT:
         return _cores_or_siblings(host, request, inventory, brief=brief)
     layout = request.layout
-    check_layout(layout, request.policy)
+    check_layout(layout, request.options.policy)
     others = allocations(host, request)
     options = device_options(host, request, others, inventory.devices)
     floats = layout.pinning is Pinning.NONE
@@ -124,7 +125,7 @@ def place(
     search = PlacementSearch(
         host, request, others, options, inventory.distances, (free, with_service), brief
     )
-    if request.explicit_cells:
+    if request.options.explicit_cells:
         return _explicit(search)
     rejections = list(unusable_nodes(host, request))
     misses: list[_Miss] = []
@@ -253,7 +254,7 @@ def _better(
     away from home; then, for a VM with GPUs, by the GPU sets that it breaks, where it is known that
     this fallback cannot break fewer.
     """
-    near = search.request.policy is Policy.CORES_FIRST
+    near = search.request.options.policy is Policy.CORES_FIRST
     elsewhere = fallback.memory is MemoryRule.ELSEWHERE
     if not fallback.shares and (elsewhere or not near):
         return None
@@ -306,7 +307,7 @@ def _explicit(search: PlacementSearch) -> Placement:
     elsewhere, the cells do not."""
     host, request = search.host, search.request
     check_cells(request)
-    wanted = request.explicit_cells
+    wanted = request.options.explicit_cells
     rejections = list(unusable_nodes(host, request))
     page = page_size_bytes(host, request)
     first: Rejection | None = None

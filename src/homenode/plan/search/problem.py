@@ -11,7 +11,8 @@ from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
 from homenode.plan.bit_sets import members
 from homenode.plan.devices.options import DeviceOptions, GpuChoice
-from homenode.plan.request import Balance, DeviceLocality, GuestRequest
+from homenode.plan.options import Balance, DeviceLocality
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.distances import DistanceMatrix
@@ -387,7 +388,7 @@ class PlacementSearch:
     def _bare(self) -> SearchProblem:
         """What the problems of all fallbacks have in common."""
         request, options, nodes = self.request, self.options, self.free[0].nodes
-        ignores = request.device_locality is DeviceLocality.IGNORE
+        ignores = request.options.device_locality is DeviceLocality.IGNORE
         bit = {cores.index: 1 << i for i, cores in enumerate(nodes)}
         of_gpus = {gpu.home for gpu in options.gpus if gpu.home is not None}
         homes = set() if ignores else {node for node, *_ in options.homes}
@@ -398,16 +399,19 @@ class PlacementSearch:
         gpu_homes = tuple(None if gpu.home is None else home.get(gpu.home) for gpu in gpus)
         first, rest = request_order(request, shares=False)
         page_bytes = page_size_bytes(self.host, request)
-        most_nodes = min(len(nodes), request.max_nodes or len(nodes))
-        has_cells = request.layout.cells is GuestCells.MIRRORED and not request.explicit_cells
+        most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
+        has_cells = (
+            request.layout.cells is GuestCells.MIRRORED and not request.options.explicit_cells
+        )
         if has_cells and request.page_bytes is not None:
             # Each guest cell has a huge page at least.
             most_nodes = min(most_nodes, max(1, request.memory_bytes // page_bytes))
         return SearchProblem(
-            pack=request.balance is Balance.PACK or (request.balance is None and options.has_gpus),
+            pack=request.options.balance is Balance.PACK
+            or (request.options.balance is None and options.has_gpus),
             first=first,
             rest=rest,
-            even_splits=not request.unequal_cells,
+            even_splits=not request.options.unequal_cells,
             counts_sockets=request.layout.cells is GuestCells.MIRRORED
             and not may_share_sockets(self.host, request),
             huge=request.page_bytes is not None,
@@ -427,7 +431,7 @@ class PlacementSearch:
                 )
                 for gpu, own in zip(gpus, gpu_homes, strict=True)
             ),
-            requires_home=request.device_locality is DeviceLocality.REQUIRE,
+            requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
             gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
             supplies=(),
             memory=(),

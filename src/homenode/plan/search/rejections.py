@@ -11,7 +11,8 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
 from homenode.plan.model import Rejection, Unplannable
-from homenode.plan.request import DeviceLocality, GuestRequest
+from homenode.plan.options import DeviceLocality
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Fallback
 from homenode.plan.search.memory import memory_text, overhead_bytes, page_size_bytes
 from homenode.plan.search.problem import SearchProblem
@@ -87,7 +88,7 @@ def _unasked_memory(host: Host, request: GuestRequest) -> tuple[NodeIndex, ...]:
         if not node.pus
         and node.memory_kind is not MemoryKind.GPU
         and node.memory_bytes != 0
-        and node.index not in request.memory_nodes_allowed
+        and node.index not in request.options.memory_nodes_allowed
     )
 
 
@@ -253,7 +254,7 @@ def _owned(request: GuestRequest, supply: Supply, free: Usable, others: Allocati
     """Who has the node's other PUs."""
     pus = supply.cores.pus
     parts = []
-    reserved = (request.reserved_pus | request.housekeeping_pus) & pus
+    reserved = (request.options.reserved_pus | request.housekeeping_pus) & pus
     if reserved:
         parts.append(f"{len(reserved)} PUs reserved for the host ({reserved})")
     for one in others.by_domain:
@@ -261,8 +262,8 @@ def _owned(request: GuestRequest, supply: Supply, free: Usable, others: Allocati
         if owned:
             parts.append(f"{len(owned)} PUs in use by {one.domain!r} ({owned})")
     rest = pus - free.pus - reserved - others.vcpu_cores - others.service_cores
-    if request.emulator_pus is not None:
-        rest -= request.emulator_pus
+    if request.options.emulator_pus is not None:
+        rest -= request.options.emulator_pus
     if rest:
         parts.append(f"{len(rest)} PUs not allowed ({rest})")
     broken = CpuSet.from_bits(sum(core.free for core in supply.cores.cores if not core.whole))

@@ -137,11 +137,11 @@ def usable(
     """
     host, isolated = inventory.host, inventory.isolated
     vcpu_cores = others.vcpu_cores.bits
-    barred = request.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
+    barred = request.options.reserved_pus.bits | request.housekeeping_pus.bits | vcpu_cores
     if not service_cores:
         barred |= others.service_cores.bits
-    if request.emulator_pus is not None:
-        barred |= request.emulator_pus.bits
+    if request.options.emulator_pus is not None:
+        barred |= request.options.emulator_pus.bits
     open_pus = inventory.allowed & ~barred
     by_node: dict[NodeIndex | None, list[tuple[int, CoreShape]]] = {
         node.index: [] for node in host.nodes

@@ -22,8 +22,9 @@ from homenode.plan.model import (
     PlannedDevice,
     plan_finding,
 )
+from homenode.plan.options import MemoryMode, Policy
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, MemoryMode, Policy
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.ladder import Concession
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
@@ -87,7 +88,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
         host_name="" if host is None else host.name,
         host_fingerprint="" if host is None else host_fingerprint(host),
         layout=layout,
-        policy=request.policy.value,
+        policy=request.options.policy.value,
         vcpus=vcpus,
         memory_bytes=request.memory_bytes,
         page_bytes=request.page_bytes,
@@ -149,7 +150,7 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             for one in request.guest.hostdevs
             if one.uuid is not None and one.uuid not in {device.uuid for device in devices}
         ),
-        objective=request.objective,
+        objective=request.options.objective,
     )
 
 
@@ -254,7 +255,7 @@ def _memory_of_node(
         if len(cell.host_nodes) == 1:
             node = cell.host_nodes[0]
             total[node] = total.get(node, 0) + owned
-        elif request.memory_mode is MemoryMode.INTERLEAVE:
+        elif request.options.memory_mode is MemoryMode.INTERLEAVE:
             for node in cell.host_nodes:
                 total[node] = total.get(node, 0) + owned // len(cell.host_nodes)
         else:
@@ -290,7 +291,7 @@ def _binding(
     """How numatune binds; (None, ()) = as it was."""
     if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
         return None, ()
-    return request.memory_mode, placement.memory_nodes
+    return request.options.memory_mode, placement.memory_nodes
 
 
 def _shared_cores(
@@ -299,7 +300,7 @@ def _shared_cores(
     """The cores that run several vCPUs, where the VM gave up whole cores or the policy does not
     count them, and what that costs."""
     gave_up = Concession.SHARED_CORES in placement.concessions
-    counts_pus = request.policy in (Policy.MEMORY_FIRST, Policy.ANY)
+    counts_pus = request.options.policy in (Policy.MEMORY_FIRST, Policy.ANY)
     if host is None or not (gave_up or counts_pus):
         return ()
     cores = [core.pus.bits for core in host.cores]

@@ -7,8 +7,9 @@ from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell, plan_finding
+from homenode.plan.options import MemoryMode
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, MemoryMode
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.memory_devices import device_bytes_of_cells, device_gaps
 from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.units import KIB, MIB, bytes_of, format_bytes
@@ -276,7 +277,7 @@ def _reserve(
         free = pool.free_pages if pool else None
         reservations.append(PageReservation(node, page_bytes, needed, free))
         if pool is not None and free is not None and free < needed:
-            severity = "info" if request.memory_mode is MemoryMode.PREFERRED else "warning"
+            severity = "info" if request.options.memory_mode is MemoryMode.PREFERRED else "warning"
             path = f"/sys/devices/system/node/node{node}/hugepages"
             wanted = pool.total_pages + needed - free
             findings.append(

@@ -95,7 +95,7 @@ def _flat(
         return GuestTopology(sockets, 1, vcpus // threads // sockets, threads)
     # Exposed ones come here too, where the host had none to give.
     hides = siblings is not Siblings.AS_THEY_WERE and stated is not None and stated[3] > 1
-    is_chosen = stated is None and request.objective is not None and vcpus > 1
+    is_chosen = stated is None and request.options.objective is not None and vcpus > 1
     if fits and not hides and not is_chosen:
         return None
     return GuestTopology(sockets, 1, vcpus // sockets, 1)

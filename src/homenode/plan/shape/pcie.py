@@ -15,8 +15,9 @@ from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel, plan_finding
+from homenode.plan.options import PciGranularity
 from homenode.plan.placement import Placement
-from homenode.plan.request import GuestRequest, PciGranularity
+from homenode.plan.request import GuestRequest
 from homenode.plan.shape.device_places import Place, device_places, sparse_places
 from homenode.plan.shape.nearest_cells import (
     NearestCell,
@@ -101,19 +102,19 @@ def mirror_cells(
     of nodes that have none of their own; devices of all other nodes stay where they are.
     Raises as mirror_pcie, the machine type apart.
     """
-    if not 0 <= request.spare_ports <= MOST_SPARE_PORTS:
+    if not 0 <= request.options.spare_ports <= MOST_SPARE_PORTS:
         raise UsageError(
-            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.spare_ports}"
+            f"--spare-ports: expected 0 to {MOST_SPARE_PORTS}, found {request.options.spare_ports}"
         )
     _refuse_unfit(by_bdf, devices)
-    any_port = request.pci_granularity is PciGranularity.CELL
+    any_port = request.options.pci_granularity is PciGranularity.CELL
     nearest_of_node = {node: to.cell for node, to in nearest.items()}
     places = device_places(host, by_bdf, cell_of_node, nearest_of_node)
     if any_port:
         places = sparse_places(places, devices)
     stated = PcieDocument(request.guest, cells, ())
     with_bus = _cells_with_bus(stated, places, devices, cells)
-    tree = pcie_tree(places, with_bus, request.pci_granularity, request.spare_ports)
+    tree = pcie_tree(places, with_bus, request.options.pci_granularity, request.options.spare_ports)
     assignments = assignments_of(tree, devices)
     hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
@@ -144,7 +145,7 @@ def mirror_cells(
         if assignment.position not in kept and assignment.position not in bus_of:
             bus_of[assignment.position] = build.append(assignment.cell)
             displaced.append(assignment)
-    build.add_spares(request.spare_ports)
+    build.add_spares(request.options.spare_ports)
 
     address_of: dict[Bdf, GuestAddress] = {}
     cell_of: dict[Bdf, GuestCellId] = {}
@@ -165,7 +166,7 @@ def mirror_cells(
         (bdf, node) for bdf in devices if (node := by_bdf[bdf].node) is not None and node in nearest
     ]
     findings += nearest_cell_finding(near, nearest)
-    if request.pci_granularity is not PciGranularity.CELL:
+    if request.options.pci_granularity is not PciGranularity.CELL:
         findings += tuple(_displaced_finding(assignment) for assignment in displaced)
     if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.plan.model import PortModel
-from homenode.plan.request import PciGranularity
+from homenode.plan.options import PciGranularity
 from homenode.plan.shape.device_places import Place, Section
 
 SLOTS_PER_BUS = 32

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.findings import Finding, Severity
-from homenode.plan.options import default_huge_page_bytes
+from homenode.plan.request import default_huge_page_bytes
 from homenode.topology import Host, MemoryKind, NumaNode
 from homenode.units import GIB, format_bytes
 from homenode.vm.model import Vm

@@ -1,0 +1,128 @@
+"""Opt, Flag and Arg: how a field of a record is typed on a command line.
+
+They stand on the field itself, Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", ge=1)] = None.
+The field's type says which words are taken (a choice, a number, a path, or whatever `parse` makes
+of a text), and tuple[X, ...] that they may be repeated; its default is the option's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from homenode.errors import InputError, UsageError
+from homenode.units import parse_bytes
+
+Parser = Callable[[str, str], Any]
+"""A value of a text; the option's name is for messages. Raises HomenodeError."""
+
+
+class Opt:
+    """An option with a value: its names ("--output -o"), what stands for the value, and its help.
+
+    also: names that are taken and not shown. parse: None = by the field's type; show: a value as it
+    is typed. ge, le: the range of a number. panel: the title above it in the help. rare:
+    `--help-all` shows it, `--help` does not. complete: the function of cli/completion that knows
+    its values.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        metavar: str,
+        help: str,
+        *,
+        also: str = "",
+        parse: Parser | None = None,
+        show: Callable[[Any], str] = str,
+        ge: float | None = None,
+        le: float | None = None,
+        panel: str = "Options",
+        rare: bool = False,
+        complete: str = "",
+    ) -> None:
+        self.names, self.also = tuple(names.split()), tuple(also.split())
+        self.metavar, self.help, self.panel = metavar, help, panel
+        self.parse, self.show, self.ge, self.le = parse, show, ge, le
+        self.rare, self.complete = rare, complete
+
+
+class Flag(Opt):
+    """An option without a value. off: names that say the opposite."""
+
+    def __init__(
+        self,
+        names: str,
+        help: str,
+        *,
+        off: str = "",
+        also: str = "",
+        panel: str = "Options",
+        rare: bool = False,
+    ) -> None:
+        super().__init__(names, "", help, also=also, panel=panel, rare=rare)
+        self.off = tuple(off.split())
+
+
+class Arg(Opt):
+    """A word by its position. hidden: it is taken and not shown."""
+
+    def __init__(
+        self,
+        metavar: str,
+        help: str = "",
+        *,
+        parse: Parser | None = None,
+        complete: str = "",
+        hidden: bool = False,
+    ) -> None:
+        super().__init__("", metavar, help, parse=parse, complete=complete)
+        self.hidden = hidden
+
+
+def size_bytes(text: str, option: str) -> int:
+    """Bytes of a size that must name its unit: "64" could mean MiB or GiB to whoever types it.
+
+    Raises UsageError.
+    """
+    if text.strip().isdigit():
+        raise UsageError(
+            f"{option}: expected a size with its unit, found {text!r}", hint=f"{text}GiB"
+        )
+    try:
+        return parse_bytes(text)
+    except InputError as error:
+        raise UsageError(f"{option}: {error.message}", hint=error.hint) from None
+
+
+def size_text(size: int) -> str:
+    """A size as it is typed, whole."""
+    return f"{size}B"
+
+
+def key_values(
+    option: str, text: str, needed: tuple[str, ...], optional: tuple[str, ...]
+) -> dict[str, str]:
+    """The key=value parts of an option's value, each key once. Raises UsageError."""
+    known = (*needed, *optional)
+    parts: dict[str, str] = {}
+    for part in filter(None, (one.strip() for one in text.split(","))):
+        key, _, value = (half.strip() for half in part.partition("="))
+        if key not in known or not value or key in parts:
+            raise UsageError(
+                f"{option}: expected {', '.join(f'{one}=...' for one in known)}, each once, "
+                f"found {part!r}"
+            )
+        parts[key] = value
+    missing = [one for one in needed if one not in parts]
+    if missing:
+        raise UsageError(
+            f"{option} {text!r}: expected {' and '.join(f'{one}=...' for one in missing)}, "
+            "found none"
+        )
+    return parts
+
+
+def whole_number(option: str, text: str) -> int:
+    """Raises UsageError."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UsageError(f"{option}: expected a whole number, found {text!r}")
+    return int(text)

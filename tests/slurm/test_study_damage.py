@@ -7,7 +7,6 @@ import random
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from homenode.analyse.study_report import StudyReport, study_report
 from homenode.bdf import Bdf
@@ -16,7 +15,8 @@ from homenode.errors import HomenodeError
 from homenode.formats import encode
 from homenode.measure.bindings.experiments import Shape, Study, StudyOptions, experiments_for
 from homenode.measure.bindings.folder import StudyFolder, read_sources
-from homenode.report.slurm_study_text import slurm_study_text
+from homenode.report.slurm_study import slurm_study_text
+from homenode.report.terminal_text import PrintableConsole
 from homenode.results.lines import run_text
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Origin, Run, RunHead, Sample
 from homenode.results.store import write_run
@@ -95,7 +95,8 @@ def shown(folder: Path, width: int = 40) -> str:
     made: StudyReport = study_report("x", found.jobs, found.collective, found.missing, found.gaps)
     json.loads(encode("slurm-report", made))
     out = io.StringIO()
-    Console(file=out, width=width, color_system=None).print(slurm_study_text(made, everything=True))
+    console = PrintableConsole(file=out, width=width, color_system=None)
+    console.print(slurm_study_text(made, everything=True))
     return out.getvalue()
 
 

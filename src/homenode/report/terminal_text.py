@@ -68,7 +68,7 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
                 # Wrapped lines stay below their first word, not below its indent.
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
-                yield from map(_line, part.items)
+                yield from (Padding(_line(one), (0, 0, 0, 2), expand=False) for one in part.items)
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:

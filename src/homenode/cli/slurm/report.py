@@ -50,7 +50,7 @@ def report(
 
         print_json(encode("slurm-report", made))
         return
-    from homenode.report.slurm_study_text import slurm_study_text
+    from homenode.report.slurm_study import slurm_study_text
 
     console().print(slurm_study_text(made, everything=everything))
 
@@ -59,10 +59,11 @@ def _write(made: "StudyReport", output: Path) -> None:
     from datetime import UTC, datetime
 
     from homenode import __version__
-    from homenode.report.slurm_study_page import slurm_study_page
+    from homenode.report.html import html_page
+    from homenode.report.slurm_study import slurm_study_page
 
     when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
-    write_text(output, slurm_study_page(made, when))
+    write_text(output, html_page(slurm_study_page(made, when)))
     note(f"wrote {output}")
 
 

@@ -34,6 +34,8 @@ from functools import cached_property, wraps
 from itertools import combinations, groupby, product
 from typing import ParamSpec, TypeVar, cast
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciDevice
 from homenode.plan.options import Balance, DeviceLocality, DocumentSiblings, Policy
@@ -197,7 +199,7 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
             return whole
     pairs = replace(
         plain,
-        layout=replace(request.layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED),
+        layout=structs.replace(request.layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED),
         keep_vcpus=True,
         most_threads=request.guest.threads_per_core,
     )

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci

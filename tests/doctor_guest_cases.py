@@ -1,6 +1,6 @@
 """For each finding of a domain one that has it and one that nearly has it."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding

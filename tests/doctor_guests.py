@@ -1,7 +1,8 @@
 """Guests on shipped hosts that the doctor's cases change in one thing each."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding

@@ -129,7 +129,7 @@ def defined_guest(guest: Vm, ports: int = 6) -> Vm:
         at = GuestAddress(0, 0, 2 + i // 8, i % 8)
         controllers.append(GuestPciController(1 + i, "pcie-root-port", at))
     hostdevs = tuple(
-        replace(hostdev, address=GuestAddress(0, 1 + ports + i, 0, 0))
+        structs.replace(hostdev, address=GuestAddress(0, 1 + ports + i, 0, 0))
         for i, hostdev in enumerate(guest.hostdevs)
     )
     addresses = {c.address for c in controllers if c.address is not None}
@@ -208,15 +208,15 @@ def with_virtual(host: Host, parent: str, count: int) -> Host:
     """The host with so many virtual functions of one of its devices."""
     base = next(d for d in host.pci_devices if d.bdf == Bdf.parse(parent))
     new = tuple(
-        replace(
+        structs.replace(
             base,
             bdf=Bdf(base.bdf.domain, base.bdf.bus, 1 + i // 8, i % 8),
             physical_function=base.bdf,
         )
         for i in range(count)
     )
-    parent_device = replace(base, sriov_num_vfs=count)
+    parent_device = structs.replace(base, sriov_num_vfs=count)
     others = tuple(d for d in host.pci_devices if d is not base)
-    return replace(
+    return structs.replace(
         host, pci_devices=tuple(sorted((*others, parent_device, *new), key=lambda d: d.bdf))
     )

@@ -6,6 +6,8 @@ its choices.
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
@@ -50,12 +52,14 @@ def _named(host: Host, gpu: str, link: PciLink | None = None) -> Host:
         DeviceKind.NVME: "Samsung Electronics Co Ltd NVMe SSD Controller PM9A1/PM9A3/980PRO",
     }
     devices = tuple(
-        replace(device, name=names[device.kind], link=full, driver="vfio-pci", iommu_group=40 + i)
+        structs.replace(
+            device, name=names[device.kind], link=full, driver="vfio-pci", iommu_group=40 + i
+        )
         if device.kind in names
         else device
         for i, device in enumerate(host.pci_devices)
     )
-    return replace(host, pci_devices=devices)
+    return structs.replace(host, pci_devices=devices)
 
 
 def h200_host() -> Host:
@@ -86,12 +90,13 @@ def h200_host() -> Host:
     # Sub-NUMA clusters: the kernel says that one L3 serves both nodes of the package.
     merged = (host.llcs[0].pus | host.llcs[1].pus, host.llcs[2].pus | host.llcs[3].pus)
     llcs = tuple(
-        replace(host.llcs[i], pus=pus, size_bytes=260 << 20) for i, pus in enumerate(merged)
+        structs.replace(host.llcs[i], pus=pus, size_bytes=260 << 20) for i, pus in enumerate(merged)
     )
     pus = tuple(
-        replace(pu, llc=None if pu.llc is None else LlcIndex(pu.llc // 2)) for pu in host.pus
+        structs.replace(pu, llc=None if pu.llc is None else LlcIndex(pu.llc // 2))
+        for pu in host.pus
     )
-    return _named(replace(host, llcs=llcs, pus=pus), "h200")
+    return _named(structs.replace(host, llcs=llcs, pus=pus), "h200")
 
 
 def hgx_host() -> Host:
@@ -119,7 +124,9 @@ def hgx_host() -> Host:
     links = tuple(
         DeviceLink(LinkKind.NVLINK, gpu, switch, count=4) for gpu in gpus for switch in switches
     )
-    return replace(host, links=links, gaps=(Gap("NIC firmware", "mlxfwmanager was not there"),))
+    return structs.replace(
+        host, links=links, gaps=(Gap("NIC firmware", "mlxfwmanager was not there"),)
+    )
 
 
 def gh200_host() -> Host:
@@ -148,21 +155,21 @@ def gh200_host() -> Host:
     gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)]
     c2c = [DeviceLink(LinkKind.C2C, bdf, None, NodeIndex(node)) for node, bdf in enumerate(gpus)]
     mesh = [DeviceLink(LinkKind.NVLINK, a, b, count=6) for a in gpus for b in gpus if a < b]
-    return replace(host, links=(*c2c, *mesh), architecture="aarch64")
+    return structs.replace(host, links=(*c2c, *mesh), architecture="aarch64")
 
 
 def epyc_9654_host() -> Host:
     """2 packages of 96 cores in 12 LLCs each, one node for both, no devices."""
     host = even_host(2, 1, 12, 8, 2, name="2x EPYC 9654")
-    node = replace(
+    node = structs.replace(
         host.nodes[0],
         pus=host.nodes[0].pus | host.nodes[1].pus,
         memory_bytes=None,
         package=None,
     )
-    pus = tuple(replace(pu, node=NodeIndex(0)) for pu in host.pus)
+    pus = tuple(structs.replace(pu, node=NodeIndex(0)) for pu in host.pus)
     gap = Gap("node 0 memory", "the XML holds none")
-    return replace(host, nodes=(node,), pus=pus, distances=((10,),), gaps=(gap,))
+    return structs.replace(host, nodes=(node,), pus=pus, distances=((10,),), gaps=(gap,))
 
 
 def eight_node_host(pus_per_node: int = 32) -> Host:
@@ -207,7 +214,7 @@ def hybrid_host() -> Host:
 def tiny_host() -> Host:
     """One node of two cores, nothing else known."""
     host = even_host(1, 1, 1, 2, 1, memory_bytes=None, tells_llcs=False, name="tiny")
-    return replace(host, gaps=(Gap("LLCs", "no caches in sysfs"),))
+    return structs.replace(host, gaps=(Gap("LLCs", "no caches in sysfs"),))
 
 
 def odd_host() -> Host:
@@ -228,9 +235,10 @@ def odd_host() -> Host:
         name="odd <host> & \x07" + "very long name " * 12,
     )
     named = tuple(
-        replace(device, name="[bold]<script>alert(1)</script>" * 4) for device in host.pci_devices
+        structs.replace(device, name="[bold]<script>alert(1)</script>" * 4)
+        for device in host.pci_devices
     )
-    return replace(host, pci_devices=named)
+    return structs.replace(host, pci_devices=named)
 
 
 def hand_plan(

@@ -68,7 +68,10 @@ def _owned(value: Any, name: str) -> Iterator[tuple[str, Any]]:
             if isinstance(one, re.Pattern | tuple | list):
                 yield from _owned(one, f"{name}.{key}")
     elif type(value).__module__.startswith("homenode"):
-        for key in getattr(value, "__dataclass_fields__", ()):
+        for key in (
+            *getattr(value, "__dataclass_fields__", ()),
+            *getattr(value, "__struct_fields__", ()),
+        ):
             yield from _owned(getattr(value, key), f"{name}.{key}")
 
 

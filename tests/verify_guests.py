@@ -1,6 +1,6 @@
 """Guests as their own kernels would show themselves, for tests of verification."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.description.parse import parse_description

@@ -1,8 +1,6 @@
 """AutoLayout: what `--layout auto` means for a VM on a host: the evidence's answer."""
 
-from dataclasses import dataclass, replace
-
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.analyse.decide import decide, without_cells
 from homenode.analyse.machine_facts import facts_of_host, of_host
@@ -21,8 +19,7 @@ from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pi
 from homenode.vm.model import Vm
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(Struct, frozen=True):
     """Options with a layout. verdict: why that one; None where the user named it."""
 
     options: PlanOptions
@@ -64,7 +61,7 @@ def settled(guest: Vm, options: PlanOptions, host: Host, evidence: Evidence) -> 
     objective = options.objective or suggested_objective(guest, options, host)
     machine = facts_of_host(host, evidence.publications)
     buses = guest.is_q35 or guest.is_virt
-    known = replace(evidence, runs=of_host(evidence.runs, host))
+    known = structs.replace(evidence, runs=of_host(evidence.runs, host))
     has_gpus = _gpus(guest, options, host) > 0
     verdict = decide(
         known,

@@ -5,7 +5,7 @@ Fields are the dataclass's own, sets of PUs are lists such as "0-3,8", PCI addre
 docs/formats documents each kind.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -84,10 +84,10 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
     except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
     _check_format(document, kind, source)
-    own = zip(_stored_names(of), getattr(of, "__dataclass_fields__", {}), strict=True)
-    renamed = {name: stored for stored, name in own if stored != name and stored in document}
-    if renamed:
-        document = {**document, **{name: document[stored] for name, stored in renamed.items()}}
+    if not issubclass(of, msgspec.Struct):  # which reads its own stored names
+        for name, stored, _ in _record_fields(of):
+            if stored != name and stored in document:
+                document = {**document, name: document[stored]}
     return _convert(document, of, f"{source}: not a valid homenode.{kind}")
 
 
@@ -228,24 +228,24 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {
-        stored: getattr(value, name)
-        for name, stored in zip(value.__dataclass_fields__, _stored_names(type(value)), strict=True)
-    }
+    return {stored: getattr(value, name) for name, stored, _ in _record_fields(type(value))}
 
 
-def _stored_names(of: Any) -> list[str]:
-    """The names of a dataclass's fields in documents: their own, or their metadata's `name`."""
-    fields: dict[str, Any] = getattr(of, "__dataclass_fields__", {})
-    return [field.metadata.get("name", name) for name, field in fields.items()]
+def _record_fields(of: Any) -> Iterator[tuple[str, str, Any]]:
+    """Name, name in documents, and default of each field of a record."""
+    if issubclass(of, msgspec.Struct):
+        for struct_field in msgspec.structs.fields(of):
+            yield struct_field.name, struct_field.encode_name, struct_field.default
+    else:
+        for name, field in getattr(of, "__dataclass_fields__", {}).items():
+            yield name, field.metadata.get("name", name), field.default
 
 
 def _changed_fields(value: Any) -> dict[str, Any]:
-    fields: Iterable[Any] = value.__dataclass_fields__.values()
     return {
-        field.name: getattr(value, field.name)
-        for field in fields
-        if getattr(value, field.name) != field.default
+        stored: getattr(value, name)
+        for name, stored, default in _record_fields(type(value))
+        if getattr(value, name) != default
     }
 
 

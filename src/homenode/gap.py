@@ -1,10 +1,9 @@
 """Gap: something that we could not learn, and why."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Gap:
+class Gap(Struct, frozen=True, order=True):
     """One unknown. A value that is None somewhere has its reason in a gap.
 
     subject: what is unknown, in the user's words ("node 1 free memory", "0000:17:00.0 node").

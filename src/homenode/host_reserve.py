@@ -1,10 +1,9 @@
 """HostReserve: what a host keeps for itself."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class HostReserve:
+class HostReserve(Struct, frozen=True):
     """What a placement leaves to the host until nothing else fits.
 
     cores: whole cores of the host without vCPUs, whosever. memory_bytes: of each node; None = the

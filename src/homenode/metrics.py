@@ -4,7 +4,8 @@ Samples carry a metric's id and its unit; whatever is not listed here is not com
 of the user's own program are: `app-rate:NAME` (more is better) and `app-time:NAME` (less is).
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.objective import Objective
 
@@ -12,8 +13,7 @@ CONTROL_MATTERS = 0.03
 """A control that moves by more than this says that something else than the layout changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(Struct, frozen=True):
     """One thing that is measured.
 
     unit: of the samples: bytes_per_s, ns, events_per_s, flop_per_s, units_per_s. matters: the

@@ -1,8 +1,9 @@
 """The PCI tree of a host: root complexes, bridges, functions, and links that are not PCIe."""
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -44,8 +45,7 @@ class LinkKind(StrEnum):
     C2C = "c2c"  # NVLink-C2C between a Grace CPU and its GPU
 
 
-@dataclass(frozen=True, slots=True)
-class PciLink:
+class PciLink(Struct, frozen=True):
     """The link of a device to the port above it, as the device reports it.
 
     Speeds in GT/s a lane (2.5, 5, 8, 16, 32, 64), widths in lanes. None where unknown. The current
@@ -58,8 +58,7 @@ class PciLink:
     max_width: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PciErrors:
+class PciErrors(Struct, frozen=True):
     """What a function has counted since the kernel started (AER). Each of (name, count).
 
     correctable: retried in hardware, at the cost of time ("RxErr", "BadTLP", "Rollover", ...).
@@ -71,16 +70,14 @@ class PciErrors:
     fatal: tuple[tuple[str, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PciInterrupt:
+class PciInterrupt(Struct, frozen=True):
     """An interrupt of a function: its number (/proc/irq/N) and the PUs that handle it."""
 
     number: int
     pus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class PciBar:
+class PciBar(Struct, frozen=True):
     """One memory or I/O region of a function. index 0-5, 6 = expansion ROM, 7-12 = SR-IOV."""
 
     index: int
@@ -90,8 +87,7 @@ class PciBar:
     is_memory: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class PciBridge:
+class PciBridge(Struct, frozen=True):
     """What makes a function a bridge: its port type and the buses below it (both inclusive)."""
 
     port_type: PortType
@@ -108,8 +104,7 @@ class PartKind(StrEnum):
     PARTITION = "partition"  # an accelerator partition of an AMD GPU
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPart:
+class GpuPart(Struct, frozen=True):
     """A part of a GPU: it shares the GPU's node, link and copy engines with the other parts.
 
     profile: "1g.10gb" (MIG), a vGPU type such as "NVIDIA H100-1-10C", "CPX" (AMD).
@@ -136,8 +131,7 @@ class GpuPart:
         return self.kind in (PartKind.VIRTUAL_FUNCTION, PartKind.MEDIATED)
 
 
-@dataclass(frozen=True, slots=True)
-class PciDevice:
+class PciDevice(Struct, frozen=True):
     """One PCI function.
 
     class_code: 24 bits, base class first (0x030200 = 3D controller).
@@ -200,8 +194,7 @@ class PciDevice:
         return self.node if self.firmware_node is None else self.firmware_node
 
 
-@dataclass(frozen=True, slots=True)
-class RootComplex:
+class RootComplex(Struct, frozen=True):
     """A host bridge: the root of one PCI tree. name as in sysfs: "pci0000:17"."""
 
     name: str
@@ -210,8 +203,7 @@ class RootComplex:
     node: NodeIndex | None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLink:
+class DeviceLink(Struct, frozen=True):
     """A link that is not PCIe, between two devices or (C2C) a device and a node's CPU.
 
     count: bonded links; None where unknown. Exactly one of b and b_node is given.

@@ -9,10 +9,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct
 
 from homenode.errors import ToolError
 
@@ -52,8 +53,7 @@ class ToolTimeoutError(ToolError):
     """The program ran out of time and was stopped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(Struct, frozen=True):
     """A program that ended by itself, or was killed by a signal that we did not send.
 
     returncode: the exit status; negative is the signal's number.

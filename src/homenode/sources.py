@@ -3,9 +3,10 @@
 What a file is, is decided by its content and never by its name.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.errors import InputError, of_os
 from homenode.input_files import read_file, read_start

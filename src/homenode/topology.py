@@ -8,10 +8,11 @@ Documentation/admin-guide/cputopology.rst of the Linux kernel.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
@@ -50,8 +51,7 @@ class MemoryKind(StrEnum):
     OTHER = "other"  # CXL, persistent or high-bandwidth memory; known not to be plain DRAM
 
 
-@dataclass(frozen=True, slots=True)
-class Pu:
+class Pu(Struct, frozen=True):
     """One logical CPU.
 
     core, node, llc, package, die are None where the source does not say, as for offline PUs.
@@ -72,8 +72,7 @@ class Pu:
     nohz_full: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """The online PUs that share execution resources (SMT siblings), ascending."""
 
     index: CoreIndex
@@ -82,8 +81,7 @@ class Core:
     kind: CoreKind | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Llc:
+class Llc(Struct, frozen=True):
     """A last-level cache and the online PUs that share it, by shared_cpu_list, never by id."""
 
     index: LlcIndex
@@ -92,16 +90,14 @@ class Llc:
     size_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
+class Package(Struct, frozen=True):
     """A physical package (socket) and its online PUs."""
 
     index: PackageIndex
     pus: CpuSet
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class PagePool:
+class PagePool(Struct, frozen=True, order=True):
     """Huge pages of one size on one node. Counts are pages."""
 
     page_bytes: int
@@ -109,8 +105,7 @@ class PagePool:
     free_pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """A host NUMA node; with no PUs it is CPU-less, with 0 bytes it is memory-less.
 
     memory_bytes, memory_free_bytes: bytes; None where the source does not say. Page cache and
@@ -131,8 +126,7 @@ class NumaNode:
     package: PackageIndex | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPath:
+class MemoryPath(Struct, frozen=True):
     """HMAT's figures from an initiator node to a target node; None where not given.
 
     Latencies in ns, bandwidths in bytes/s. Source: nodeN/access0/initiators in sysfs.
@@ -146,8 +140,7 @@ class MemoryPath:
     write_bytes_per_s: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunningDomain:
+class RunningDomain(Struct, frozen=True):
     """What a libvirt domain on this host uses.
 
     vcpu_pins: PUs of each vCPU in vCPU order; None for a vCPU that floats.
@@ -178,8 +171,7 @@ class RunningDomain:
         return "/" in self.name
 
 
-@dataclass(frozen=True, slots=True)
-class CpuModel:
+class CpuModel(Struct, frozen=True):
     """The CPUs' own identification. family and model are x86 CPUID values; None elsewhere."""
 
     vendor: str | None
@@ -188,8 +180,7 @@ class CpuModel:
     model: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HostSettings:
+class HostSettings(Struct, frozen=True):
     """Settings of the running system; None where the source does not say.
 
     smt_control: /sys/devices/system/cpu/smt/control ("on", "off", "forceoff", "notsupported").
@@ -246,8 +237,7 @@ def nearest_cpu_nodes(
     return found
 
 
-@dataclass(frozen=True)
-class Host:
+class Host(Struct, frozen=True, dict=True):
     """One machine.
 
     packages, nodes, llcs, cores, pus, pci_devices: each ascending by index, Bdf for devices.
@@ -338,8 +328,7 @@ class Host:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class HostSummary:
+class HostSummary(Struct, frozen=True):
     """Counts of a host, as the `host` format opens with. Online PUs only, unless the name says.
 
     gpus, nics and nvswitches do not count SR-IOV virtual functions; pci_functions does.

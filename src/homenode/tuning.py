@@ -5,7 +5,9 @@ The whole main job as one pure step, for the command line and everything else th
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct, structs
 
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import Broken, crosscheck
@@ -37,8 +39,7 @@ from homenode.vm.model import Vm
 _MOST_ALIKE = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
+class Tuning(Struct, frozen=True):
     """A plan and the document that follows from it.
 
     original: the document as given, or its copy under another name. document: the tuned one.
@@ -70,7 +71,7 @@ def tune(
     guest = vm_of(open_domain(before, source))
     request = request_for(guest, options, host)
     tuning = _on_host(before, source, guest, plan(host, request), host, notes)
-    return replace(tuning, request=request, host=host)
+    return structs.replace(tuning, request=request, host=host)
 
 
 def tune_as_planned(
@@ -104,7 +105,7 @@ def _on_host(
     notes = (*notes, *map(_sentence, limits))
     libvirt = versions[0] if can_have_iommufd(*versions) and (needs or buses) else None
     tuning = _tuned(before, source, made, notes, libvirt, buses)
-    return replace(tuning, libvirt=versions[0])
+    return structs.replace(tuning, libvirt=versions[0])
 
 
 def tune_manually(

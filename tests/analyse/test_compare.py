@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
@@ -101,7 +101,7 @@ def test_two_runs_of_one_boot_are_one_replicate() -> None:
 
 
 def _with(run: Run, **changes: object) -> Run:
-    return Run(replace(run.head, **changes), run.samples)  # type: ignore[arg-type]
+    return Run(replace(run.head, **changes), run.samples)
 
 
 @pytest.mark.parametrize(

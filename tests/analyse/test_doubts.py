@@ -1,9 +1,9 @@
 """What stands against comparing two alternatives: said in words that fit the runs."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.comparison import Doubt

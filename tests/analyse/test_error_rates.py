@@ -3,9 +3,9 @@
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.comparison import Outcome
 from homenode.analyse.correction import holm

@@ -3,9 +3,9 @@
 import math
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare

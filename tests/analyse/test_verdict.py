@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.comparison import EvidenceLevel
@@ -256,7 +257,7 @@ def _repeated(run: Run, rng: random.Random) -> Run:
         for level in [rng.lognormvariate(0, 0.01)]
         for number in range(SAMPLES)
     ]
-    head = replace(run.head, origin=Origin.MEASURED, host="the host")
+    head = structs.replace(run.head, origin=Origin.MEASURED, host="the host")
     return Run(head, tuple(samples))
 
 
@@ -306,7 +307,7 @@ def test_one_run_of_each_configuration_comes_to_the_articles_recommendation(
     """The study's results folder, with its figures: provisional, from one boot each."""
     runs = [
         Run(
-            replace(run.head, origin=Origin.IMPORTED, unusable=(), source=None),
+            structs.replace(run.head, origin=Origin.IMPORTED, unusable=(), source=None),
             tuple(
                 msgspec.structs.replace(sample, statistic=Statistic.SAMPLE)
                 for sample in run.samples
@@ -343,7 +344,7 @@ def test_the_strongest_evidence_that_can_tell_decides() -> None:
             simulated_run(layout, {metric: (unit, value)}, rng, host=fingerprint, boots=boots)
             for layout, (metric, unit, value) in STREAM.items()
         ]
-        return [Run(replace(run.head, host_kind=kind), run.samples) for run in made]
+        return [Run(structs.replace(run.head, host_kind=kind), run.samples) for run in made]
 
     def level(*those: Run) -> tuple[EvidenceLevel | None, bool]:
         made = decide(Evidence(publications(), those), machine, Objective.HOST_BANDWIDTH)
@@ -470,7 +471,7 @@ def test_emulated_figures_lead_to_no_verdict() -> None:
     runs = []
     for layout, (metric, unit, value) in STREAM.items():
         run = simulated_run(layout, {metric: (unit, value)}, rng)
-        runs.append(Run(replace(run.head, origin=Origin.EMULATED), run.samples))
+        runs.append(Run(structs.replace(run.head, origin=Origin.EMULATED), run.samples))
     made = measured(runs, Objective.HOST_BANDWIDTH)
     assert made.choice is None
     assert made.why(ReasonId.NOT_REAL)
@@ -503,7 +504,7 @@ def test_memory_modes_and_page_sizes_are_alternatives_of_their_own() -> None:
         ("interleave", 2 << 20, 200e9),
     ):
         run = simulated_run("pin-bound", {"memory-bandwidth": ("bytes_per_s", value)}, rng)
-        runs.append(Run(replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
+        runs.append(Run(structs.replace(run.head, memory_mode=mode, page_bytes=pages), run.samples))
     made = verdict("H200", alternatives(runs), Objective.HOST_BANDWIDTH)
     assert made.choice == "pin-bound, interleave, 2 MiB pages"
     assert (made.layout, made.memory_mode) == ("pin-bound", "interleave, on the chosen nodes")

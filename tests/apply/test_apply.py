@@ -6,7 +6,6 @@ import subprocess
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -558,7 +557,7 @@ def test_what_names_a_domain_on_a_command_line_is_no_option_id_or_file(daemon: S
     state = Virsh(URI).domain(NAME)
     assert state.argument == UUID
     for name, argument in (("vm-1.a", "vm-1.a"), ("12", UUID), ("a.xml", UUID), ("a b", UUID)):
-        assert replace(state, name=name).argument == argument
+        assert structs.replace(state, name=name).argument == argument
 
 
 def test_a_number_that_virsh_takes_for_an_id_is_no_name(daemon: StandIn) -> None:

@@ -79,10 +79,10 @@ def random_host(draw: random.Random) -> Host:
     named = (
         d
         if d.bridge
-        else replace(d, device_id=0x2330, sriov_total_vfs=vfs, sriov_num_vfs=vfs and 0)
+        else structs.replace(d, device_id=0x2330, sriov_total_vfs=vfs, sriov_num_vfs=vfs and 0)
         for d in made.pci_devices
     )
-    return replace(made, pci_devices=tuple(named))
+    return structs.replace(made, pci_devices=tuple(named))
 
 
 def random_options(draw: random.Random, host: Host) -> PlanOptions:

@@ -2,13 +2,13 @@
 
 import tarfile
 from collections.abc import Mapping
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homenode.description.parse import parse_description
 from homenode.description.render import render

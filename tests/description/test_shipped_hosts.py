@@ -4,11 +4,11 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
 from homenode.description.model import HostDescription
 from homenode.description.render import render
@@ -41,7 +41,7 @@ def test_a_shipped_host_has_the_counts_that_its_file_states(name: str) -> None:
     description = load_shipped(name)
     summary = summarise(discover(render(description)))
     stated = dict(description.expect)
-    assert stated.keys() == HostSummary.__dataclass_fields__.keys()
+    assert stated.keys() == set(HostSummary.__struct_fields__)
     assert {key: getattr(summary, key) for key in stated} == stated
 
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -61,8 +60,8 @@ def gpus_on_the_cpus_nodes() -> MemorySnapshot:
 
 def new(host: Host) -> Host:
     """With a libvirt and a QEMU that know generic initiators."""
-    settings = replace(host.settings, libvirt_version=(11, 8, 0), qemu_version=(10, 0, 0))
-    return replace(host, settings=settings, domains=())
+    settings = structs.replace(host.settings, libvirt_version=(11, 8, 0), qemu_version=(10, 0, 0))
+    return structs.replace(host, settings=settings, domains=())
 
 
 def test_a_gpu_on_a_node_of_its_own_is_near_to_the_cpus_that_are_nearest_to_that() -> None:
@@ -121,11 +120,11 @@ def test_the_kubelet_is_told_the_node_that_the_firmware_names() -> None:
 
 def test_a_stored_host_of_an_earlier_version_is_read_likewise(tmp_path: object) -> None:
     host = discover(gpus_on_their_own_nodes())
-    raw = replace(
+    raw = structs.replace(
         host,
         gaps=(),
         pci_devices=tuple(
-            replace(device, node=device.reported_node, firmware_node=None)
+            structs.replace(device, node=device.reported_node, firmware_node=None)
             for device in host.pci_devices
         ),
     )

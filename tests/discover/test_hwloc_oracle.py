@@ -6,10 +6,10 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.discover import discover
 from homenode.discover.hwloc import host_from_hwloc

@@ -14,6 +14,7 @@ from enum import StrEnum
 from fnmatch import fnmatch
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
@@ -79,13 +80,20 @@ def _parts(hint: object, path: str) -> Iterator[tuple[str, type]]:
         yield path, hint
 
 
+def _stored_names(of: type) -> dict[str, str]:
+    """The name of each field of a record, and how documents name it; empty for what is none."""
+    if issubclass(of, msgspec.Struct):
+        return {one.name: one.encode_name for one in msgspec.structs.fields(of)}
+    if dataclasses.is_dataclass(of):
+        return {one.name: one.metadata.get("name", one.name) for one in dataclasses.fields(of)}
+    return {name: name for name in getattr(of, "_fields", ())}
+
+
 def _field_types(of: type) -> dict[str, object]:
-    """Types of a record's fields, in order; empty for what is no record."""
-    if not (dataclasses.is_dataclass(of) or hasattr(of, "_fields")):
-        return {}
-    hints = typing.get_type_hints(of)
-    fields = getattr(of, "_fields", None) or [field.name for field in dataclasses.fields(of)]
-    return {name: hints[name] for name in fields}
+    """Types of a record's fields, in order."""
+    names = _stored_names(of)
+    hints = typing.get_type_hints(of) if names else {}
+    return {name: hints[name] for name in names}
 
 
 def _below(of: type) -> dict[type, str]:
@@ -107,10 +115,7 @@ def _below(of: type) -> dict[type, str]:
 def test_a_format_page_lists_every_field_of_every_record_in_order(kind: str) -> None:
     sections = page(f"docs/formats/{kind}.md").sections()
     for record, path in _below(FORMATS[kind]).items():
-        metadata = {
-            one.name: one.metadata for one in getattr(record, "__dataclass_fields__", {}).values()
-        }
-        fields = tuple(metadata.get(name, {}).get("name", name) for name in _field_types(record))
+        fields = tuple(_stored_names(record).values())
         if fields:
             heading = path or "Fields"
             assert heading in sections, f"{kind}.md: no section {heading!r} for {record.__name__}"

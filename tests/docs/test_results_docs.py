@@ -1,8 +1,8 @@
 """The pages of results, doubts and published evidence against the program."""
 
-import dataclasses
 import re
 
+import msgspec
 import pytest
 
 from homenode import formats
@@ -25,7 +25,7 @@ RECORDS: list[tuple[str, str, type]] = [
 
 @pytest.mark.parametrize(("kind", "section", "record"), RECORDS)
 def test_a_page_lists_every_field_in_order(kind: str, section: str, record: type) -> None:
-    fields = tuple(field.name for field in dataclasses.fields(record))
+    fields = tuple(field.name for field in msgspec.structs.fields(record))
     assert first_column(read_page(f"docs/formats/{kind}.md").sections()[section]) == fields
 
 

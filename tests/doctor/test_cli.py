@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from msgspec import structs
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
@@ -221,10 +222,12 @@ def test_what_a_source_does_not_tell_is_neither_certified_nor_drift() -> None:
     (untold,) = drift(replace(certified, counts={**certified.counts, "packages": 2}), listed)
     assert (untold.id, untold.severity) == ("drift-topology", Severity.INCONCLUSIVE)
     sized = host(SOUND)
-    unsized = replace(sized, nodes=tuple(replace(n, memory_bytes=None) for n in sized.nodes))
+    unsized = structs.replace(
+        sized, nodes=tuple(structs.replace(n, memory_bytes=None) for n in sized.nodes)
+    )
     (memory,) = drift(certify(sized), unsized)
     assert (memory.subject, memory.severity) == ("memory", Severity.INCONCLUSIVE)
-    bare = replace(host(SOUND), pci_devices=())
+    bare = structs.replace(host(SOUND), pci_devices=())
     assert {f.severity for f in drift(certify(host(SOUND)), bare)} == {Severity.INCONCLUSIVE}
 
 

@@ -1,8 +1,7 @@
 """What the doctor needs of a host is discovered from sysfs and tools, and absent where unknown."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

@@ -1,9 +1,9 @@
 """Many hosts at once: each is compared with what most of its kind are."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.expectation_file import parse_expectation

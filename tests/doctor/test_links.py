@@ -1,10 +1,10 @@
 """Slow links are found by their whole path, and what only looks slow is not."""
 
 import re
-from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
@@ -45,7 +45,7 @@ def with_link(host: Host, bdf: str, **fields: object) -> Host:
         if device.bdf != wanted:
             return device
         assert device.link is not None
-        return replace(device, link=replace(device.link, **fields))  # type: ignore[arg-type]
+        return replace(device, link=replace(device.link, **fields))
 
     return replace(host, pci_devices=tuple(change(d) for d in host.pci_devices))
 

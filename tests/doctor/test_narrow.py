@@ -1,8 +1,7 @@
 """Narrow links: slots that are built so are no faults, one narrow card among wide ones is."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci

@@ -1,10 +1,10 @@
 """Retraining writes two fields of one port, and can be undone."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
@@ -56,7 +56,7 @@ def sick(**fields: object) -> Host:
     def change(device: PciDevice) -> PciDevice:
         if device.bdf.bus != GPU.bus:
             return device
-        return replace(device, **{"driver": "vfio-pci", **fields})  # type: ignore[arg-type]
+        return replace(device, **{"driver": "vfio-pci", **fields})
 
     return replace(host, pci_devices=tuple(change(device) for device in host.pci_devices))
 

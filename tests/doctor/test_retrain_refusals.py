@@ -1,8 +1,7 @@
 """When a link is not retrained: the device is used, or its port is not what it should be."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.doctor.retrain.plan import (

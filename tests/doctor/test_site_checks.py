@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.catalogue import catalogue, entry_of, finding
 from homenode.doctor.site_checks import site_findings

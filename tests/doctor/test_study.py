@@ -5,9 +5,8 @@ domains are assumed throughout: the study publishes counts of vCPUs and GPUs, an
 listings; pins follow the listings' style (one PU for each core, in ascending order).
 """
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.findings import Severity

@@ -2,9 +2,9 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.decide import decide

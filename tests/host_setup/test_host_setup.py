@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -77,12 +78,14 @@ def test_two_plans_with_one_pu_are_refused(plans: tuple[Plan, Plan]) -> None:
 
 
 def _with_pages(host: Host, pages: int, isolated: CpuSet) -> Host:
-    nodes = tuple(replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes)
+    nodes = tuple(
+        structs.replace(node, page_pools=(PagePool(1 << 30, pages, 0),)) for node in host.nodes
+    )
     pus = tuple(
-        replace(pu, isolated=int(pu.index) in isolated, nohz_full=int(pu.index) in isolated)
+        structs.replace(pu, isolated=int(pu.index) in isolated, nohz_full=int(pu.index) in isolated)
         for pu in host.pus
     )
-    return replace(host, nodes=nodes, pus=pus)
+    return structs.replace(host, nodes=nodes, pus=pus)
 
 
 def test_a_host_without_the_pages_or_the_isolation_has_findings(plans: tuple[Plan, Plan]) -> None:
@@ -92,7 +95,9 @@ def test_a_host_without_the_pages_or_the_isolation_has_findings(plans: tuple[Pla
     assert bare == ["setup-pages-short", "setup-not-isolated", "setup-not-isolated"]
     ready = _with_pages(host, 64, needs.vm_pus)
     assert list(unmet(needs, ready, Isolation.BOOT)) == []
-    ticking = replace(ready, pus=tuple(replace(pu, nohz_full=False) for pu in ready.pus))
+    ticking = structs.replace(
+        ready, pus=tuple(structs.replace(pu, nohz_full=False) for pu in ready.pus)
+    )
     (finding,) = unmet(needs, ticking, Isolation.BOOT)
     assert (finding.id, finding.observed) == ("setup-not-isolated", "no nohz_full")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from homenode.analyse.alternative import alternatives_of
@@ -228,7 +229,7 @@ def test_a_boot_with_other_channels_than_its_layouts_others_is_excluded_by_name(
         else one
         for one in odd.samples
     ]
-    runs[runs.index(odd)] = replace(odd, samples=tuple(samples))
+    runs[runs.index(odd)] = structs.replace(odd, samples=tuple(samples))
     found = diagnose(alternatives_of([("trial", runs)]))
     assert found is not None
     (excluded,) = found.excluded
@@ -278,7 +279,7 @@ def test_figures_of_zero_decide_nothing(tmp_path: Path) -> None:
             else one
             for one in run.samples
         ]
-        guests.append(replace(run, samples=tuple(samples)))
+        guests.append(structs.replace(run, samples=tuple(samples)))
     found = diagnose(alternatives_of([("trial", guests)]))
     assert found is not None
     answer = next(one for one in found.answers if one.question.id == "file")

@@ -1,8 +1,7 @@
 """Whether a machine is QEMU's translator: told, denied, or not known."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.measure.environment import is_emulated, is_virtual

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -56,7 +57,7 @@ def host(**changed: object) -> Host:
         numa_balancing=0,
     )
     made = even_host(packages=2, cores_per_llc=1, devices=[DeviceSpec("0000:19:00.0")])
-    return replace(made, settings=settings, **changed)  # type: ignore[arg-type]
+    return structs.replace(made, settings=settings, **changed)
 
 
 def look(at: Host | None = None, changed: Mapping[str, str] = NOTHING) -> Environment:
@@ -67,10 +68,10 @@ def with_link(gt_per_s: float, state: str | None) -> Host:
     made = host()
     link = PciLink(gt_per_s, 16, 32.0, 16)
     devices = tuple(
-        replace(d, link=link, performance_state=state) if d.bdf == GPU else d
+        structs.replace(d, link=link, performance_state=state) if d.bdf == GPU else d
         for d in made.pci_devices
     )
-    return replace(made, pci_devices=devices)
+    return structs.replace(made, pci_devices=devices)
 
 
 def test_a_look_holds_what_may_not_change() -> None:
@@ -105,11 +106,11 @@ def test_a_change_in_between_is_the_reason_to_mark_a_run(after: dict[str, str], 
 
 def test_a_balloon_a_governor_and_a_pu_that_went_away_are_changes() -> None:
     made = host()
-    smaller = replace(
+    smaller = structs.replace(
         made,
-        nodes=tuple(replace(node, memory_bytes=GIB) for node in made.nodes),
-        settings=replace(made.settings, governors=("powersave",)),
-        pus=(replace(made.pus[0], online=False), *made.pus[1:]),
+        nodes=tuple(structs.replace(node, memory_bytes=GIB) for node in made.nodes),
+        settings=structs.replace(made.settings, governors=("powersave",)),
+        pus=(structs.replace(made.pus[0], online=False), *made.pus[1:]),
     )
     reasons = " ".join(changes(look(), look(smaller)))
     assert "memory changed" in reasons
@@ -124,7 +125,7 @@ def test_a_link_that_fell_is_a_change_and_one_that_rests_is_none() -> None:
 
 
 def test_a_gpu_that_went_away_is_a_change() -> None:
-    gone = replace(host(), pci_devices=())
+    gone = structs.replace(host(), pci_devices=())
     assert "went away" in changes(look(), look(gone))[0]
     assert "appeared" in changes(look(gone), look())[0]
 
@@ -237,7 +238,7 @@ def test_a_slow_link_is_reported_and_a_resting_one_is_not_judged(
 
 
 def test_running_neighbours_are_named_with_their_places() -> None:
-    made = replace(
+    made = structs.replace(
         host(),
         domains=(
             pinned_domain("0-1", name="near"),

@@ -1,10 +1,10 @@
 """The visit to a machine with GPUs: every part ends in a line, and all is kept in one folder."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cli.gpu_check import visit_gpus

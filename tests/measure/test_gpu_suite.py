@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.errors import UsageError
 from homenode.measure.gpu.collectives import ON_GPU_NODES
@@ -39,10 +40,12 @@ GPU_GROUPS = (
 
 def host_with(*devices: DeviceSpec, vendor: int = 0x10DE, driver: str | None = None) -> Host:
     host = even_host(devices=devices)
-    return replace(
+    return structs.replace(
         host,
         pci_devices=tuple(
-            replace(one, vendor_id=vendor, driver=driver) if one.kind is DeviceKind.GPU else one
+            structs.replace(one, vendor_id=vendor, driver=driver)
+            if one.kind is DeviceKind.GPU
+            else one
             for one in host.pci_devices
         ),
     )
@@ -198,10 +201,10 @@ def test_gpus_that_guests_hold_are_not_measured() -> None:
 def test_gpus_of_two_vendors_are_not_mixed() -> None:
     host = host_with(*TWO)
     devices = [
-        replace(one, vendor_id=0x1002) if str(one.bdf) == TWO[1].bdf else one
+        structs.replace(one, vendor_id=0x1002) if str(one.bdf) == TWO[1].bdf else one
         for one in host.pci_devices
     ]
-    made = suite(replace(host, pci_devices=tuple(devices)), NVIDIA)
+    made = suite(structs.replace(host, pci_devices=tuple(devices)), NVIDIA)
     assert any("another vendor" in gap.reason for gap in made.left_out)
     assert not any(test.group is Group.NCCL for test in made.tests)
 

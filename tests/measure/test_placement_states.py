@@ -2,12 +2,12 @@
 
 import json
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives, with_joint_states
 from homenode.analyse.joint_states import USUAL

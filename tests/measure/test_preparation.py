@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -92,10 +93,12 @@ def test_a_host_is_distinguished_from_every_other_one() -> None:
 
 def test_the_folder_is_the_gpus() -> None:
     host = even_host(devices=(DeviceSpec("0000:19:00.0"),))
-    named = replace(
+    named = structs.replace(
         host,
         pci_devices=tuple(
-            replace(one, name="NVIDIA H200 <b>") if one.bdf == Bdf.parse("0000:19:00.0") else one
+            structs.replace(one, name="NVIDIA H200 <b>")
+            if one.bdf == Bdf.parse("0000:19:00.0")
+            else one
             for one in host.pci_devices
         ),
     )
@@ -183,15 +186,18 @@ def test_matrices_of_the_probe_are_left_out_where_some_nodes_are_asked_for() -> 
 
 def test_a_processor_that_calls_itself_emulated_is() -> None:
     host = even_host()
-    emulated = replace(host, cpu=replace(host.cpu, name="QEMU TCG CPU version 2.5+"))
+    emulated = structs.replace(
+        host, cpu=structs.replace(host.cpu, name="QEMU TCG CPU version 2.5+")
+    )
     assert prepared(HOST_ORDERS, emulated, INSTALLED, "b").record.head.origin is Origin.EMULATED
     assert prepared(HOST_ORDERS, host, INSTALLED, "b").record.head.origin is Origin.MEASURED
 
 
 def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
     host = guest_host()
-    kept = replace(
-        host, pus=tuple(replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus)
+    kept = structs.replace(
+        host,
+        pus=tuple(structs.replace(pu, allowed=pu.index == host.pus[0].index) for pu in host.pus),
     )
     ready = prepared(BenchOptions("x", QUICK), kept, INSTALLED, "b")
     assert ready.record.head.vcpus == 4
@@ -199,13 +205,15 @@ def test_a_guest_has_all_its_vcpus_however_few_we_may_use() -> None:
 
 
 def test_the_hypervisor_that_a_guest_has_installed_is_not_its_own() -> None:
-    settings = replace(guest_host().settings, libvirt_version=(9, 0, 0), qemu_version=(7, 2, 22))
-    inside = replace(guest_host(), settings=settings)
+    settings = structs.replace(
+        guest_host().settings, libvirt_version=(9, 0, 0), qemu_version=(7, 2, 22)
+    )
+    inside = structs.replace(guest_host(), settings=settings)
     names = {
         one.name for one in prepared(guest_orders(), inside, INSTALLED, "b").record.head.conditions
     }
     assert not names & {"libvirt", "qemu"}
-    outside = replace(even_host(), settings=settings)
+    outside = structs.replace(even_host(), settings=settings)
     head = prepared(HOST_ORDERS, outside, INSTALLED, "b").record.head
     assert Condition("qemu", "7.2.22") in head.conditions
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner
@@ -29,7 +30,7 @@ from tests.memory_folder import memory_folder
 def untimed(run: Run | None) -> Run:
     """A run without the times at which it happened to be taken."""
     assert run is not None
-    return replace(run, head=replace(run.head, started_s=None, ended_s=None))
+    return structs.replace(run, head=structs.replace(run.head, started_s=None, ended_s=None))
 
 
 @pytest.fixture(autouse=True)

@@ -483,7 +483,9 @@ def test_what_stands_in_the_way_is_found_before_the_first_boot(
     daemon.put("saved", "no")
     asked = wanted(tmp_path / "results")
     pools = (PagePool(2 << 20, 300, 200),)
-    small = replace(host(), nodes=tuple(replace(one, page_pools=pools) for one in host().nodes))
+    small = structs.replace(
+        host(), nodes=tuple(structs.replace(one, page_pools=pools) for one in host().nodes)
+    )
     asked = replace(asked, placing=structs.replace(asked.placing, page_bytes=2 << 20))
     found = preflight(Virsh(URI), NAME, asked, small, tmp_path / "state")
     assert all("huge-pages-short" in " ".join(one.against) for one in found.fitted)

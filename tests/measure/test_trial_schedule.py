@@ -1,10 +1,9 @@
 """A trial before its first boot: what fits, the order of boots, and its journal."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import InputError, UsageError

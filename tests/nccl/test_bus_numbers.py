@@ -1,11 +1,11 @@
 """The guest kernel's bus numbers, derived from a document and confirmed by a booted guest."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.domain.read import open_domain, read_vm, vm_of

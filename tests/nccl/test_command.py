@@ -1,11 +1,11 @@
 """homenode nccl-topo, as a user runs it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from msgspec.structs import replace
 
 from homenode.cli.nccl_topo import nccl_topo
 from homenode.errors import InputError, UsageError

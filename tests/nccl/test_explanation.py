@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -299,10 +300,10 @@ def test_a_gpu_on_c2c_and_one_on_pcie_below_one_cpu_meet_there() -> None:
 def test_a_node_with_nics_alone_is_one_to_nccl_as_well() -> None:
     host = load_host("small-2n8c-2gpu")
     moved = tuple(
-        replace(one, node=NodeIndex(1)) if one.kind is DeviceKind.GPU else one
+        structs.replace(one, node=NodeIndex(1)) if one.kind is DeviceKind.GPU else one
         for one in host.pci_devices
     )
-    tree = tree_of_host(replace(host, pci_devices=moved))
+    tree = tree_of_host(structs.replace(host, pci_devices=moved))
     assert tree.nic_nodes == (0,) and tree_of_host(host).nic_nodes == ()
     (nodes, *_) = explain(tree).views[-1].statements
     assert "node 0 with NICs alone" in nodes.text

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -214,10 +215,10 @@ def test_a_device_that_is_alone_on_its_node_gets_the_nearest_vcpus() -> None:
 
 def test_a_device_of_unknown_node_is_left_out_with_a_finding() -> None:
     host = load_host("small-2n8c-2gpu")
-    lost = replace(
+    lost = structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, node=None) if str(d.bdf) == SMALL[1] else d for d in host.pci_devices
+            structs.replace(d, node=None) if str(d.bdf) == SMALL[1] else d for d in host.pci_devices
         ),
     )
     made = assembled(lost, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
@@ -228,7 +229,9 @@ def test_a_device_of_unknown_node_is_left_out_with_a_finding() -> None:
 
 def test_unknown_links_are_left_to_the_guest_and_those_of_switches_assumed_aloud() -> None:
     host = load_host("epyc-nps4-gpu-nic")
-    bare = replace(host, pci_devices=tuple(replace(d, link=None) for d in host.pci_devices))
+    bare = structs.replace(
+        host, pci_devices=tuple(structs.replace(d, link=None) for d in host.pci_devices)
+    )
     made = assembled(bare, tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0])))
     judged(made)
     ids = [f.id for f in made.findings]
@@ -243,9 +246,11 @@ def test_a_link_is_the_lesser_of_both_its_ends_and_not_what_an_idle_device_shows
         gpu = host.device(Bdf.parse(SMALL[0]))
         assert gpu is not None
         links = {gpu.bdf: device, gpu.parent: port}
-        return replace(
+        return structs.replace(
             host,
-            pci_devices=tuple(replace(d, link=links.get(d.bdf, d.link)) for d in host.pci_devices),
+            pci_devices=tuple(
+                structs.replace(d, link=links.get(d.bdf, d.link)) for d in host.pci_devices
+            ),
         )
 
     xml = tuned_for("small-2n8c-2gpu", SMALL, vcpus=4)
@@ -261,12 +266,12 @@ def test_nested_switches_stay_nested() -> None:
     assert gpu is not None and nic is not None and gpu.parent is not None
     # the GPU of node 4 moves, with its switch, below the downstream port of node 0's NIC
     other = next(d for d in host.pci_devices if d.bdf == host.switch_above(Bdf.parse(NPS4[4])))
-    moved = replace(
+    moved = structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, parent=gpu.parent)
+            structs.replace(d, parent=gpu.parent)
             if d.bdf == other.bdf
-            else replace(d, node=gpu.node)
+            else structs.replace(d, node=gpu.node)
             if str(d.bdf) == NPS4[4]
             else d
             for d in host.pci_devices
@@ -281,7 +286,7 @@ def test_nested_switches_stay_nested() -> None:
 
 def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
     host = load_host("small-2n8c-2gpu")
-    unknown = replace(host, cpu=replace(host.cpu, model=None))
+    unknown = structs.replace(host, cpu=structs.replace(host.cpu, model=None))
     made = assembled(unknown, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
     judged(made)
     assert "nccl-cpu-unknown" in {f.id for f in made.findings}
@@ -291,7 +296,7 @@ def test_the_machines_own_cpu_decides_and_a_gap_is_said() -> None:
 @pytest.mark.parametrize("vendor", ['x" numaid="9', "<!--", "a\tb", "a vendor of many letters"])
 def test_a_hosts_odd_vendor_stays_out_of_the_file(vendor: str) -> None:
     host = load_host("epyc-nps4-gpu-nic")
-    odd = replace(host, cpu=replace(host.cpu, vendor=vendor))
+    odd = structs.replace(host, cpu=structs.replace(host.cpu, vendor=vendor))
     made = assembled(odd, tuned_for("epyc-nps4-gpu-nic", (NPS4[0],)))
     judged(made)
     assert vendor not in text_of(made) and [f.id for f in made.findings] == ["nccl-cpu-unknown"]
@@ -336,7 +341,7 @@ def test_a_guest_without_gpu_and_nic_needs_no_file() -> None:
 
 
 def test_a_host_without_a_pci_tree_is_refused_with_the_way_to_give_it_one() -> None:
-    host = replace(load_host("small-2n8c-2gpu"), pci_devices=())
+    host = structs.replace(load_host("small-2n8c-2gpu"), pci_devices=())
     with pytest.raises(InputError, match="expected its PCI tree") as caught:
         assembled(host, tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
     assert "--lspci" in (caught.value.hint or "")
@@ -346,8 +351,10 @@ def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
     host = load_host("small-2n8c-2gpu")
     bdfs = [Bdf(0, bus, device, 0) for bus in range(0x90, 0x9A) for device in range(32)]
     nic = next(d for d in host.pci_devices if str(d.bdf) == SMALL[0])
-    crowd = [replace(nic, bdf=bdf, kind=DeviceKind.NIC, class_code=0x020000) for bdf in bdfs]
-    many = replace(host, pci_devices=(*host.pci_devices, *crowd))
+    crowd = [
+        structs.replace(nic, bdf=bdf, kind=DeviceKind.NIC, class_code=0x020000) for bdf in bdfs
+    ]
+    many = structs.replace(host, pci_devices=(*host.pci_devices, *crowd))
     guest = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
     for count, ids in ((80, []), (90, ["nccl-too-many-nodes"]), (252, None)):
         crowded = replace(guest, bus_ids=tuple((bdf, bdf) for bdf in bdfs[:count]))

@@ -89,7 +89,7 @@ def test_the_plan_of_another_host_is_refused_by_name() -> None:
 def test_a_vm_that_runs_already_counts_once_and_as_it_runs() -> None:
     running = pinned_domain("4-7", name="a")
     shut_off = pinned_domain("8-9", name="b", running=False)
-    host = replace(HOST, domains=(running, shut_off))
+    host = structs.replace(HOST, domains=(running, shut_off))
     (found,) = with_planned([host], [("a", plan_of("a")), ("b", plan_of("b"))])
     assert found.domains == (running, domain_of_plan(plan_of("b")))
 

@@ -130,13 +130,15 @@ def with_fabric(draw: random.Random, host: Host) -> Host:
         pairs = draw.sample(gpus, len(gpus)) if draw.random() < 0.5 else []
         kind = draw.choice((LinkKind.NVLINK, LinkKind.XGMI))
         links = [DeviceLink(kind, a, b) for a, b in zip(pairs[::2], pairs[1::2], strict=False)]
-        return replace(host, links=tuple(links))
+        return structs.replace(host, links=tuple(links))
     assignments = dict(zip(gpus, draw.sample(range(1, 9), len(gpus)), strict=True))
     known = {bdf: assignment for bdf, assignment in assignments.items() if draw.random() < 0.85}
-    return replace(
+    return structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, name=board, module_id=known.get(d.bdf)) if d.bdf in assignments else d
+            structs.replace(d, name=board, module_id=known.get(d.bdf))
+            if d.bdf in assignments
+            else d
             for d in host.pci_devices
         ),
     )
@@ -160,7 +162,7 @@ def other_domains(
             devices=tuple(bdf for bdf in gpus if draw.random() < 0.2),
         )
         iothreads = (some_pus(draw, pus, 1),) if draw.random() < 0.2 else ()
-        domains.append(replace(domain, iothread_pus=iothreads, planned=planned))
+        domains.append(structs.replace(domain, iothread_pus=iothreads, planned=planned))
     return [*domains, floating_domain(2)] if draw.random() < 0.2 else domains
 
 

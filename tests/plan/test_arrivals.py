@@ -7,7 +7,6 @@ groups of four while eight suffice.
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -38,9 +37,11 @@ def hgx(*, tells_modules: bool) -> Host:
     module_of = dict(zip(gpus, (2, 3, 1, 4, 8, 5, 6, 7), strict=True))
     if not tells_modules:
         return host
-    return replace(
+    return structs.replace(
         host,
-        pci_devices=tuple(replace(d, module_id=module_of.get(d.bdf)) for d in host.pci_devices),
+        pci_devices=tuple(
+            structs.replace(d, module_id=module_of.get(d.bdf)) for d in host.pci_devices
+        ),
     )
 
 
@@ -101,7 +102,7 @@ def arrivals(host: Host, seed: int, vcpus_of_gpu: int, layout: str, count: int) 
             del there[draw.choice(sorted(there))]
             continue
         name = f"vm{sum(tally.values())}"
-        now = replace(host, domains=tuple(domain for _, domain in there.values()))
+        now = structs.replace(host, domains=tuple(domain for _, domain in there.values()))
         try:
             planned = plan(now, wish(name, gpus, vcpus_of_gpu, layout))
         except Unplannable:
@@ -133,4 +134,4 @@ def test_eight_vms_of_one_gpu_lie_at_home(tells_modules: bool, vcpus: int, layou
     for number in range(GPUS):
         planned = plan(host, wish(f"vm{number}", 1, vcpus, layout))
         assert verdict(host, planned, 1) == "joined"
-        host = replace(host, domains=(*host.domains, running(planned)))
+        host = structs.replace(host, domains=(*host.domains, running(planned)))

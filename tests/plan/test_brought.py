@@ -33,7 +33,7 @@ SWITCHES = [DeviceSpec(f"0000:{bus:02x}:00.0", 1, DeviceKind.NVSWITCH, root=9) f
 def hgx(*more: DeviceSpec, **changes: object) -> Host:
     """Two GPUs on each of four switches, and more devices."""
     host = even_host(2, 1, 4, 8, 2, devices=[*HGX, *more])
-    return replace(host, **changes)  # type: ignore[arg-type]
+    return structs.replace(host, **changes)
 
 
 def nic(bus: int, root: int = 0, switch: int | None = 0, function: int = 0) -> DeviceSpec:
@@ -57,8 +57,8 @@ def ids(placed: Placement) -> set[str]:
 
 def with_driver(host: Host, drivers: dict[str, str]) -> Host:
     names = {Bdf.parse(text): name for text, name in drivers.items()}
-    devices = (replace(d, driver=names.get(d.bdf, d.driver)) for d in host.pci_devices)
-    return replace(host, pci_devices=tuple(devices))
+    devices = (structs.replace(d, driver=names.get(d.bdf, d.driver)) for d in host.pci_devices)
+    return structs.replace(host, pci_devices=tuple(devices))
 
 
 def test_each_gpu_brings_the_nic_next_to_it_and_no_other() -> None:
@@ -70,9 +70,9 @@ def test_each_gpu_brings_the_nic_next_to_it_and_no_other() -> None:
 
 def test_of_several_nics_the_fastest_is_brought() -> None:
     host = hgx(nic(0x1A), nic(0x1B), nic(0x1B, function=1))
-    fast = replace(host.device_at[Bdf.parse("1b:00.1")], link=PciLink(32.0, 16, 32.0, 16))
+    fast = structs.replace(host.device_at[Bdf.parse("1b:00.1")], link=PciLink(32.0, 16, 32.0, 16))
     devices = tuple(fast if d.bdf == fast.bdf else d for d in host.pci_devices)
-    host = replace(host, pci_devices=devices)
+    host = structs.replace(host, pci_devices=devices)
     one = wanting(None, with_nics=True, devices=(Bdf.parse("19:00.0"),))
     assert found(host, one)[0] == ["1b:00.1"]
 
@@ -85,7 +85,7 @@ def test_gpus_whose_nic_is_free_are_chosen() -> None:
     host = hgx(nic(0x1A), nic(0x4D, 1), nic(0x9C, 2))
     busy = pinned_domain("0", name="other", devices=("1a:00.0",))
     request = replace(wanting(2, with_nics=True), vcpus=2)
-    assert found(replace(host, domains=(busy,)), request)[0] == ["4d:00.0"]
+    assert found(structs.replace(host, domains=(busy,)), request)[0] == ["4d:00.0"]
 
 
 def test_a_gpu_that_brings_none_is_a_finding_with_who_has_it() -> None:
@@ -105,10 +105,10 @@ def test_a_nic_that_the_document_has_serves_its_gpu() -> None:
 def test_a_nic_with_virtual_functions_gives_its_first_free_one() -> None:
     host = hgx(*(nic(0x1A, function=number) for number in range(4)))
     parent = Bdf.parse("1a:00.0")
-    host = replace(
+    host = structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, physical_function=parent)
+            structs.replace(d, physical_function=parent)
             if d.bdf.bus == parent.bus and d.bdf.function
             else d
             for d in host.pci_devices
@@ -117,7 +117,7 @@ def test_a_nic_with_virtual_functions_gives_its_first_free_one() -> None:
     request = wanting(None, with_nics=True, devices=(Bdf.parse("19:00.0"),))
     assert found(host, request)[0] == ["1a:00.1"]
     busy = pinned_domain("0", name="other", devices=("1a:00.1",))
-    assert found(replace(host, domains=(busy,)), request)[0] == ["1a:00.2"]
+    assert found(structs.replace(host, domains=(busy,)), request)[0] == ["1a:00.2"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_all_gpus_without_the_nvswitches_are_warned() -> None:
     assert "nvswitches-left-out" not in ids(place(host, wanting(4)))
     assert "nvswitches-left-out" not in ids(place(hgx(), wanting(8)))
     service = pinned_domain("7", name="fm", devices=("01:00.0", "02:00.0"))
-    shared = replace(host, domains=(service,))
+    shared = structs.replace(host, domains=(service,))
     assert "nvswitches-left-out" not in ids(place(shared, wanting(8)))
 
 
@@ -170,7 +170,7 @@ def test_nvswitches_go_with_all_gpus_or_not_at_all() -> None:
     assert "all 8 GPUs" in refusal(host, wanting(4, with_nvswitches=True))
     assert "ConnectX" in refusal(hgx(), wanting(8, with_nvswitches=True))
     service = pinned_domain("7", name="fm", devices=("01:00.0",))
-    shared = replace(host, domains=(service,))
+    shared = structs.replace(host, domains=(service,))
     assert "by 'fm'" in refusal(shared, wanting(8, with_nvswitches=True))
 
 
@@ -182,7 +182,7 @@ def test_a_board_is_what_its_links_join() -> None:
     links = tuple(
         DeviceLink(LinkKind.NVLINK, gpu, switches[number // 4]) for number, gpu in enumerate(gpus)
     )
-    host = replace(host, links=links)
+    host = structs.replace(host, links=links)
     assert [len(one.gpus) for one in switched_gpus(host)] == [4, 4]
     first = place(host, wanting(4, with_nvswitches=True))
     assert set(first.devices) in ({*gpus[:4], switches[0]}, {*gpus[4:], switches[1]})
@@ -193,8 +193,8 @@ def test_a_board_is_what_its_links_join() -> None:
 def test_a_card_of_another_model_is_no_part_of_the_board() -> None:
     host = hgx(*SWITCHES)
     last = Bdf.parse(HGX[-1].bdf)
-    devices = (replace(d, device_id=7) if d.bdf == last else d for d in host.pci_devices)
-    (board,) = switched_gpus(replace(host, pci_devices=tuple(devices)))
+    devices = (structs.replace(d, device_id=7) if d.bdf == last else d for d in host.pci_devices)
+    (board,) = switched_gpus(structs.replace(host, pci_devices=tuple(devices)))
     assert len(board.gpus) == 7 and last not in board.gpus
 
 

@@ -1,8 +1,7 @@
 """IOMMU groups that a plan passes in part: VFIO refuses those at start."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.plan.search.place import place

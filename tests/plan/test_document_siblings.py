@@ -127,10 +127,10 @@ def test_of_two_llcs_the_larger_is_taken_also_where_the_other_is_tighter(
     vcpus: int, larger: int
 ) -> None:
     sizes = [96 * MIB if number == larger else 32 * MIB for number in range(2)]
-    llcs = (replace(llc, size_bytes=s) for llc, s in zip(R7950X3D.llcs, sizes, strict=True))
-    host = replace(R7950X3D, llcs=tuple(llcs))
+    llcs = (structs.replace(llc, size_bytes=s) for llc, s in zip(R7950X3D.llcs, sizes, strict=True))
+    host = structs.replace(R7950X3D, llcs=tuple(llcs))
     assert auto(guest(vcpus), host).llcs == (larger,)
-    free = replace(host, domains=(pinned_domain("0" if larger else "8"),))
+    free = structs.replace(host, domains=(pinned_domain("0" if larger else "8"),))
     assert auto(guest(4), free).llcs == (larger,)
 
 

@@ -7,6 +7,7 @@ once. Published hosts of other shapes are read where they lie.
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -244,7 +245,7 @@ def test_cells_that_cannot_be_equal_are_as_even_as_few_sockets_and_nodes_allow(
     nodes: tuple[int, ...],
     split: tuple[int, ...],
 ) -> None:
-    host = replace(sub_nodes(homes, cores), cpu=CpuModel(vendor, "test CPU"))
+    host = structs.replace(sub_nodes(homes, cores), cpu=CpuModel(vendor, "test CPU"))
     request = small_request(vcpus, 32 * GIB, layout="pin-numa-pci")
     placement = place(host, asking(request, gpu_count=count))
     assert (placement.nodes, groups(placement)) == (nodes, split)
@@ -303,7 +304,7 @@ def test_14_vcpus_on_nodes_with_6_free_cores_take_3_nodes_of_one_socket(layout: 
         for core in [c for c in host.cores if c.pus <= node.pus][6:]
         for pu in core.pus
     )
-    host = replace(host, domains=(pinned_domain(str(busy)),))
+    host = structs.replace(host, domains=(pinned_domain(str(busy)),))
     placement = place(host, small_request(14, 64 * GIB, layout=layout))
     assert placement.nodes in ((0, 1, 2), (4, 5, 6))
     # Cells of an AMD guest are whole sockets: seven of two cores rather than fourteen of one.
@@ -334,7 +335,7 @@ def test_a_vm_without_gpus_takes_a_node_whose_gpus_are_gone_already(layout: str)
 def test_a_nic_next_to_gpus_that_the_vm_does_not_get_is_left_remote(layout: str) -> None:
     host = load_host("hgx-h100")
     taken = pinned_domain("56-63", devices=("0000:9b:00.0",), memory_bytes=64 * GIB)
-    host = replace(host, domains=(taken,))
+    host = structs.replace(host, domains=(taken,))
     request = asking(
         small_request(40, 256 * GIB, layout=layout, devices=["0000:cc:00.0"]), gpu_count=4
     )
@@ -389,10 +390,10 @@ def board_of_eight(*owned: int) -> Host:
     devices = [gpu(16 + module, (module - 1) // 4) for module in range(1, 9)]
     busy = [pinned_domain("", name=f"train{m}", devices=(f"{16 + m:02x}:00.0",)) for m in owned]
     host = even_host(2, 1, 1, 8, 1, devices=devices, domains=busy)
-    return replace(
+    return structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, name="NVIDIA H100 80GB HBM3", module_id=d.bdf.bus - 16)
+            structs.replace(d, name="NVIDIA H100 80GB HBM3", module_id=d.bdf.bus - 16)
             if d.kind is DeviceKind.GPU
             else d
             for d in host.pci_devices

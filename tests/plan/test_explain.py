@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -333,7 +334,7 @@ def test_entries_of_the_dma_map_are_an_upper_bound() -> None:
 
 
 def test_a_host_without_nodes_has_unknown_memory() -> None:
-    assert "memory unknown" in host_counts(replace(even_host(1), nodes=()))
+    assert "memory unknown" in host_counts(structs.replace(even_host(1), nodes=()))
 
 
 def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:

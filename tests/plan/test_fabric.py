@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind
@@ -23,10 +24,12 @@ def board(modules: tuple[int | None, ...] = MODULES, name: str = H100, **changes
     """HGX as nvidia-smi shows it: pairs of an H100 board are modules 1+3, 2+4, 5+7 and 6+8."""
     host = hgx(**changes)
     module_of = {Bdf.parse(spec.bdf): module for spec, module in zip(HGX, modules, strict=True)}
-    return replace(
+    return structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, name=name, module_id=module_of[d.bdf]) if d.kind is DeviceKind.GPU else d
+            structs.replace(d, name=name, module_id=module_of[d.bdf])
+            if d.kind is DeviceKind.GPU
+            else d
             for d in host.pci_devices
         ),
     )
@@ -91,7 +94,7 @@ def test_gpus_named_one_by_one_that_are_no_partition_are_a_finding() -> None:
 def test_a_second_single_gpu_leaves_the_other_group_of_four_whole() -> None:
     host = board()
     first = place(host, some(1)).devices[0]
-    busy = replace(host, domains=(pinned_domain("0", devices=(str(first),)),))
+    busy = structs.replace(host, domains=(pinned_domain("0", devices=(str(first),)),))
     second = place(busy, some(1)).devices[0]
     groups = [{spec.bdf for spec in HGX[:4]}, {spec.bdf for spec in HGX[4:]}]
     assert any({str(first), str(second)} <= group for group in groups)
@@ -129,12 +132,14 @@ def test_four_gpus_joined_without_nvswitches_go_together_in_any_number() -> None
     host = board()
     few = [d.bdf for d in host.devices_of_kind(DeviceKind.GPU)][:4]
     rest = tuple(d for d in host.pci_devices if d.kind is not DeviceKind.GPU or d.bdf in few)
-    assert len(buses(replace(host, pci_devices=rest), some(3))) == 3
+    assert len(buses(structs.replace(host, pci_devices=rest), some(3))) == 3
 
 
 def test_gpus_that_the_driver_does_not_name_are_named_by_their_device_id() -> None:
     host = hgx()
-    known = replace(host, pci_devices=tuple(replace(d, device_id=0x2330) for d in host.pci_devices))
+    known = structs.replace(
+        host, pci_devices=tuple(structs.replace(d, device_id=0x2330) for d in host.pci_devices)
+    )
     assert finding(known, some(3)) is not None
     assert any("NVLink" in gap.subject for gap in place(known, named(0, 1)).gaps)
 

@@ -1,11 +1,11 @@
 """A virtual function is a part of its GPU: on its node, and shared with its siblings."""
 
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.description.parse import parse_description

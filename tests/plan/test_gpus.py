@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
@@ -26,7 +27,7 @@ HGX = [
 
 
 def hgx(**changes: object) -> Host:
-    return replace(even_host(2, 1, 4, 8, 2, devices=HGX), **changes)  # type: ignore[arg-type]
+    return structs.replace(even_host(2, 1, 4, 8, 2, devices=HGX), **changes)
 
 
 def some(count: int, vcpus: int = 8) -> GuestRequest:
@@ -107,10 +108,10 @@ def test_a_gpu_with_virtual_functions_in_use_stays_on_the_host() -> None:
     host = hgx()
     first = Bdf.parse("19:00.0")
     devices = tuple(
-        replace(d, sriov_total_vfs=8, sriov_num_vfs=8) if d.bdf == first else d
+        structs.replace(d, sriov_total_vfs=8, sriov_num_vfs=8) if d.bdf == first else d
         for d in host.pci_devices
     )
-    assert "19" not in buses(replace(host, pci_devices=devices), some(7, 16))
+    assert "19" not in buses(structs.replace(host, pci_devices=devices), some(7, 16))
 
 
 def test_gpus_without_a_node_can_be_chosen() -> None:

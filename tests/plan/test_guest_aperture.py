@@ -23,11 +23,11 @@ def with_bars(host: Host, *sizes: int) -> Host:
     """The host whose GPUs have these 64-bit prefetchable BARs, and 16 MiB of another kind."""
     bars = tuple(PciBar(2 * i, size, True, True) for i, size in enumerate(sizes))
     bars += (PciBar(5, 16 * MIB, False, False), PciBar(7, TIB, True, True))
-    return replace(
+    return structs.replace(
         host,
         settings=QEMU_8,
         pci_devices=tuple(
-            replace(device, bars=bars) if device.bdf in HGX_GPUS else device
+            structs.replace(device, bars=bars) if device.bdf in HGX_GPUS else device
             for device in host.pci_devices
         ),
     )
@@ -87,13 +87,15 @@ def test_seabios_needs_no_firmware_window() -> None:
 def test_address_bits_are_set_where_the_guest_has_too_few(
     guest: dict[str, object], qemu: tuple[int, int, int], bits: int | None
 ) -> None:
-    host = replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings(qemu_version=qemu))
+    host = structs.replace(
+        with_bars(hgx_host(), 128 * GIB), settings=HostSettings(qemu_version=qemu)
+    )
     plan = planned(host, guest)
     assert plan.aperture is not None and plan.aperture.physical_address_bits == bits
 
 
 def test_an_unknown_qemu_is_a_gap_where_it_matters() -> None:
-    host = replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings())
+    host = structs.replace(with_bars(hgx_host(), 128 * GIB), settings=HostSettings())
     assert any(gap.subject == "guest physical address bits" for gap in planned(host).gaps)
 
 
@@ -117,7 +119,7 @@ def test_iommu_entries_count_memory_and_bars_in_pages() -> None:
 
 
 def test_unknown_bars_are_a_gap_and_no_value_is_invented() -> None:
-    plan = planned(replace(hgx_host(), settings=QEMU_8))
+    plan = planned(structs.replace(hgx_host(), settings=QEMU_8))
     assert plan.aperture is not None and plan.aperture.pcihole64_bytes is None
     assert any(
         "BAR sizes of 0000:19:00.0" in gap.reason and "4 more" in gap.reason for gap in plan.gaps

@@ -125,21 +125,21 @@ def test_manual_mode_needs_no_host() -> None:
 def test_the_fingerprint_knows_topology_and_nothing_else() -> None:
     host = hgx_host()
     device = host.pci_devices[5]
-    idle = replace(device, driver="vfio-pci", link=PciLink(2.5, 1, 32.0, 16))
+    idle = structs.replace(device, driver="vfio-pci", link=PciLink(2.5, 1, 32.0, 16))
     others = tuple(d for d in host.pci_devices if d is not device)
-    same = replace(
+    same = structs.replace(
         host,
         name="renamed",
-        nodes=tuple(replace(node, memory_free_bytes=7) for node in host.nodes),
+        nodes=tuple(structs.replace(node, memory_free_bytes=7) for node in host.nodes),
         pci_devices=tuple(sorted((*others, idle), key=lambda d: d.bdf)),
     )
     assert host_fingerprint(same) == host_fingerprint(host)
-    moved = replace(device, node=None)
+    moved = structs.replace(device, node=None)
     for other in (
-        replace(host, distances=None),
-        replace(host, llcs=host.llcs[1:]),
-        replace(host, cores=host.cores[1:]),
-        replace(host, pci_devices=tuple(sorted((*others, moved), key=lambda d: d.bdf))),
+        structs.replace(host, distances=None),
+        structs.replace(host, llcs=host.llcs[1:]),
+        structs.replace(host, cores=host.cores[1:]),
+        structs.replace(host, pci_devices=tuple(sorted((*others, moved), key=lambda d: d.bdf))),
     ):
         assert host_fingerprint(other) != host_fingerprint(host)
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -195,8 +196,8 @@ def test_hugepages_without_a_size_are_the_kernels_default() -> None:
     assert plan.page_bytes == 0
     assert {r.page_bytes for r in plan.page_reservations} == {2 * MIB}
     assert any(gap.subject == "default huge page size" for gap in plan.gaps)
-    settings = replace(host.settings, kernel_command_line="ro default_hugepagesz=1G quiet")
-    plan = assemble(replace(host, settings=settings), request, placed((2, 2)))
+    settings = structs.replace(host.settings, kernel_command_line="ro default_hugepagesz=1G quiet")
+    plan = assemble(structs.replace(host, settings=settings), request, placed((2, 2)))
     assert {r.page_bytes for r in plan.page_reservations} == {GIB}
     assert "default huge page size" not in {gap.subject for gap in plan.gaps}
 
@@ -239,7 +240,7 @@ def test_each_device_knows_how_much_memory_is_local_to_it() -> None:
 
 def test_cells_without_pins_are_even() -> None:
     numa = PRESETS["pin-numa"]
-    layout: Layout = replace(numa, pinning=PRESETS["default"].pinning, name="custom")
+    layout: Layout = structs.replace(numa, pinning=PRESETS["default"].pinning, name="custom")
     request = small_request(6, layout=layout)
     placement = replace(placed((3, 3)), vcpu_pins=(), vcpu_nodes=())
     plan = assemble(even_host(2), request, placement)

@@ -96,7 +96,7 @@ def test_a_device_without_a_node_stays_on_the_root_bus_with_a_finding() -> None:
 def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named() -> None:
     near = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 10))
     specs = [DeviceSpec(f"{i + 1:02x}:00.0", node, root=i) for i, node in enumerate((0, 1, 2, 3))]
-    host = replace(even_host(4, devices=specs), distances=near)
+    host = structs.replace(even_host(4, devices=specs), distances=near)
     devices = tuple(Bdf.parse(spec.bdf) for spec in specs)
     request = ask(devices)
     placement = placed((2, 2), nodes=(0, 2), devices=devices)
@@ -112,7 +112,7 @@ def test_a_device_whose_node_has_no_cell_hangs_on_the_nearest_one_and_is_named()
 
 def test_of_equally_near_cells_the_lowest_takes_a_device() -> None:
     host = even_host(3, devices=[DeviceSpec("01:00.0", 1)])
-    host = replace(host, distances=((10, 20, 20), (20, 10, 20), (20, 20, 10)))
+    host = structs.replace(host, distances=((10, 20, 20), (20, 10, 20), (20, 20, 10)))
     placement = placed((2, 2), nodes=(0, 2), devices=["01:00.0"])
     plan = assemble(host, ask(bdfs("01:00.0")), placement)
     assert [device.cell for device in plan.devices] == [0]
@@ -134,7 +134,7 @@ def test_devices_of_other_nodes_move_none_of_the_cells_own() -> None:
 
 
 def test_without_distances_a_device_whose_node_the_guest_has_not_stays_and_is_named() -> None:
-    host = replace(even_host(2, devices=[DeviceSpec("01:00.0", 1)]), distances=None)
+    host = structs.replace(even_host(2, devices=[DeviceSpec("01:00.0", 1)]), distances=None)
     plan = assemble(host, ask(bdfs("01:00.0")), placed((4,), devices=["01:00.0"]))
     assert plan.devices[0].cell is None
     assert [f.id for f in plan.findings] == ["device-without-cell"]
@@ -193,10 +193,10 @@ def test_the_fastest_nic_below_a_switch_is_the_gpus_own() -> None:
         ],
     )
     links = {"0000:10:00.0": 16.0, "0000:12:00.0": 32.0}
-    host = replace(
+    host = structs.replace(
         host,
         pci_devices=tuple(
-            replace(d, link=PciLink(None, None, links[str(d.bdf)], 16))
+            structs.replace(d, link=PciLink(None, None, links[str(d.bdf)], 16))
             if str(d.bdf) in links
             else d
             for d in host.pci_devices
@@ -275,7 +275,7 @@ def test_a_flat_guest_or_no_host_cannot_have_a_mirrored_tree() -> None:
     request = small_request(4, layout="pin-numa-pci")
     with pytest.raises(UsageError, match="found none"):
         assemble(None, request, placed((2, 2)))
-    flat = replace(request, layout=replace(request.layout, cells=GuestCells.FLAT))
+    flat = replace(request, layout=structs.replace(request.layout, cells=GuestCells.FLAT))
     with pytest.raises(UsageError, match="flat"):
         assemble(hgx_host(), flat, placed((2, 2)))
 

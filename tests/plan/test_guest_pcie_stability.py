@@ -120,7 +120,7 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
         GuestPciController(2, "pcie-root-port", GuestAddress(0, 1, 0, 0)),
     )
     hostdevs = list(request.guest.hostdevs)
-    hostdevs[0] = replace(hostdevs[0], address=GuestAddress(0, 2, 0, 0))
+    hostdevs[0] = structs.replace(hostdevs[0], address=GuestAddress(0, 2, 0, 0))
     in_use = [c.address for c in controllers if c.address] + [GuestAddress(0, 2, 0, 0)]
     guest = structs.replace(
         request.guest,
@@ -143,7 +143,7 @@ def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
     tuned = after(request, plan)
     far = next(c for c in of_model(plan, PortModel.EXPANDER_BUS) if c.cell == 1)
     port = next(c for c in tuned.guest.controllers if c.index == plan.devices[0].address.bus)  # type: ignore[union-attr]
-    wrong = replace(port, address=GuestAddress(0, far.index, 30, 0))
+    wrong = structs.replace(port, address=GuestAddress(0, far.index, 30, 0))
     controllers = tuple(wrong if c.index == port.index else c for c in tuned.guest.controllers)
     tuned = replace(tuned, guest=structs.replace(tuned.guest, controllers=controllers))
     again = assemble(hgx_host(), tuned, placement)

@@ -90,7 +90,7 @@ def test_a_flat_guest_keeps_a_topology_that_is_still_true(
 def test_a_flat_guest_has_a_socket_for_each_package_that_gives_as_many_cores(
     cores: tuple[tuple[int, int], ...], expected: GuestTopology
 ) -> None:
-    layout = replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
+    layout = structs.replace(PRESETS["pin-numa-smt"], cells=GuestCells.FLAT, name="custom")
     host = even_host(2)
     placement = placed((8,), pins=pins_of(host, *cores, siblings=True), threads=2)
     assert assemble(host, small_request(8, layout=layout), placement).topology == expected
@@ -150,8 +150,10 @@ def test_unequal_cells_of_an_intel_host_share_the_sockets_of_its_packages(
 
 def test_cells_that_share_a_socket_and_its_cache_are_shown_one_l3() -> None:
     host = even_host(1, 2, 1, 8, 1, vendor="GenuineIntel")
-    both = replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
-    host = replace(host, llcs=(both,), pus=tuple(replace(pu, llc=both.index) for pu in host.pus))
+    both = structs.replace(host.llcs[0], pus=host.llcs[0].pus | host.llcs[1].pus)
+    host = structs.replace(
+        host, llcs=(both,), pus=tuple(structs.replace(pu, llc=both.index) for pu in host.pus)
+    )
     plan = shaped((5, 4), host=host, pins=[CpuSet([pu]) for pu in (0, 1, 2, 3, 4, 8, 9, 10, 11)])
     assert plan.topology == GuestTopology(1, 1, 9, 1) and plan.cache is GuestCache.EMULATED
 
@@ -274,8 +276,10 @@ def test_amds_own_leaf_counts_off_llcs_of_which_the_last_is_not_filled(
 
 def one_llc(host: Host) -> Host:
     """The host with all PUs on one LLC, as sub-NUMA clusters have it."""
-    whole = replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
-    return replace(host, llcs=(whole,), pus=tuple(replace(pu, llc=whole.index) for pu in host.pus))
+    whole = structs.replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
+    return structs.replace(
+        host, llcs=(whole,), pus=tuple(structs.replace(pu, llc=whole.index) for pu in host.pus)
+    )
 
 
 def test_cells_of_one_llc_share_a_socket_on_intel_and_are_shown_no_l3_elsewhere() -> None:
@@ -301,7 +305,7 @@ def test_llcs_that_are_not_known_are_not_shown() -> None:
 
 
 def test_vcpus_that_float_over_several_llcs_are_shown_none_and_over_one_its_own() -> None:
-    layout = replace(PRESETS["pin-numa"], pinning=Pinning.NODE, name="custom")
+    layout = structs.replace(PRESETS["pin-numa"], pinning=Pinning.NODE, name="custom")
     for llcs, cache in ((2, GuestCache.DISABLED), (1, GuestCache.EMULATED)):
         host = even_host(2, 1, llcs, 4, 1)
         pins = [host.nodes[0].pus] * 2 + [host.nodes[1].pus] * 2
@@ -346,7 +350,7 @@ def test_the_default_layout_leaves_caches_that_are_false() -> None:
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
     for model, cores, cache in ((1, 4, GuestCache.DISABLED), (49, 4, GuestCache.EMULATED)):
         host = even_host(1, 1, 2, cores, 1)
-        host = replace(host, cpu=replace(host.cpu, family=0x17, model=model))
+        host = structs.replace(host, cpu=structs.replace(host.cpu, family=0x17, model=model))
         pins = pins_of(host, (0, cores), (1, cores))
         plan = assemble(host, small_request(8), placed((8,), pins=pins))
         assert plan.topology == GuestTopology(1, 2, 4, 1) and plan.cache is cache

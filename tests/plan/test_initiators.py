@@ -38,8 +38,8 @@ DOCUMENT = b"""<domain type='kvm'>
 
 
 def host(libvirt: tuple[int, int, int] | None, qemu: tuple[int, int, int] | None = None) -> Host:
-    settings = replace(GH200.settings, libvirt_version=libvirt, qemu_version=qemu)
-    return replace(GH200, settings=settings)
+    settings = structs.replace(GH200.settings, libvirt_version=libvirt, qemu_version=qemu)
+    return structs.replace(GH200, settings=settings)
 
 
 NEW = host((11, 8, 0), (9, 2, 0))
@@ -98,7 +98,9 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
         (NEW, "pin-numa", "this layout gives none"),
         (NEW, "default", "this layout gives none"),
         (
-            replace(NEW, nodes=tuple(replace(n, generic_initiator=False) for n in NEW.nodes)),
+            structs.replace(
+                NEW, nodes=tuple(structs.replace(n, generic_initiator=False) for n in NEW.nodes)
+            ),
             "pin-numa-pci",
             "found none or an uneven number",
         ),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
@@ -56,9 +57,9 @@ def one_node_over_two_packages() -> Host:
     """The same CPUs with all memory interleaved: one node that spans both packages."""
     host = EPYC_9654
     everything = host.nodes[0].pus | host.nodes[1].pus
-    node = replace(host.nodes[0], pus=everything, memory_bytes=768 * GIB, package=None)
-    pus = tuple(replace(pu, node=NodeIndex(0)) for pu in host.pus)
-    return replace(host, nodes=(node,), distances=((10,),), pus=pus)
+    node = structs.replace(host.nodes[0], pus=everything, memory_bytes=768 * GIB, package=None)
+    pus = tuple(structs.replace(pu, node=NodeIndex(0)) for pu in host.pus)
+    return structs.replace(host, nodes=(node,), distances=((10,),), pus=pus)
 
 
 @pytest.mark.parametrize(("vcpus", "llcs"), [(8, 1), (16, 2), (24, 3), (96, 12), (104, 13)])

@@ -3,11 +3,11 @@
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations, pairwise, product
 from types import FrameType
 
 import pytest
+from msgspec import structs
 
 from homenode.pci import DeviceKind, DeviceLink, LinkKind
 from homenode.plan.devices.gpu_ties import GpuTies
@@ -41,8 +41,8 @@ def calls_of(run: Callable[[], object]) -> int:
 def without_nodes(host: Host, every: int) -> Host:
     """The host whose firmware gives no node of every n-th GPU."""
     gpus = [gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)][::every]
-    devices = (replace(d, node=None) if d.bdf in gpus else d for d in host.pci_devices)
-    return replace(host, pci_devices=tuple(devices))
+    devices = (structs.replace(d, node=None) if d.bdf in gpus else d for d in host.pci_devices)
+    return structs.replace(host, pci_devices=tuple(devices))
 
 
 @pytest.mark.parametrize("every", [0, 1, 3])
@@ -130,13 +130,15 @@ def host_of_many(draw: random.Random) -> Host:
     match draw.randrange(3):
         case 0:
             devices = (
-                replace(d, name="NVIDIA H100 80GB HBM3") if d.bdf in gpus else d
+                structs.replace(d, name="NVIDIA H100 80GB HBM3") if d.bdf in gpus else d
                 for d in host.pci_devices
             )
-            return replace(host, pci_devices=tuple(devices))
+            return structs.replace(host, pci_devices=tuple(devices))
         case 1:
             pairs = zip(gpus[::2], gpus[1::2], strict=False)
-            return replace(host, links=tuple(DeviceLink(LinkKind.NVLINK, a, b) for a, b in pairs))
+            return structs.replace(
+                host, links=tuple(DeviceLink(LinkKind.NVLINK, a, b) for a, b in pairs)
+            )
         case _:
             return host
 

@@ -124,12 +124,12 @@ def test_huge_pages_that_a_planned_vm_still_needs_are_taken_off_the_ordinary_mem
     pools: tuple[PagePool, ...], page_bytes: int | None
 ) -> None:
     """40 of 64 GiB are planned in pages of 1 GiB, of which the host has reserved 10 or none."""
-    planned = replace(
+    planned = structs.replace(
         pinned_domain("0-3", running=False, memory_by_node=((0, 40 * GIB),), page_bytes=GIB),
         planned=True,
     )
     bare = even_host(1, 1, 1, 16, 1, memory_bytes=64 * GIB, pools=pools)
-    host = replace(bare, domains=(planned,))
+    host = structs.replace(bare, domains=(planned,))
     assert place(host, replace(small_request(4, 20 * GIB), page_bytes=page_bytes)).nodes == (0,)
     rejections = _rejections(host, replace(small_request(4, 40 * GIB), page_bytes=page_bytes))
     assert {one.constraint for one in rejections} == {"pages" if page_bytes else "memory"}
@@ -183,7 +183,9 @@ def test_pages_that_do_not_divide_lie_where_there_are_any() -> None:
     host = host_of(
         [NodeSpec(((1,) * 4,), i, memory_bytes=16 * GIB, pools=one) for i, one in enumerate(pools)]
     )
-    filled = replace(host, nodes=tuple(replace(n, memory_free_bytes=GIB) for n in host.nodes))
+    filled = structs.replace(
+        host, nodes=tuple(structs.replace(n, memory_free_bytes=GIB) for n in host.nodes)
+    )
     placement = place(filled, replace(small_request(6, 7 * GIB), page_bytes=GIB))
     assert placement.cell_memory_bytes == (4 * GIB, 3 * GIB)
 

@@ -205,7 +205,7 @@ def test_a_node_mask_follows_its_cell_where_the_layout_binds_memory(hgx: Host) -
 def test_a_mask_that_an_older_libvirt_takes_less_strictly_is_a_finding(
     hgx: Host, libvirt: tuple[int, int, int] | None, mode: str, is_found: bool
 ) -> None:
-    host = replace(hgx, settings=replace(hgx.settings, libvirt_version=libvirt))
+    host = structs.replace(hgx, settings=structs.replace(hgx.settings, libvirt_version=libvirt))
     options = PlanOptions("pin-bound", memory_mode=MemoryMode(mode), max_nodes=1)
     notes = tune(document(64, 512, MASKED), "vm.xml", options, host).notes
     assert any("(nodemask-not-strict)" in note for note in notes) == is_found

@@ -1,11 +1,11 @@
 """More vCPUs never get fewer cores, and their memory is not further away without a reason."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import homenode
 from homenode.cpuset import CpuSet
@@ -21,7 +21,7 @@ from homenode.vm.layout import PRESETS, Layout, Pinning
 from tests.small_hosts import asking, small_request
 
 HOSTS = sorted((Path(homenode.__file__).parent / "hosts").glob("*.toml"))
-FLOATING = replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
+FLOATING = structs.replace(PRESETS["pin"], pinning=Pinning.NODE, name="custom")
 LAYOUTS = (*(one for name, one in PRESETS.items() if name != "default"), FLOATING)
 WAYS = (
     *(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from lxml import etree
+from msgspec import structs
 
 from homenode.domain.new import new_domain
 from homenode.errors import HomenodeError
@@ -35,7 +36,7 @@ def near(host: Host, request: GuestRequest) -> dict[int, tuple[Gain, ...]]:
 
 def amd(nodes: int = 2, **changes: object) -> Host:
     """Nodes of one package, each with three LLCs of four cores."""
-    return replace(even_host(1, nodes, 3, 4, 2), **changes)  # type: ignore[arg-type]
+    return structs.replace(even_host(1, nodes, 3, 4, 2), **changes)
 
 
 def test_the_nearest_size_on_either_side_is_named_with_what_it_wins() -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
@@ -33,7 +34,7 @@ DOCUMENT = b"""<domain type='kvm'>
 
 
 def layout(name: str) -> Layout:
-    return replace(PRESETS[name], pinning=Pinning.NODE, name="custom")
+    return structs.replace(PRESETS[name], pinning=Pinning.NODE, name="custom")
 
 
 def floating(name: str) -> Plan:

@@ -8,10 +8,10 @@ numa_fit_instance_to_host, which crosses a socket in 234 of 400 such placements 
 import random
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -195,7 +195,7 @@ def pus_of(host: Host, request: GuestRequest) -> list[int] | None:
         return None
 
 
-ALL_PUS = replace(
+ALL_PUS = structs.replace(
     PRESETS["pin-numa-smt"],
     name="require",
     cells=PRESETS["pin"].cells,
@@ -227,7 +227,7 @@ def test_without_smt_a_vcpu_takes_each_free_core(
     cores: int, in_use: str, vcpus: int, expected: list[int] | None
 ) -> None:
     domains = [pinned_domain(in_use)] if in_use else []
-    host = replace(ONE_THREAD[cores], domains=tuple(domains))
+    host = structs.replace(ONE_THREAD[cores], domains=tuple(domains))
     assert pus_of(host, dedicated(vcpus)) == expected
 
 
@@ -311,7 +311,7 @@ def test_a_gpu_decides_before_balance_does() -> None:
 
 
 def test_exposed_siblings_that_are_not_pinned_are_a_usage_error() -> None:
-    clash = replace(
+    clash = structs.replace(
         PRESETS["pin-numa"], name="custom", siblings=Siblings.EXPOSED, pinning=Pinning.ONE_PER_CORE
     )
     with pytest.raises(UsageError, match="siblings are exposed"):

@@ -1,8 +1,7 @@
 """From the user's options to a request."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

@@ -1,10 +1,10 @@
 """What every placement has, whatever the host: on the random hosts of the brute-force test."""
 
 import random
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import Unplannable
@@ -85,11 +85,11 @@ def test_freeing_a_pu_never_makes_a_request_unplannable(draw: random.Random) -> 
     if attempt(host, request) is None:
         return
     pu = draw.choice([pu.index for pu in host.pus])
-    freer = replace(
+    freer = structs.replace(
         host,
-        pus=tuple(replace(p, allowed=p.allowed or p.index == pu) for p in host.pus),
+        pus=tuple(structs.replace(p, allowed=p.allowed or p.index == pu) for p in host.pus),
         domains=tuple(
-            replace(
+            structs.replace(
                 domain,
                 vcpu_pins=tuple(
                     pin for pin in domain.vcpu_pins if pin is not None and pu not in pin

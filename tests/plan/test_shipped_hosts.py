@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 import homenode
 from homenode.cpuset import CpuSet
@@ -91,6 +92,6 @@ def test_more_memory_than_the_host_has_is_critical_though_nothing_is_pinned(
     request = replace(small_request(4, 64 * GIB, layout="default"), page_bytes=page_bytes)
     (found_one,) = (f for f in place(host, request).findings if f.severity == "critical")
     assert found_one.id == "host-memory-taken"
-    nowhere = replace(host, nodes=())
+    nowhere = structs.replace(host, nodes=())
     request = small_request(4, 1024 * GIB, layout="default")
     assert not any(f.id == "memory-short" for f in place(nowhere, request).findings)

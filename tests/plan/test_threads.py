@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from msgspec import structs
+
 from homenode.cpuset import CpuSet
 from homenode.plan.options import EmulatorPolicy, Policy
 from homenode.plan.placement import Placement
@@ -96,13 +98,13 @@ def test_a_core_that_serves_one_emulator_serves_the_next_where_free_gpus_need_th
     in_use = pinned_domain(
         str(vcpus(first)), emulator=str(first.emulator_pus), devices=("90:00.0",)
     )
-    busy = replace(host, domains=(in_use,))
+    busy = structs.replace(host, domains=(in_use,))
     assert place(busy, small_request(3, devices=["91:00.0"])).emulator_pus == first.emulator_pus
 
 
 def test_vcpus_take_a_core_that_serves_other_emulators_only_as_the_hosts_last() -> None:
     host = even_host(1, 1, 1, 8, 1)
-    served = replace(host, domains=(pinned_domain("0-3", emulator="4"),))
+    served = structs.replace(host, domains=(pinned_domain("0-3", emulator="4"),))
     assert place(served, small_request(3)).concessions == ()
     last = place(served, small_request(4))
     assert Concession.HOST_CORE in last.concessions

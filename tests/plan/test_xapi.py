@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -57,7 +58,7 @@ def fill(host: Host, requests: list[GuestRequest]) -> list[Placement]:
         placement = place(host, request)
         placements.append(placement)
         domain = as_domain(f"other{number}", placement, request)
-        host = replace(host, domains=(*host.domains, domain))
+        host = structs.replace(host, domains=(*host.domains, domain))
     return placements
 
 
@@ -212,10 +213,10 @@ def test_xapi_finds_no_fewer_packages_no_nearer_and_no_fewer_nodes(
         free = [seeded.choice(gib) * GIB for _ in range(8)]
         busy = [pinned_domain(str(in_use))]
         host = even_host(2, 4, 3, 8, 1, distances=NPS4, domains=busy, memory_bytes=192 * GIB)
-        host = replace(
+        host = structs.replace(
             host,
             nodes=tuple(
-                replace(node, memory_free_bytes=size)
+                structs.replace(node, memory_free_bytes=size)
                 for node, size in zip(host.nodes, free, strict=True)
             ),
         )

@@ -25,7 +25,7 @@ def with_vm(host: Host, flavour: Flavour, name: str) -> Host:
     """The host with one VM more. Raises Unplannable."""
     request = flavour.request(host)
     request = replace(request, guest=structs.replace(request.guest, name=name))
-    return replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
+    return structs.replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
 
 
 def filled(host: Host, seed: int, most: int = 9) -> Host:
@@ -35,7 +35,7 @@ def filled(host: Host, seed: int, most: int = 9) -> Host:
     for number in range(rng.randint(0, most)):
         if host.domains and rng.random() < 0.25:
             gone = rng.choice(host.domains)
-            host = replace(host, domains=tuple(vm for vm in host.domains if vm is not gone))
+            host = structs.replace(host, domains=tuple(vm for vm in host.domains if vm is not gone))
             continue
         try:
             host = with_vm(host, rng.choice(flavours), f"vm-{seed}-{number}")

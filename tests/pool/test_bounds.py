@@ -1,11 +1,11 @@
 """The order of hosts with bounds, against the order in which every host is planned."""
 
 import random
-from dataclasses import replace
 from itertools import islice
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError

@@ -1,9 +1,9 @@
 """The hook: lines of JSON in, lines of JSON out; nothing that a request says ends it."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.plan.planner import plan
 from homenode.pool.flavour import Flavour, default_flavours

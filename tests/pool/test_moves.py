@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from homenode.errors import UsageError
 from homenode.plan.options import PlanOptions
@@ -31,7 +32,7 @@ def _done(pool: Pool, plan: MovePlan) -> Pool:
             source = hosts[move.from_host]
             left = tuple(vm for vm in source.domains if vm.name != move.vm)
             assert len(left) == len(source.domains) - 1
-            hosts[move.from_host] = replace(source, domains=left)
+            hosts[move.from_host] = structs.replace(source, domains=left)
             hosts[move.to_host] = with_vm(hosts[move.to_host], by_size[move.gpus], move.vm)
     return pool_of(list(hosts.items()))
 
@@ -121,7 +122,7 @@ def test_a_vm_moves_to_hosts_of_its_own_architecture_only() -> None:
 
 
 def test_a_vm_on_siblings_moves_to_a_host_that_has_its_cores_and_no_more() -> None:
-    smt = replace(PlanOptions(layout="pin-numa-pci-smt"), keep_vcpus=True)
+    smt = structs.replace(PlanOptions(layout="pin-numa-pci-smt"), keep_vcpus=True)
     wide = Flavour("wide", 0, 160, 64 * GIB, options=smt)
     empty = shipped("hgx-h100")
     assert len(empty.cores) < 160
@@ -133,11 +134,13 @@ def test_memory_of_a_running_vm_is_free_once_it_has_moved() -> None:
     host = with_vm(shipped("hgx-h100"), GPU1, "vm")
     (vm,) = host.domains
     used = dict(vm.memory_by_node)
-    running = replace(
+    running = structs.replace(
         host,
-        domains=(replace(vm, running=True, planned=False),),
+        domains=(structs.replace(vm, running=True, planned=False),),
         nodes=tuple(
-            replace(node, memory_free_bytes=(node.memory_bytes or 0) - used.get(node.index, 0))
+            structs.replace(
+                node, memory_free_bytes=(node.memory_bytes or 0) - used.get(node.index, 0)
+            )
             for node in host.nodes
         ),
     )

@@ -53,7 +53,9 @@ def test_every_gpu_of_an_empty_host_fits_a_vm_with_its_share(name: str) -> None:
 
 def test_hosts_that_are_alike_are_planned_once() -> None:
     host = filled(shipped("hgx-h100"), 3)
-    renamed = replace(host, domains=tuple(replace(vm, name=f"{vm.name}-b") for vm in host.domains))
+    renamed = structs.replace(
+        host, domains=tuple(structs.replace(vm, name=f"{vm.name}-b") for vm in host.domains)
+    )
     pool = pool_of([("a", host), ("b", renamed), ("c", host)])
     planner = Planner(pool)
     found = outlook(pool, default_flavours(), planner)
@@ -71,7 +73,7 @@ def test_states_that_differ_in_which_of_like_gpus_and_nodes_are_in_use_have_one_
     gpus = [gpu.bdf for gpu in passable_gpus(host)]
     pool = pool_of(
         [
-            (f"h{i}", replace(host, domains=(replace(vm, devices=(gpu,)),)))
+            (f"h{i}", structs.replace(host, domains=(structs.replace(vm, devices=(gpu,)),)))
             for i, gpu in enumerate(gpus[:4])
         ]
     )
@@ -87,9 +89,12 @@ def test_nodes_stand_for_each_other_although_each_has_a_gpu_that_no_vm_can_have(
     divided = {gpus[0].bdf for gpus in (passable_gpus(host)[:4], passable_gpus(host)[4:])}
     part = GpuPart(PartKind.MIG, "1g.10gb", number=1)
     devices = tuple(
-        replace(one, parts=(part,)) if one.bdf in divided else one for one in host.pci_devices
+        structs.replace(one, parts=(part,)) if one.bdf in divided else one
+        for one in host.pci_devices
     )
-    found = outlook(pool_of([("a", replace(host, pci_devices=devices))]), [Flavour("g", 1, 8, GIB)])
+    found = outlook(
+        pool_of([("a", structs.replace(host, pci_devices=devices))]), [Flavour("g", 1, 8, GIB)]
+    )
     assert found.hosts[0].fits[0].local == 6
 
 
@@ -116,10 +121,10 @@ def test_the_canonical_form_of_a_state_gives_the_cost_that_the_state_itself_give
 def test_huge_pages_that_are_reserved_limit_what_fits() -> None:
     host = shipped("hgx-h100")
     nodes = tuple(
-        replace(node, page_pools=(PagePool(GIB, 500, 500 if node.index else 200),))
+        structs.replace(node, page_pools=(PagePool(GIB, 500, 500 if node.index else 200),))
         for node in host.nodes
     )
-    host = replace(host, nodes=nodes)
+    host = structs.replace(host, nodes=nodes)
     flavour = Flavour("huge", 1, 8, 100 * GIB, page_bytes=GIB)
     found = outlook(pool_of([("a", host)]), [flavour])
     fit = found.hosts[0].fits[0]
@@ -146,10 +151,10 @@ def test_where_memory_decides_the_planner_is_asked_with_it(free_gib: int) -> Non
     flavour = Flavour("one", 1, 12, 200 * GIB)
     host = shipped("hgx-h100")
     nodes = tuple(
-        replace(node, memory_free_bytes=(free_gib if node.index == 0 else 1000) * GIB)
+        structs.replace(node, memory_free_bytes=(free_gib if node.index == 0 else 1000) * GIB)
         for node in host.nodes
     )
-    host = replace(host, nodes=nodes)
+    host = structs.replace(host, nodes=nodes)
     found = outlook(pool_of([("a", host)]), [flavour])
     fit = found.hosts[0].fits[0]
     assert fit.local + fit.degraded == _one_at_a_time(host, flavour)
@@ -222,7 +227,9 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
                 guest=structs.replace(filler.request(host).guest, name=f"filler-{node.index}"),
                 emulator_policy=EmulatorPolicy.NONE,
             )
-            host = replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
+            host = structs.replace(
+                host, domains=(*host.domains, domain_of_plan(plan(host, request)))
+            )
     free = [(56 - count) // 4 for count in busy]
     placed = 0
     while True:
@@ -242,7 +249,7 @@ def test_vms_of_k_cells_fit_a_host_of_n_nodes_as_often_as_the_closed_form_says(
             break
         if placement.concessions or len(placement.nodes) != cells:
             break
-        host = replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
+        host = structs.replace(host, domains=(*host.domains, domain_of_plan(plan(host, request))))
         placed += 1
     assert placed == _vmcap(free, cells)
 
@@ -309,6 +316,6 @@ def test_a_flavour_of_another_model_fits_nowhere() -> None:
 
 def test_a_gpu_on_a_node_that_the_source_does_not_list_is_stranded_for_want_of_a_node() -> None:
     """An lspci text names the nodes of devices, and has no nodes."""
-    host = replace(shipped("hgx-h100"), nodes=(), cores=(), pus=(), distances=None)
+    host = structs.replace(shipped("hgx-h100"), nodes=(), cores=(), pus=(), distances=None)
     found = outlook(pool_of([("a", host)]), default_flavours())
     assert [(one.missing, one.gpus) for one in found.stranded] == [("gpu-node", 8)]

@@ -129,7 +129,7 @@ def _holds(host: Host, flavours: Sequence[Flavour]) -> bool:
         if not set(found.concessions) <= ALLOWED:
             return False
         vm = domain_of_placement(host, request, found)
-        host = replace(host, domains=(*host.domains, vm))
+        host = structs.replace(host, domains=(*host.domains, vm))
     return True
 
 
@@ -224,8 +224,10 @@ def test_huge_pages_that_are_to_be_reserved_are_given_to_one_vm_only() -> None:
 def test_memory_that_is_reserved_as_huge_pages_does_not_count_for_other_vms() -> None:
     host = shipped("hgx-h100")
     pools = (PagePool(GIB, 900, 900),)
-    nodes = tuple(replace(node, page_pools=pools, memory_free_bytes=None) for node in host.nodes)
-    pool = pool_of([("a", replace(host, nodes=nodes))])
+    nodes = tuple(
+        structs.replace(node, page_pools=pools, memory_free_bytes=None) for node in host.nodes
+    )
+    pool = pool_of([("a", structs.replace(host, nodes=nodes))])
     asked = [
         PackRequest(Flavour("ordinary", 0, 4, 90 * GIB), ("o1", "o2", "o3")),
         PackRequest(Flavour("huge", 0, 4, 500 * GIB, GIB), ("h1", "h2", "h3")),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.doc import Doc
 from homenode.pool.flavour import default_flavours
@@ -91,9 +92,11 @@ def test_the_vms_of_a_pool_have_their_nodes_and_gpus_that_are_elsewhere() -> Non
         for gpu in host.pci_devices
         if gpu.name == host.device_at[vm.devices[0]].name and gpu.node != home
     )
-    far = replace(vm, name="far", devices=(other,), planned=True, running=False)
-    loose = replace(vm, name="loose", vcpu_pins=(None, None), running=False, planned=False)
-    found = pool_vms(pool_of([("a", replace(host, domains=(vm, far, loose))), ("b", host)]), {"a"})
+    far = structs.replace(vm, name="far", devices=(other,), planned=True, running=False)
+    loose = structs.replace(vm, name="loose", vcpu_pins=(None, None), running=False, planned=False)
+    found = pool_vms(
+        pool_of([("a", structs.replace(host, domains=(vm, far, loose))), ("b", host)]), {"a"}
+    )
     assert [(one.name, one.nodes, one.gpus_away) for one in found.vms] == [
         ("far", (home,), 1),
         ("loose", None, None),

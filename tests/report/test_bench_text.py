@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 
 from homenode.gap import Gap
@@ -52,9 +53,11 @@ def test_why_a_run_is_marked_is_shown_and_nothing_steers_the_terminal(
     outcome: BenchOutcome,
 ) -> None:
     assert outcome.run is not None
-    head = replace(outcome.run.head, unusable=("\x1b[2Jevil",))
+    head = structs.replace(outcome.run.head, unusable=("\x1b[2Jevil",))
     gaps = tuple(Gap(f"test {number}", "\x1b]0;evil") for number in range(40))
-    text = shown(bench_text(replace(outcome, run=replace(outcome.run, head=head), gaps=gaps)), 80)
+    text = shown(
+        bench_text(replace(outcome, run=structs.replace(outcome.run, head=head), gaps=gaps)), 80
+    )
     assert "\x1b" not in text
     assert "marked: ?[2Jevil" in text
     assert "not measured: 28 more" in text

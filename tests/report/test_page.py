@@ -3,13 +3,13 @@
 import random
 import re
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.grade import Grade
 from homenode.analyse.switch_effects import Switch

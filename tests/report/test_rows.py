@@ -4,10 +4,10 @@ import csv
 import io
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cli import terminal
 from homenode.errors import HostError

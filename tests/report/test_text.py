@@ -1,10 +1,10 @@
 """What a terminal shows: the host tree, the explanation and the table of presets."""
 
 import io
-from dataclasses import replace
 
 import pytest
 from demo.run import plan_table
+from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
 from homenode.indices import NodeIndex

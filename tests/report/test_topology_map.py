@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from lxml import etree
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -207,8 +208,8 @@ def test_a_source_with_pci_alone_is_drawn_by_node() -> None:
 
 def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
     host = tiny_host()
-    pus = tuple(replace(pu, node=None) for pu in host.pus)
-    svg = topology_map(replace(host, nodes=(), pus=pus, distances=None))
+    pus = tuple(structs.replace(pu, node=None) for pu in host.pus)
+    svg = topology_map(structs.replace(host, nodes=(), pus=pus, distances=None))
     assert_legible(svg)
     assert "node unknown" in _texts(svg)
 

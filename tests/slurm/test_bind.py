@@ -1,9 +1,9 @@
 """Ranks on their GPUs' nodes: who gets which cores, srun's words for it, and what is refused."""
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.discover.pci_nodes import Locality

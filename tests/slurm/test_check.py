@@ -1,10 +1,9 @@
 """gres.conf, slurm.conf and cgroup.conf: what is wrong with them on a machine, and set right."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.findings import Severity

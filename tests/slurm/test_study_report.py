@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
@@ -174,7 +175,7 @@ ALONE = Experiment("shared-6gpu-n1-alone", Mode.ALONE, ("n1",), "parts", 6)
 
 def run_of(name: str, *samples: Sample, **fields: object) -> Run:
     head = RunHead(name, "nvidia-h100", Origin.MEASURED, Vantage.JOB, UNKNOWN_SWITCHES)
-    return Run(replace(head, **fields), samples)  # type: ignore[arg-type]
+    return Run(structs.replace(head, **fields), samples)
 
 
 def judged(run: Run, texts: dict[str, str], *, known: bool = True) -> JobEvidence:

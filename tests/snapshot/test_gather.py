@@ -1,9 +1,9 @@
 """The contents table: what it names is what discovery reads, and nothing else gets through."""
 
-import dataclasses
 import re
 
 import pytest
+from msgspec import structs
 
 from homenode.discover.host import discover
 from homenode.snapshot.contents import COMMAND_OF_NAME, COMMANDS, IDENTITY_PATHS, PATHS, Form, Kind
@@ -40,7 +40,7 @@ def test_a_captured_host_is_discovered_as_the_host_itself(name: str) -> None:
     gathered = gather(tree)
     assert not gathered.unlike
     host, again = discover(tree), discover(gathered.snapshot)
-    for field in dataclasses.fields(host):
+    for field in structs.fields(host):
         before, after = getattr(host, field.name), getattr(again, field.name)
         if field.name == "gaps":
             before = tuple(gap for gap in before if gap.subject != CGROUP)
@@ -54,9 +54,9 @@ def test_redaction_changes_nothing_of_the_topology(name: str) -> None:
     gathered = gather(tree).snapshot
     host = discover(gathered)
     redacted = discover(redact(gathered, identities_of(tree)).snapshot)
-    assert dataclasses.replace(
+    assert structs.replace(
         redacted, name=host.name, settings=host.settings, gaps=host.gaps
-    ) == dataclasses.replace(host)
+    ) == structs.replace(host)
 
 
 def test_what_is_in_the_table_can_be_matched_by_a_shell() -> None:

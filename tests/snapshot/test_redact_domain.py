@@ -1,11 +1,11 @@
 """Redaction of libvirt domains: no text of anyone's survives, and what planning reads does."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lxml import etree
+from msgspec.structs import replace
 
 from homenode.domain.read import read_running_domain
 from homenode.errors import HomenodeError

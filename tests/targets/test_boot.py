@@ -116,10 +116,10 @@ def test_a_booted_guest_is_compared_with_a_plan_alone(
     ids = {(d.vendor_id, d.device_id) for d in booted.guest.pci_devices if d.vendor_id == 0x1AF4}
     ((vendor, device),) = ids
     host = host_named(SMALL)
-    host = replace(
+    host = structs.replace(
         host,
         pci_devices=tuple(
-            replace(one, vendor_id=vendor, device_id=device, link=None)
+            structs.replace(one, vendor_id=vendor, device_id=device, link=None)
             if one.kind is DeviceKind.GPU
             else one
             for one in host.pci_devices

@@ -4,7 +4,6 @@ Needs a Python with Nova from PyPI: HOMENODE_NOVA_PYTHON names it.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -49,12 +48,12 @@ def sriov_host() -> Host:
     """An HGX H100 whose GPUs and NICs can do SR-IOV, as real ones can, and have no VFs."""
     host = host_named("hgx-h100")
     devices = tuple(
-        replace(one, sriov_total_vfs=16, sriov_num_vfs=0)
+        structs.replace(one, sriov_total_vfs=16, sriov_num_vfs=0)
         if one.kind in (DeviceKind.GPU, DeviceKind.NIC)
         else one
         for one in host.pci_devices
     )
-    return replace(host, pci_devices=devices)
+    return structs.replace(host, pci_devices=devices)
 
 
 def test_nova_gives_the_devices_of_the_printed_alias_and_device_spec() -> None:

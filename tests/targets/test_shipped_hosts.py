@@ -1,9 +1,9 @@
 """For every preset and shipped host: a file that says the plan, or a refusal with a reason."""
 
-from dataclasses import replace
 from itertools import product
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError

@@ -1,10 +1,10 @@
 """lspci's listing: parsed, laid over a host, and standing alone."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover import discover

@@ -1,8 +1,7 @@
 """Outputs of nvidia-smi."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

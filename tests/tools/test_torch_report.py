@@ -1,10 +1,10 @@
 """What our PyTorch programs print, and what NCCL logs."""
 
 import json
-from dataclasses import fields
 from typing import Any
 
 import pytest
+from msgspec.structs import fields
 
 from homenode.errors import ParseError
 from homenode.measure.figures.torch_programs import of_torch

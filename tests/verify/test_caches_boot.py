@@ -140,9 +140,9 @@ AMD, INTEL = "AuthenticAMD", "GenuineIntel"
 def sub_numa(vendor: str) -> Host:
     """A package of two nodes with one LLC."""
     host = even_host(1, 2, 1, 4, 1, vendor=vendor)
-    both = replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
-    pus = tuple(replace(pu, llc=both.index) for pu in host.pus)
-    return replace(host, llcs=(both,), pus=pus)
+    both = structs.replace(host.llcs[0], pus=CpuSet.union(llc.pus for llc in host.llcs))
+    pus = tuple(structs.replace(pu, llc=both.index) for pu in host.pus)
+    return structs.replace(host, llcs=(both,), pus=pus)
 
 
 CASES = {

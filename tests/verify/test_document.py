@@ -1,8 +1,7 @@
 """A document is compared with itself, its host and its plan; every planted fault is named."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf

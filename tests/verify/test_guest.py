@@ -66,14 +66,14 @@ def test_a_difference_is_named(guest: Host, id: str, subject: str, observed: str
 
 def without_l3(guest: Host) -> Host:
     """The guest with the L2 of each core as its last cache."""
-    return replace(guest, llcs=tuple(replace(llc, level=2) for llc in guest.llcs))
+    return structs.replace(guest, llcs=tuple(structs.replace(llc, level=2) for llc in guest.llcs))
 
 
 def test_a_flat_guest_is_as_planned_when_its_devices_have_no_node() -> None:
     one = guest_host(nodes=("unknown", "unknown"))
-    flat = replace(
+    flat = structs.replace(
         one,
-        nodes=(replace(one.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB),),
+        nodes=(structs.replace(one.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB),),
         distances=((10,),),
     )
     view = seen(without_l3(flat), "pin")
@@ -84,11 +84,14 @@ def test_a_flat_guest_is_as_planned_when_its_devices_have_no_node() -> None:
 def test_nodes_are_matched_by_their_vcpus_not_by_their_numbers() -> None:
     guest = guest_host()
     first, second = guest.nodes
-    renumbered = replace(
+    renumbered = structs.replace(
         guest,
-        nodes=(replace(second, index=first.index), replace(first, index=second.index)),
+        nodes=(
+            structs.replace(second, index=first.index),
+            structs.replace(first, index=second.index),
+        ),
         pci_devices=tuple(
-            replace(d, node=None if d.node is None else type(d.node)(1 - d.node))
+            structs.replace(d, node=None if d.node is None else type(d.node)(1 - d.node))
             for d in guest.pci_devices
         ),
     )
@@ -97,14 +100,14 @@ def test_nodes_are_matched_by_their_vcpus_not_by_their_numbers() -> None:
 
 def test_a_device_that_is_not_there_is_missing_and_another_in_its_place_is_named() -> None:
     guest = guest_host()
-    gone = replace(
+    gone = structs.replace(
         guest, pci_devices=tuple(d for d in guest.pci_devices if str(d.bdf) != "0000:81:00.0")
     )
     assert "guest-device-missing" in ids(seen(gone).findings)
-    other = replace(
+    other = structs.replace(
         guest,
         pci_devices=tuple(
-            replace(d, device_id=0x1021) if str(d.bdf) == "0000:81:00.0" else d
+            structs.replace(d, device_id=0x1021) if str(d.bdf) == "0000:81:00.0" else d
             for d in guest.pci_devices
         ),
     )
@@ -126,8 +129,12 @@ def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
     assert expected.l3 == (CpuSet([0, 1]), CpuSet([2, 3]))
     assert expectation_of(vm_of_plan(plan)).l3 is None
     first = plan.vcpu_pins[0]
-    unknown = tuple(replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus)
-    assert expectation_of(vm_of_plan(plan), host=replace(small_host(), pus=unknown)).l3 is None
+    unknown = tuple(
+        structs.replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus
+    )
+    assert (
+        expectation_of(vm_of_plan(plan), host=structs.replace(small_host(), pus=unknown)).l3 is None
+    )
 
 
 def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
@@ -136,7 +143,7 @@ def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
     found = [f for f in seen(guest, plan=plan).findings if f.id == "guest-llcs"]
     assert [f.expected for f in found] == ["none"]
     assert not seen(without_l3(guest), plan=plan).findings
-    silent = replace(guest, llcs=())
+    silent = structs.replace(guest, llcs=())
     found = [f for f in seen(silent, plan=plan).findings if f.id == "guest-llcs"]
     assert [f.severity for f in found] == [Severity.INCONCLUSIVE]
     # AMD's siblings need topoext, with which Linux takes the socket for an L3.
@@ -149,11 +156,11 @@ def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() ->
     plan = tuned("pin-numa-pci").plan
     unplaced = replace(plan, devices=tuple(replace(d, address=None) for d in plan.devices))
     guest = guest_host()
-    merged = replace(
+    merged = structs.replace(
         guest,
         nodes=guest.nodes[:1],
         distances=((10,),),
-        pci_devices=tuple(replace(d, node=None) for d in guest.pci_devices),
+        pci_devices=tuple(structs.replace(d, node=None) for d in guest.pci_devices),
     )
     found = [f for f in seen(merged, plan=unplaced).findings if f.id == "guest-device-node"]
     assert len(found) == 2
@@ -209,10 +216,12 @@ def test_memory_devices_and_the_balloon_are_allowed_for() -> None:
     facts = facts_of(("<memory unit='GiB'>4<", "<memory unit='GiB'>5<"), ("</devices>", dimm))
     expected = expectation_of(facts)
     guest = guest_host()
-    grown = replace(guest.nodes[1], memory_bytes=2980 * MIB)
-    more = replace(guest, nodes=(guest.nodes[0], grown))
+    grown = structs.replace(guest.nodes[1], memory_bytes=2980 * MIB)
+    more = structs.replace(guest, nodes=(guest.nodes[0], grown))
     assert not view_of_guest(expected, more, None).findings
-    swapped = replace(guest, nodes=(replace(guest.nodes[0], memory_bytes=2980 * MIB), grown))
+    swapped = structs.replace(
+        guest, nodes=(structs.replace(guest.nodes[0], memory_bytes=2980 * MIB), grown)
+    )
     (found,) = view_of_guest(expected, swapped, None).findings
     assert (found.id, found.subject) == ("guest-node-memory", "memory of cell 0")
     small = guest_host(memory="700MiB")
@@ -231,8 +240,8 @@ def test_an_untuned_document_expects_a_flat_guest() -> None:
 def test_huge_pages_on_some_nodes_only_are_a_warning() -> None:
     guest = guest_host()
     pools = ((PagePool(2 * MIB, 64, 64),), (PagePool(2 * MIB, 0, 0),))
-    nodes = tuple(replace(n, page_pools=p) for n, p in zip(guest.nodes, pools, strict=True))
-    found = seen(replace(guest, nodes=nodes)).findings
+    nodes = tuple(structs.replace(n, page_pools=p) for n, p in zip(guest.nodes, pools, strict=True))
+    found = seen(structs.replace(guest, nodes=nodes)).findings
     assert [(f.id, f.observed) for f in found] == [("guest-huge-pages", "node 0: 64, node 1: 0")]
 
 

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from functools import cache
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -359,7 +360,9 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
     far = GuestAddress(at.domain, at.bus, 30, 0)
     return {
         "host_fingerprint": replace(plan, host_fingerprint="f" * 64),
-        "layout": replace(plan, layout=replace(plan.layout, siblings=Siblings.AS_THEY_WERE)),
+        "layout": replace(
+            plan, layout=structs.replace(plan.layout, siblings=Siblings.AS_THEY_WERE)
+        ),
         "vcpus": replace(plan, vcpus=plan.vcpus + 2),
         "memory_bytes": replace(plan, memory_bytes=plan.memory_bytes + GIB),
         "page_bytes": replace(plan, page_bytes=2 * MIB),

@@ -1,10 +1,10 @@
 """A stand-in has the vCPUs, cells and PCIe tree of its document, and nothing that needs a host."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

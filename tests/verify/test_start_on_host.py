@@ -1,9 +1,9 @@
 """A VM that its host cannot start does not verify, and what was not looked at is listed."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.domain.read import open_domain
 from homenode.domain.schema import SchemaError

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from homenode import formats
 from homenode.bdf import Bdf
@@ -67,12 +68,12 @@ def in_segments(guest: Host) -> Host:
     """With every GPU in a PCI segment of its own, as Cloud Hypervisor numbers them from 1."""
     numbers = {Bdf.parse(f"{bus}:00.0"): domain for domain, bus in ((1, "81"), (2, "c1"))}
     devices = (
-        replace(device, bdf=Bdf(numbers[device.bdf], 0, 1, 0), parent=None)
+        structs.replace(device, bdf=Bdf(numbers[device.bdf], 0, 1, 0), parent=None)
         if device.bdf in numbers
         else device
         for device in guest.pci_devices
     )
-    return replace(guest, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))
+    return structs.replace(guest, pci_devices=tuple(sorted(devices, key=lambda device: device.bdf)))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -109,7 +110,7 @@ def test_a_device_that_the_guest_lacks_is_missing(target: str) -> None:
     guest = guest_of(target)
     last = max(device.bdf for device in guest.pci_devices if device.vendor_id == 0x10DE)
     less = tuple(device for device in guest.pci_devices if device.bdf != last)
-    view = seen(target, replace(guest, pci_devices=less))
+    view = seen(target, structs.replace(guest, pci_devices=less))
     assert ("guest-device-missing", f"device {DEVICES[1]}") in found(view)
 
 
@@ -219,8 +220,8 @@ def test_tables_of_firmware_tell_the_hypervisor_from_the_kernel() -> None:
     """With numa=off the tables are as planned, and the kernel's node is one."""
     expected = expectation_for_target(plan_for("xen"), "xen", small_host())
     guest = guest_of("xen")
-    everything = replace(guest.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB)
-    off = replace(guest, nodes=(everything,), distances=((10,),))
+    everything = structs.replace(guest.nodes[0], pus=CpuSet(range(4)), memory_bytes=3900 * MIB)
+    off = structs.replace(guest, nodes=(everything,), distances=((10,),))
     domains = tuple(ProximityDomain(number, 2, 2 * GIB) for number in (0, 1))
     right = FirmwareNodes(domains, ((10, 20), (20, 10)))
     assert view_of_guest(expected, guest, None, right).findings == ()

@@ -1,9 +1,8 @@
 """Each fact of a VM that changes is a difference of its row, and nothing else is."""
 
-from dataclasses import replace as changed
-
 import pytest
 from msgspec.structs import replace
+from msgspec.structs import replace as changed
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding

@@ -17,10 +17,10 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from homenode.results.model import MOVING, UNSETTLED, Run, Sample
 from homenode.results.placement_states import classes_of, latency_name

@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.analyse.health import link_health
 from homenode.evidence.model import Evidence, Publication, System
 from homenode.findings import Finding
@@ -83,7 +85,7 @@ def of_host(runs: Sequence[Run], host: Host) -> tuple[Run, ...]:
         return tuple(runs)
     fingerprint = host_fingerprint(host)
     return tuple(
-        Run(replace(run.head, host=fingerprint), run.samples) if run in nameless else run
+        Run(structs.replace(run.head, host=fingerprint), run.samples) if run in nameless else run
         for run in runs
     )
 

@@ -1,8 +1,10 @@
 """Verdict: what to run for an objective on one machine, as far as one kind of evidence reaches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import structs
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Doubt, EvidenceLevel, once
@@ -351,8 +353,8 @@ def preset_of(switches: Switches) -> str | None:
     if switches == UNKNOWN_SWITCHES:
         return None
     for name in _SIMPLEST:
-        preset = astuple(Switches.of(PRESETS[name]))
-        pairs = zip(astuple(switches), preset, strict=True)
+        preset = structs.astuple(Switches.of(PRESETS[name]))
+        pairs = zip(structs.astuple(switches), preset, strict=True)
         if all(known is None or known is value for known, value in pairs):
             return name
     return None

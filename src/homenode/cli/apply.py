@@ -2,11 +2,11 @@
 
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from homenode.cli.options import (
     ConnectOption,

@@ -1,8 +1,10 @@
 """What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.cli.placing_options import hosts_after
 from homenode.cli.terminal import (

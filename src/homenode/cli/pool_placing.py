@@ -8,6 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from homenode.cli.pool_reading import (
     check_hosts,
     exit_with_failures,
@@ -171,7 +173,7 @@ def _place_one(
             given = original if outputs.count == 1 else tuning.original
             lines += write_document(tuning, given, output, permissions_of(document))
         lines += tuning.notes if number == 1 else ()
-        vm = replace(domain_of_plan(tuning.plan), name=name)
+        vm = structs.replace(domain_of_plan(tuning.plan), name=name)
         places.add(one.host.name, vm)
         if record is not None:
             record.add(one.host.name, vm)

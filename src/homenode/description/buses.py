@@ -4,8 +4,10 @@ A given address is honoured: the port above it takes that bus, and what follows 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import combinations, pairwise
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -25,8 +27,7 @@ _LAST_BUS = 0xFF
 _DEFAULT_UPLINK = PciLink(32.0, 16, 32.0, 16)
 
 
-@dataclass(frozen=True, slots=True)
-class PciTree:
+class PciTree(Struct, frozen=True):
     """The tree with addresses; devices ascending. Names: a device's own, or MODEL.N."""
 
     root_complexes: tuple[RootComplex, ...] = ()

@@ -1,15 +1,16 @@
 """The CPU part of a host.toml: packages, cores, last-level caches, and the numbers of the PUs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.description.document import MAX_PUS, HostDocument, NodeTable, PackageTable
 from homenode.topology import CoreKind
 
 
-@dataclass(frozen=True, slots=True)
-class CoreSlot:
+class CoreSlot(Struct, frozen=True):
     """One core. package, node: numbers as in sysfs. id: core_id, unique within the package.
 
     llc: position of its last-level cache on the host; None where it has none. pus: ascending by

@@ -1,10 +1,10 @@
 """Tables of a host.toml: its keys and the types of their values; docs/formats/host-toml.md."""
 
 import re
-from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, defstruct, field
+from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

@@ -1,7 +1,9 @@
 """From described devices at known addresses to PCI functions, with links and virtual functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -23,8 +25,7 @@ from homenode.pci import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where functions are: their root complex with its node, and what is local to which node.
 
     pus_of_node: of None is what is local to no known node. models: for the bridges' ids.
@@ -41,8 +42,7 @@ class Place:
         return InputError(f"{self.source}: {where}: expected {expected}, found {found}")
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A function, its model ("" for bridges), and the name and group that the file gives it."""
 
     device: PciDevice

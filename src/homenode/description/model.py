@@ -3,13 +3,12 @@
 What is described *is* a Host: rendering it to files and discovering those gives it back.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class CacheSizes:
+class CacheSizes(Struct, frozen=True):
     """Sizes of the caches below the last level, each private to a core; bytes, None = not drawn."""
 
     l1_data_bytes: int | None = None
@@ -17,16 +16,14 @@ class CacheSizes:
     l2_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
+class Fact(Struct, frozen=True):
     """One statement about the real machine. source is None where the statement is assumed."""
 
     statement: str
     source: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class HostDescription:
+class HostDescription(Struct, frozen=True):
     """A machine as its host.toml gives it.
 
     source: the file, for messages. about: one line for people.

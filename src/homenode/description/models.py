@@ -1,7 +1,9 @@
 """Device models: what [model.NAME] says about a kind of device, with defaults by class."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.description.document import (
     ElementTable,
@@ -19,8 +21,7 @@ NVIDIA_DRIVER = "nvidia"
 _BAR_WORDS = {"prefetchable", "64bit", "32bit", "io"}
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceModel:
+class DeviceModel(Struct, frozen=True):
     """What all devices of a model have in common. functions: models of functions 1, 2 ...
 
     divided_by, parts: into which parts a GPU is divided, by their profiles.

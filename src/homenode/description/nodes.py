@@ -1,7 +1,8 @@
 """The memory part of a host.toml: NUMA nodes, their memory and huge pages, and distances."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.description.cpus import CoreSlot
@@ -16,8 +17,7 @@ from homenode.toml_text import Count, Size, decode_value, refusal
 from homenode.topology import LOCAL_DISTANCE, PagePool
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSlot:
+class NodeSlot(Struct, frozen=True):
     """One node. package: whose memory it is, None = unknown. gpu: a device's name.
 
     is_device_memory: CXL, persistent or high-bandwidth memory, online from a DAX device.

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+
+from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex

@@ -5,7 +5,8 @@ Source: Documentation/ABI/testing/sysfs-bus-pci, Documentation/PCI/sysfs-pci.rst
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.description.render_system import mask
@@ -21,8 +22,7 @@ _RESOURCES, _BRIDGE_RESOURCES = 13, 17
 _FIRST_ADDRESS, _FIRST_ADDRESS_64 = 0x8000_0000, 0x2000_0000_0000
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedDevices:
+class RenderedDevices(Struct, frozen=True):
     """Files by path, and targets by link."""
 
     files: Mapping[str, str]

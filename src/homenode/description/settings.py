@@ -1,14 +1,13 @@
 """The settings part of a host.toml: the running system's, and which PUs are set apart."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.description.document import HostDocument
 from homenode.topology import HostSettings
 
 
-@dataclass(frozen=True, slots=True)
-class PuSettings:
+class PuSettings(Struct, frozen=True):
     """PUs out of the cgroup of whoever looked, in isolcpus=, and in nohz_full=."""
 
     disallowed: CpuSet

@@ -1,7 +1,9 @@
 """The PCI part of a host.toml as read: root complexes, ports, switches, devices; no buses yet."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.description.document import (
@@ -23,8 +25,7 @@ _SWITCH_KEYS = ("switch", "link", "trained", "port_link")
 _EMPTY = "empty"
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
+class Endpoint(Struct, frozen=True):
     """A device at one place. node: -1 = unknown as sysfs says it, None = as its root complex."""
 
     where: str
@@ -36,8 +37,7 @@ class Endpoint:
     iommu_group: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
+class Switch(Struct, frozen=True):
     """A PCIe switch: an upstream port and one downstream port per child.
 
     link: what its upstream port could do, None = what the port above can; trained: what is up.
@@ -49,8 +49,7 @@ class Switch:
     children: tuple["Port", ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(Struct, frozen=True):
     """A root port or a switch's downstream port, and what is plugged in; None = nothing.
 
     link: what the port itself could do; None = whatever the device can.
@@ -61,8 +60,7 @@ class Port:
     child: "Endpoint | Switch | None"
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(Struct, frozen=True):
     """One root complex. node: None = the firmware gives none. bus: None = the next free one."""
 
     where: str
@@ -125,8 +123,7 @@ def _elements(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Elements:
+class _Elements(Struct, frozen=True):
     models: Mapping[str, DeviceModel]
     nodes: Sequence[int]
 

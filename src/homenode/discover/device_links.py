@@ -5,7 +5,7 @@ Without them GPUs are taken to be numbered in the order of their addresses, over
 driver has; where the counts or the nodes differ, no link is guessed.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import AMD, NVIDIA
@@ -38,8 +38,7 @@ _C2C_GPUS = {
 _TOPO = " ".join(nvidia_smi_topo.COMMAND)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLinks:
+class DeviceLinks(Struct, frozen=True):
     """links: ascending. gpu_of_node: GPUs whose memory nvidia-smi says is a node. node_of_gpu: the
     node of each GPU that the firmware gives none, where a tool says it. queried: what NVIDIA's
     driver says of its GPUs, in the order of the tool's numbers."""

@@ -1,7 +1,8 @@
 """GPU memory: nodes that are the memory of a GPU or another device, and not the host's own DRAM."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.readings import read_lines, read_word

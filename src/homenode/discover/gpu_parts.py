@@ -10,7 +10,9 @@ a virtual function, since vGPU 17); the amdgpu driver's current_compute_partitio
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import AMD
@@ -73,8 +75,7 @@ def with_parts(
     return divided, tuple(found.gaps)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(Struct, frozen=True):
     """Parts and modes by the address of the GPU; carriers: functions with mediated devices."""
 
     parts: dict[Bdf, list[GpuPart]]

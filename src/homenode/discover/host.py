@@ -1,9 +1,9 @@
 """Discover: one Host from a snapshot. Reads each part, lets them meet, and keeps every gap."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from lxml import etree
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

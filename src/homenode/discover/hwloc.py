@@ -1,6 +1,6 @@
 """hwloc: a Host from hwloc's XML. What the XML does not hold is None, with a gap."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.discover.core_kinds import kinds_by_speed
@@ -33,8 +33,7 @@ _NOT_IN_XML = (
 )
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(Struct):
     """What one walk over the objects collects. Sets of PUs are in the order of the document."""
 
     packages: list[tuple[int | None, CpuSet]] = field(default_factory=list)

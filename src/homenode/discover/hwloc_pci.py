@@ -4,7 +4,9 @@ Locality is where the host bridge hangs: the PUs of the object that it is attach
 """
 
 import re
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -42,8 +44,7 @@ _LINK_KINDS = {"NVLinkBandwidth": LinkKind.NVLINK, "XGMIBandwidth": LinkKind.XGM
 Pci = tuple[tuple[RootComplex, ...], tuple[PciDevice, ...], tuple[DeviceLink, ...], tuple[Gap, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Function:
+class _Function(Struct, frozen=True):
     """A function with what its place in the document says."""
 
     obj: HwlocObject

@@ -4,7 +4,8 @@ Source: Documentation/ABI/stable/sysfs-devices-node.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.discover.readings import (
@@ -33,8 +34,7 @@ _MEMORY_LINE = re.compile(
 _POOL_NAME = re.compile(r"hugepages-(\d{1,12})kB", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(Struct, frozen=True):
     """The online nodes, ascending, and the node of each PU that has one. assumed: none is shown.
     online: their numbers, with those of nodes that were left out."""
 

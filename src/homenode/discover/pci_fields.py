@@ -1,7 +1,8 @@
 """PCI fields: links, regions, interrupts and config space of a function, as sysfs has them."""
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.discover.readings import numbered, read_lines, read_number, read_pus
 from homenode.errors import ParseError
@@ -119,8 +120,7 @@ _PORT_TYPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigHeader:
+class ConfigHeader(Struct, frozen=True):
     """What a config file gives. class_code: 24 bits, None where nothing answers. bus numbers,
     port_type: of bridges only. port_type: None where the file has only the 64 bytes that everybody
     may read. target_gt_per_s: of Link Control 2."""

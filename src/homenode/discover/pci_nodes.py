@@ -1,7 +1,9 @@
 """PCI nodes: on which NUMA node a PCI function is, and what a tree does not give of functions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -13,8 +15,7 @@ from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host, MemoryKind, NumaNode, nearest_cpu_nodes
 
 
-@dataclass(frozen=True, slots=True)
-class Locality:
+class Locality(Struct, frozen=True):
     """Says which node a function is on, by the nodes of the host and its online PUs.
 
     cpu_node: of each node, itself or the node of the CPUs next to it; None where several are.
@@ -107,8 +108,7 @@ def _is_of_a_device(node: NumaNode) -> bool:
     return not node.pus and (node.generic_initiator or is_gpu or node.memory_bytes == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class StatedNode:
+class StatedNode(Struct, frozen=True):
     """The node of a GPU as a tool of its driver says it."""
 
     node: NodeIndex

@@ -8,8 +8,10 @@ Source: Documentation/ABI/testing/sysfs-bus-pci.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import (
@@ -48,8 +50,7 @@ _UNASSIGNED_CLASS = 0xFF0000  # "does not fit any class"
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class PciTree:
+class PciTree(Struct, frozen=True):
     """Root complexes and functions, ascending."""
 
     root_complexes: tuple[RootComplex, ...]
@@ -57,8 +58,7 @@ class PciTree:
     gaps: tuple[Gap, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TreePlace:
+class TreePlace(Struct, frozen=True):
     """Where a function is in the tree: its folder, root complex and the bridge above it.
 
     is_in_tree: False of a folder that stands where a link should. is_listed: False of a bridge of
@@ -72,8 +72,7 @@ class TreePlace:
     is_listed: bool = True
 
 
-@dataclass(slots=True)
-class _Malformed:
+class _Malformed(Struct):
     """Files of functions that do not have their form: one gap for each name of a file."""
 
     found: dict[str, list[tuple[Bdf, str]]] = field(default_factory=dict)

@@ -8,7 +8,8 @@ Documentation/ABI/testing/sysfs-devices-system-cpu of the Linux kernel.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.discover.core_kinds import cores_differ, read_core_kinds
@@ -36,8 +37,7 @@ _LOWEST_LLC_LEVEL = 2
 """A level-1 cache that is listed alone is not the last: firmware often shows no other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Processors:
+class Processors(Struct, frozen=True):
     """What the online PUs share. die_of_pu holds only PUs whose die is known."""
 
     packages: tuple[Package, ...]

@@ -1,6 +1,6 @@
 """States: which PUs there are, and which are online, allowed, isolated or without a tick."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, CpuSet
 from homenode.discover.readings import (
@@ -36,8 +36,7 @@ _EXPECTED_FOLDERS = f"folders cpu0 to cpu{MAX_PU_INDEX}"
 _ISOLCPUS_FLAGS = {"nohz", "domain", "managed_irq"}
 
 
-@dataclass(frozen=True, slots=True)
-class PuStates:
+class PuStates(Struct, frozen=True):
     """PUs by state; `online` and `offline` are disjoint and hold all that are present."""
 
     online: CpuSet

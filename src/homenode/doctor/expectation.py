@@ -1,8 +1,10 @@
 """Expectation: what a host was like when it was certified, and what has drifted since."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding

@@ -5,10 +5,10 @@ A publication's figures are runs like any others; `origin` and `statistic` say w
 is shown of them is what was printed, letter by letter.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+from msgspec import Struct
 
 from homenode.objective import Objective
 from homenode.results.model import Run, Switches
@@ -26,8 +26,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A table of a document's file, as it stands there: docs/formats/published.md has its keys."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """What a document calls one of its configurations.
 
     name: the document's own word. switches: the layout's, None where it does not say. arrangement:
@@ -79,8 +78,7 @@ class PublishedVerdict(Entry, frozen=True):
     grade: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedFigure:
+class PrintedFigure(Struct, frozen=True):
     """A figure as it was printed: for each choice the text with its unit. source: the sentence.
 
     near: by choice, the devices whose thread and memory were on their own node, as the source says.
@@ -197,8 +195,7 @@ class System(Entry, frozen=True):
     remedy: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Publication:
+class Publication(Struct, frozen=True):
     """One document.
 
     runs: a run for each system and choice. figures: the same as printed. published: the date;
@@ -236,8 +233,7 @@ class Publication:
         return next((one for one in self.choices if one.name == name), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """All that is known. runs: imported results and own ones, of any machine."""
 
     publications: tuple[Publication, ...]

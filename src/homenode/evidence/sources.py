@@ -5,8 +5,9 @@
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.evidence.documents import publications
@@ -19,8 +20,7 @@ from homenode.topology import Host
 PUBLISHED = "published:"
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """The runs of one argument, and what was left out, as "path: reason"."""
 
     argument: str

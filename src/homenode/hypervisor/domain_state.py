@@ -5,7 +5,8 @@ Source: `virsh dominfo` of libvirt 4 to 11 with LC_ALL=C, one "Label: value" a l
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -15,8 +16,7 @@ _PIN_ROW = re.compile(r"\s*(?:(?:(?P<number>\d{1,6})|\*):?\s+)?(?P<pus>\d[\d,^-]
 _PIN_HEAD = re.compile(r"CPU Affinity|^\s*-+\s*\Z|No IOThreads found")
 
 
-@dataclass(frozen=True, slots=True)
-class DomainState:
+class DomainState(Struct, frozen=True):
     """A domain. run_id: libvirt's number of the running instance, None where it is shut off.
 
     state: in virsh's words ("running", "paused", "shut off"). persistent: it has a definition.
@@ -51,8 +51,7 @@ def domain_argument(name: str, uuid: str) -> str:
     return name if is_plain else uuid
 
 
-@dataclass(frozen=True, slots=True)
-class LivePin:
+class LivePin(Struct, frozen=True):
     """Where one thread of a running domain may run.
 
     kind: "vcpu", "emulator" or "iothread". number: of the vCPU or IOThread; 0 for the emulator.

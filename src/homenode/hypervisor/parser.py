@@ -5,7 +5,7 @@ libvirt's schema is stricter than its parser, and the parser drops in silence wh
 needed, and none has the domain afterwards. Seen with libvirt 9.0.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.domain.copy import copy_domain
 from homenode.domain.document import Document, Element, parse_document
@@ -20,8 +20,7 @@ namespaces are the driver's own, too."""
 _OF_VIRSH = ("Failed to define domain", "failed to get domain")
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Struct, frozen=True):
     """What came of it. refusal: libvirt's message, None where it takes the document. dropped: the
     elements and attributes that it does not know there, as paths of two names."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -113,7 +114,7 @@ def derived(
     origin = _origin(record, looks, read)
     if origin is None:
         gaps.append(_EMULATION_UNKNOWN)
-    head = replace(
+    head = structs.replace(
         record.head,
         origin=origin or record.head.origin,
         conditions=tuple(conditions),

@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
@@ -100,7 +102,7 @@ def prepared(
         suite = _bound(suite, usable, orders.nodes, installed)
     bus_ids = _bus_ids(expected, host)
     record = RunRecord(
-        head=replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
+        head=structs.replace(_head(orders, host, usable, facts, bus_ids), boots=(boot,)),
         tests=suite.tests,
         controls=tuple(test.id for test in suite.tests if test.is_control),
         repeats=orders.repeats,
@@ -155,7 +157,9 @@ def _with_memory(
             f"--nodes: expected nodes that a cpuset leaves us, found {kept_out[0]}",
             hint="ask for memory of that node, in the job or the cgroup",
         )
-    return replace(host, nodes=tuple(one for one in host.nodes if one.index in memory_nodes))
+    return structs.replace(
+        host, nodes=tuple(one for one in host.nodes if one.index in memory_nodes)
+    )
 
 
 def _bound(
@@ -308,8 +312,9 @@ def kept_to(host: Host, pus: CpuSet | None) -> Host:
     """The machine of which only these PUs are allowed; None = as it is."""
     if pus is None:
         return host
-    return replace(
-        host, pus=tuple(replace(pu, allowed=pu.allowed and pu.index in pus) for pu in host.pus)
+    return structs.replace(
+        host,
+        pus=tuple(structs.replace(pu, allowed=pu.allowed and pu.index in pus) for pu in host.pus),
     )
 
 
@@ -341,11 +346,13 @@ def confined(host: Host, pus: CpuSet | None, nodes: tuple[int, ...] | None) -> H
         wanted &= CpuSet.union(known[number].pus for number in nodes)
     if not wanted:
         raise UsageError("--pus, --nodes: expected PUs to measure on, found none in both")
-    return replace(
+    return structs.replace(
         host,
-        pus=tuple(replace(pu, allowed=pu.allowed and pu.index in wanted) for pu in host.pus),
+        pus=tuple(
+            structs.replace(pu, allowed=pu.allowed and pu.index in wanted) for pu in host.pus
+        ),
         nodes=tuple(
-            replace(node, pus=node.pus & wanted)
+            structs.replace(node, pus=node.pus & wanted)
             for node in host.nodes
             if nodes is None or int(node.index) in nodes
         ),

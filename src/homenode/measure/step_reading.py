@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 import msgspec
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -127,7 +128,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     )
     how = "the driver gave" if test.gpus else "CUDA_DEVICE_ORDER=PCI_BUS_ID gave"
     reason = f"nvbandwidth gives numbers alone; {how} their order"
-    return replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
+    return structs.replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
 def _nccl(test: BenchTest, text: str) -> Figures:

@@ -1,7 +1,9 @@
 """GuestRequest: one VM to be placed, of its document and its user's options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

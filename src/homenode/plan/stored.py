@@ -1,9 +1,10 @@
 """Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import InputError, UsageError

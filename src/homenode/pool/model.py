@@ -1,7 +1,9 @@
 """Pool: hosts as values. Equal machines share one Host and differ in a few numbers."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from homenode.analyse.health import link_health
 from homenode.bdf import Bdf

@@ -4,6 +4,8 @@ import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
@@ -56,7 +58,7 @@ class RankedPlace:
 
 def _without_record(host: Host, vm: str | None) -> Host:
     left = tuple(known for known in host.domains if not (known.planned and known.name == vm))
-    return replace(host, domains=left)
+    return structs.replace(host, domains=left)
 
 
 @dataclass(frozen=True, slots=True)

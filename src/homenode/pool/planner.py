@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.plan.gpu_parts import parts_at, same_profile
@@ -216,7 +218,7 @@ class Planner(States):
 
     def _after(self, state: HostState, request: GuestRequest, placement: Placement) -> HostState:
         domain = domain_of_placement(self.host(state), request, placement)
-        return self.state_with(state, replace(domain, name=OTHERS * 2))
+        return self.state_with(state, structs.replace(domain, name=OTHERS * 2))
 
     def is_clean(self, state: HostState, flavour: Flavour, step: Step) -> bool:
         """Whether the VM is as well placed as on the empty machine, with every GPU at home."""
@@ -367,7 +369,7 @@ class Planner(States):
         for node, (size, free, _) in zip(nodes, step.after.memory, strict=True):
             known = size is not None and free is not None
             used = (size or 0) - (free or 0) if known else 0
-            kept = reserve_bytes(request, replace(node, memory_bytes=size)) if used else 0
+            kept = reserve_bytes(request, structs.replace(node, memory_bytes=size)) if used else 0
             yield used, kept + overhead
 
     def real_host(self, one: PoolHost, flavour: Flavour) -> Host:
@@ -376,8 +378,8 @@ class Planner(States):
         unfit = self.unfit(one.shape, flavour)
         if not unfit:
             return host
-        others = replace(holder(tuple(sorted(unfit)), (), 0), name="(of another kind)")
-        return replace(host, domains=(*host.domains, others))
+        others = structs.replace(holder(tuple(sorted(unfit)), (), 0), name="(of another kind)")
+        return structs.replace(host, domains=(*host.domains, others))
 
 
 def names_parts(request: GuestRequest) -> bool:

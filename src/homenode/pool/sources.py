@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, InputError, UsageError, of_os
 from homenode.input_files import read_file, read_start

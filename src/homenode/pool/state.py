@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
@@ -104,7 +106,7 @@ class States:
         request = self.probe(shape)
         if without is not None:
             left = tuple(vm for vm in host.domains if vm.name != without)
-            host = replace(host, domains=left)
+            host = structs.replace(host, domains=left)
         with_vcpus, service, devices = self._masks(shape, host, request)
         memory = tuple(_memory_of(host, request, node) for node in host.nodes)
         cores = self._core_counts(shape, with_vcpus, service)
@@ -142,7 +144,7 @@ class States:
         """What one VM has; None where its vCPUs float over several cores."""
         key = (shape, vm.vcpu_pins, vm.emulator_pus, vm.iothread_pus)
         if key not in self._cores_of_vm:
-            own = allocations(replace(self.pool.shapes[shape], domains=(vm,)), request)
+            own = allocations(structs.replace(self.pool.shapes[shape], domains=(vm,)), request)
             floats = any(pin is not None and len(pin) > 1 for pin in vm.vcpu_pins)
             self._cores_of_vm[key] = (
                 None if floats else (own.vcpu_cores.bits, own.service_cores.bits)
@@ -152,7 +154,7 @@ class States:
     def state_with(self, state: HostState, vm: RunningDomain) -> HostState:
         """The state once the VM has arrived on a machine in this state."""
         host, request = self.host(state), self.probe(state.shape)
-        host = replace(host, domains=(*host.domains, vm))
+        host = structs.replace(host, domains=(*host.domains, vm))
         known = self._own_masks(state.shape, vm, request)
         if known is None:
             return self.state_of(state.shape, host)
@@ -196,7 +198,7 @@ class States:
             (
                 size,
                 None if size is None else size - _pooled(pools),
-                tuple(replace(pool, free_pages=pool.total_pages) for pool in pools),
+                tuple(structs.replace(pool, free_pages=pool.total_pages) for pool in pools),
             )
             for size, _, pools in state.memory
         )
@@ -316,10 +318,10 @@ class States:
         if found is None:
             shape = self.pool.shapes[state.shape]
             nodes = tuple(
-                replace(node, memory_bytes=size, memory_free_bytes=free, page_pools=pools)
+                structs.replace(node, memory_bytes=size, memory_free_bytes=free, page_pools=pools)
                 for node, (size, free, pools) in zip(shape.nodes, state.memory, strict=True)
             )
-            found = replace(shape, name="pool", nodes=nodes, domains=self.others(state))
+            found = structs.replace(shape, name="pool", nodes=nodes, domains=self.others(state))
             if len(self._hosts) >= _MOST_HOSTS:
                 self._hosts.clear()
             self._hosts[state] = found
@@ -388,7 +390,7 @@ def _with_freed(
 ) -> NodeMemoryState:
     """The memory of a node once so many bytes of each page size are free again."""
     pools = tuple(
-        replace(
+        structs.replace(
             pool,
             free_pages=min(
                 pool.total_pages,

@@ -6,13 +6,13 @@ that others have published have the same shape, with `origin` and `statistic` sa
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -52,8 +52,7 @@ class Statistic(StrEnum):
     UNKNOWN = "unknown"  # the source does not say
 
 
-@dataclass(frozen=True, slots=True)
-class Switches:
+class Switches(Struct, frozen=True):
     """A layout's five switches, None = unknown how one stood.
 
     >>> Switches.of(PRESETS["pin-numa"]).name
@@ -114,8 +113,7 @@ MOVING = "moving"
 """State of many PUs that are never in one place for long: where they are is their moving."""
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
+class Condition(Struct, frozen=True):
     """Something that must be equal for two runs to be comparable.
 
     name: `governor`, `clock`, `microcode`, `kernel`, `driver`, `tool NAME`, `link BDF`, `others`
@@ -126,8 +124,7 @@ class Condition:
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlace:
+class GpuPlace(Struct, frozen=True):
     """Where the machine that ran the suite believed a GPU to be.
 
     device: as in Sample. node: its numa_node there; None where the kernel says -1.
@@ -168,8 +165,7 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     disturbed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class RunHead:
+class RunHead(Struct, frozen=True):
     """Everything of a run but its samples.
 
     name: the folder's. system: the folder above: the GPU, or `cpu-only`. host_kind: machines of
@@ -239,8 +235,7 @@ def is_refused(sample: Sample) -> bool:
     return not _LEAST < sample.value < _MOST
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True, dict=True):
     """One results folder."""
 
     head: RunHead

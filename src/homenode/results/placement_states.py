@@ -11,8 +11,9 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 from homenode.results.model import MOVING, UNSETTLED
 
@@ -29,8 +30,7 @@ Latencies = tuple[float | None, ...]
 _Signature = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
+class Bracket(Struct, frozen=True):
     """Hand-over latencies around one sample. team: the PUs; () of latencies: one PU alone.
 
     before_ns, after_ns: of each pair of neighbours, in the order of the team; None: not measured.
@@ -41,8 +41,7 @@ class Bracket:
     after_ns: Latencies
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(Struct, frozen=True):
     """labels: of each bracket, UNSETTLED where it was moved meanwhile or not measured.
 
     transitions: positions of brackets in which, or before which, their team moved.

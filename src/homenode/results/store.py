@@ -6,8 +6,9 @@ is skipped with its reason; the rest is used.
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.durable import open_folder, replace_file
 from homenode.errors import HomenodeError, HostError, InputError
@@ -23,16 +24,14 @@ MAX_DEPTH = 4
 MAX_FOLDERS = 20_000
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
+class Skipped(Struct, frozen=True):
     """A folder that was left out, and why."""
 
     path: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     """Runs in the order of their paths, and what was left out.
 
     folders: of the runs, in order. foreign: folders among those left out that hold no run of

@@ -6,7 +6,8 @@ Source: numactl issue 224; docs/formats/host-toml.md, gh200x4.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

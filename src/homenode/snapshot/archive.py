@@ -15,10 +15,11 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
 from typing import BinaryIO, Protocol
+
+from msgspec import Struct
 
 from homenode.errors import InputError, of_os
 from homenode.input_files import open_plain
@@ -54,8 +55,7 @@ class _Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Compression:
+class _Compression(Struct, frozen=True):
     """most_packed: bytes of the packed file; they take about a second."""
 
     magic: bytes
@@ -95,8 +95,7 @@ _COMPRESSIONS = (
 _NOT_READ = ((b"PK\x03\x04", "zip"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"7z\xbc\xaf", "7z"))
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveTree:
+class ArchiveTree(Struct, frozen=True):
     """What a tar holds. Paths have no leading slash, no "." and no "..".
 
     files: path -> text (see MemorySnapshot for bytes that are no UTF-8). links: path -> target.

@@ -4,8 +4,9 @@ import gzip
 import io
 import re
 import tarfile
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode import __version__
 from homenode.durable import PRIVATE, replace_file
@@ -31,8 +32,7 @@ SSH_TIMEOUT_S = 600.0
 _HOST = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%/\[\]+-]{0,255}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """What a capture wrote: where, how many bytes, and what is in it."""
 
     path: Path

@@ -8,8 +8,9 @@ Linux kernel 6.12; for each tool see tools/.
 """
 
 import re
-from dataclasses import dataclass
 from enum import Enum, StrEnum
+
+from msgspec import Struct
 
 
 class Kind(StrEnum):
@@ -74,8 +75,7 @@ _BY_LINE = frozenset({Form.RESOURCE, Form.FIELDS, Form.NODE_MEMINFO, Form.COUNTS
 _COMPILED = {form: re.compile(form.value, re.ASCII) for form in Form}
 
 
-@dataclass(frozen=True, slots=True)
-class PathRule:
+class PathRule(Struct, frozen=True):
     """Paths that are read: a glob of the shell, one component at a time.
 
     keep: where given, only lines that begin so are captured (the rest of /proc/self/status, say,
@@ -92,8 +92,7 @@ class PathRule:
     unless: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     """A tool whose output is read.
 
     spellings: the argv, and others to try where the first program is not there.

@@ -6,9 +6,10 @@ into a capture: a file that is not in the table, or not of its form, stays behin
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import cache
+
+from msgspec import Struct
 
 from homenode.snapshot.contents import BRIDGE_CLASS, COMMANDS, PATHS, Kind, PathRule
 from homenode.snapshot.memory import MemorySnapshot
@@ -17,8 +18,7 @@ from homenode.snapshot.protocol import Snapshot
 _NAME_IN_PATH = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """What was found, as a snapshot, and what was not.
 
     absent: globs of the table that matched nothing, in the table's order.

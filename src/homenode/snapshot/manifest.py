@@ -1,6 +1,6 @@
 """Manifest: what a capture says of itself, in manifest.json at its top."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode import formats
 
@@ -8,8 +8,7 @@ MANIFEST = "manifest.json"
 KIND = "snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """What is in a capture and what is not. No time and no host name: equal hosts, equal files.
 
     homenode:     version of the program that wrote it.

@@ -10,7 +10,8 @@ PCI addresses, PU lists, masks and distances are no secrets and stay as they are
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.snapshot.contents import IDENTITY_COMMANDS, IDENTITY_PATHS, SERIAL_PATHS
@@ -91,8 +92,7 @@ _SERIAL_WORD = re.compile(
 _SERIAL_FIELD = re.compile(r"^(\s.*?\b(?:serial number|asset tag):?\s+)(\S.*)$", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Redacted:
+class Redacted(Struct, frozen=True):
     """A snapshot that may be shown.
 
     left_out: (tool, reason) where an output does not parse, so that nothing in it can be determined
@@ -104,8 +104,7 @@ class Redacted:
     not_everywhere: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Identities:
+class Identities(Struct, frozen=True):
     """Names that are redacted wherever they stand."""
 
     hosts: tuple[str, ...] = ()

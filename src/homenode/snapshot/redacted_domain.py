@@ -10,9 +10,9 @@ Source: libvirt's docs/schemas/domaincommon.rng and basictypes.rng.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from lxml import etree
+from msgspec import Struct, field
 
 from homenode.snapshot.pseudonyms import Pseudonyms
 from homenode.tools.xml_text import parse_xml
@@ -54,8 +54,7 @@ _EMULATOR = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """An element that stays. attributes: name -> form; text: its form, None = no text stays."""
 
     attributes: Mapping[str, re.Pattern[str]] = field(default_factory=dict)

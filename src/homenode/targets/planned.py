@@ -112,7 +112,7 @@ def _moved(guest: Vm, target: Target, source: str) -> Vm:
         machine="virt" if guest.architecture == "aarch64" else "q35",
         controllers=(),
         addresses=target.own_slots,
-        hostdevs=tuple(replace(hostdev, address=None) for hostdev in guest.hostdevs),
-        mediated=tuple(replace(device, address=None) for device in guest.mediated),
+        hostdevs=tuple(structs.replace(hostdev, address=None) for hostdev in guest.hostdevs),
+        mediated=tuple(structs.replace(device, address=None) for device in guest.mediated),
         has_qemu_commandline=False,
     )

@@ -6,7 +6,8 @@ Source: ACPI 6.5, 5.2.16 (SRAT) and 5.2.17 (SLIT).
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 
@@ -16,8 +17,7 @@ _SLIT_HEADER_BYTES = 44
 _MOST_DOMAINS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ProximityDomain:
+class ProximityDomain(Struct, frozen=True):
     """A node, as firmware numbers it. cpus, memory_bytes: of entries that are enabled."""
 
     number: int

@@ -24,8 +24,9 @@ Seen of ROCm 6.2 to 7.1. Source: CHANGELOG.md of ROCm/amdsmi (6.2: topology --js
 amdsmi_commands.py; ROCm/legacy-rocm-build issue 4477.
 """
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -40,8 +41,7 @@ _PARTITIONS = "amd-smi partition --current --json"
 _MOST_PARTITIONS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class AmdPartitions:
+class AmdPartitions(Struct, frozen=True):
     """One GPU. number: the tool's, of its first partition. compute, memory: "CPX", "NPS4"; None
     where the tool says N/A. count: its partitions."""
 

@@ -7,10 +7,10 @@ here, and it is read strictly: a guest that we measure may print anything.
 """
 
 import math
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from homenode.errors import ParseError
 
@@ -24,8 +24,7 @@ T = TypeVar("T")
 Latencies = tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True):
     """What makes the document's figures less than they seem."""
 
     id: str
@@ -33,8 +32,7 @@ class Doubt:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
+class Contention(Struct, frozen=True):
     """Who else ran on the PUs meanwhile, as shares of their time; None = unknown."""
 
     others_ratio: float | None = None
@@ -42,14 +40,12 @@ class Contention:
     busy_neighbour: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeNode:
+class ProbeNode(Struct, frozen=True):
     node: int
     pus: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeMachine:
+class ProbeMachine(Struct, frozen=True):
     """emulated: instructions are translated (QEMU's TCG): no figure means anything."""
 
     architecture: str
@@ -58,8 +54,7 @@ class ProbeMachine:
     emulated: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Pages:
+class Pages(Struct, frozen=True):
     """What backed a buffer. huge_bytes of bytes are on huge pages; None = unknown."""
 
     bytes: int
@@ -68,8 +63,7 @@ class Pages:
     verified_by: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BandwidthSample:
+class BandwidthSample(Struct, frozen=True):
     """One pass of one kernel. cas_*: of neighbouring PUs, around it; () where one thread ran."""
 
     at_ns: int
@@ -79,8 +73,7 @@ class BandwidthSample:
     cas_after_ns: Latencies = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BandwidthKernel:
+class BandwidthKernel(Struct, frozen=True):
     kernel: str
     stores: str
     reported_bytes_per_element: int
@@ -88,8 +81,7 @@ class BandwidthKernel:
     raw: tuple[BandwidthSample, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class BandwidthRun:
+class BandwidthRun(Struct, frozen=True):
     """Kernels of the same threads on the same memory. node: that the memory was bound to."""
 
     pus: str
@@ -99,14 +91,12 @@ class BandwidthRun:
     kernels: tuple[BandwidthKernel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyPoint:
+class LatencyPoint(Struct, frozen=True):
     bytes: int
     samples_ns: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyCurve:
+class LatencyCurve(Struct, frozen=True):
     """node: that the memory was bound to. order: local or random. pages_wanted: auto, base, ..."""
 
     pu: int
@@ -117,8 +107,7 @@ class LatencyCurve:
     points: tuple[LatencyPoint, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyLevel:
+class LatencyLevel(Struct, frozen=True):
     """One stretch of the curve. capacity_bytes: None of memory."""
 
     level: str
@@ -126,36 +115,31 @@ class LatencyLevel:
     capacity_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Handoffs:
+class Handoffs(Struct, frozen=True):
     """Of a pair of PUs: half a round trip of a line."""
 
     pus: tuple[int, int]
     samples_ns: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadRate:
+class ThreadRate(Struct, frozen=True):
     pu: int
     samples_events_per_s: tuple[float, ...]
     fairness_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Of some threads at once. samples: of all of them together, () where only threads report."""
 
     threads: tuple[ThreadRate, ...]
     fairness_index: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class AloneRates:
+class AloneRates(Struct, frozen=True):
     samples_events_per_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SmtCore:
+class SmtCore(Struct, frozen=True):
     """One sibling against all of a core. gain_ratio: 1 means that siblings add nothing."""
 
     pus: str
@@ -165,8 +149,7 @@ class SmtCore:
     gain_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPoint:
+class LoadedPoint(Struct, frozen=True):
     """delay_cycles: of the injectors between two pieces of work; None = they rest."""
 
     delay_cycles: int | None
@@ -174,8 +157,7 @@ class LoadedPoint:
     samples_injected_bytes_per_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """One look at a pair of PUs. fill_ratio: rate of both over that of one; None where not had."""
 
     at_ns: int
@@ -186,14 +168,12 @@ class Look:
     disturbed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LookedPair:
+class LookedPair(Struct, frozen=True):
     pair: int
     pus: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeDocument:
+class ProbeDocument(Struct, frozen=True):
     """One run of the probe. Of the tuples below `contention`, those of its command are filled.
 
     placement's pairs are `looked_pairs`, core-to-core's are `handoffs`.

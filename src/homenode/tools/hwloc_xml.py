@@ -11,9 +11,10 @@ Source: hwloc2.dtd of hwloc 2.12, hwloc/topology-xml.c; seen: hwloc 1.11, 2.8, 2
 """
 
 import re
-from dataclasses import dataclass, field, replace
 
 from lxml import etree
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
@@ -22,8 +23,7 @@ from homenode.tools.xml_text import parse_xml
 COMMAND = ("lstopo-no-graphics", "--disallowed", "--filter", "io:all", "--of", "xml")
 
 
-@dataclass(frozen=True, slots=True)
-class HwlocObject:
+class HwlocObject(Struct, frozen=True):
     """One <object>. type: "Package", "NUMANode", "L3Cache", "PCIDev", ... attributes and infos as
     written; memory, I/O and normal children in document order."""
 
@@ -33,8 +33,7 @@ class HwlocObject:
     children: "tuple[HwlocObject, ...]"
 
 
-@dataclass(frozen=True, slots=True)
-class HwlocDistances:
+class HwlocDistances(Struct, frozen=True):
     """One <distances2> or <distances2hetero>.
 
     objects: per row and column, its index with the type before it ("NUMANode:0", "OSDev:701").
@@ -48,8 +47,7 @@ class HwlocDistances:
     values: tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HwlocCpuKind:
+class HwlocCpuKind(Struct, frozen=True):
     """One <cpukind>. efficiency: higher = faster; None where hwloc could not rank."""
 
     cpuset: str
@@ -57,8 +55,7 @@ class HwlocCpuKind:
     infos: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class HwlocTopology:
+class HwlocTopology(Struct, frozen=True):
     """A whole document. infos: of the machine and, in version 3, of the topology."""
 
     version: str

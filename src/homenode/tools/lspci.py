@@ -11,9 +11,10 @@ Seen: pciutils 3.7 and 3.9. Source: lspci(8) and ls-caps.c of pciutils; names: p
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -73,8 +74,7 @@ _BYTES_OF_UNIT = {"": 1, "K": KIB, "M": KIB**2, "G": KIB**3, "T": KIB**4, "P": K
 _ROM_INDEX = 6
 
 
-@dataclass(frozen=True, slots=True)
-class LspciFunction:
+class LspciFunction(Struct, frozen=True):
     """One function. None: not printed, or printed by a name that is in no table below.
 
     class_code: 24 bits. name: vendor and device in words. port_type: of bridges with an Express

@@ -1,7 +1,8 @@
 """Records of nccl-tests and rccl-tests: one run, its ranks and its rows."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.gap import Gap
@@ -17,8 +18,7 @@ class Family(StrEnum):
     RCCL = "rccl"
 
 
-@dataclass(frozen=True, slots=True)
-class NcclRank:
+class NcclRank(Struct, frozen=True):
     """One rank. host: numbered from 0 as they appear. address: None where printed as [0x19]."""
 
     rank: int
@@ -28,8 +28,7 @@ class NcclRank:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class NcclHalf:
+class NcclHalf(Struct, frozen=True):
     """One half of a row. wrong: elements that came out wrong; None where not checked."""
 
     time_ns: float
@@ -38,8 +37,7 @@ class NcclHalf:
     wrong: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class NcclRow:
+class NcclRow(Struct, frozen=True):
     """One message size. root: None where there is none. A half that was not run is None."""
 
     size_bytes: int
@@ -55,8 +53,7 @@ class NcclRow:
         return tuple(half for half in (self.out_of_place, self.in_place) if half is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class NcclTests:
+class NcclTests(Struct, frozen=True):
     """One run. None where the tool does not say.
 
     collective: "all_reduce" and so on. library_version: as NCCL numbers it (22809).

@@ -8,7 +8,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -45,8 +46,7 @@ _HALF = ("time", "algbw", "busbw")
 _WRONG = ("#wrong", "error", "wrong")
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
+class _Columns(Struct, frozen=True):
     """What the header promises. half: names of one half's columns; halves: 1 or 2."""
 
     has_root: bool

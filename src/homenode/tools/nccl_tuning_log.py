@@ -13,8 +13,9 @@ shares it with the table of nccl-tests.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import groupby
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.tools.figures import count
@@ -30,8 +31,7 @@ _LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Choice:
+class Choice(Struct, frozen=True, order=True):
     """What is mistaken for messages of a size."""
 
     size_bytes: int

@@ -1,8 +1,10 @@
 """Records of nvbandwidth: one run, its tests and their matrices."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -32,8 +34,7 @@ class Unit(StrEnum):
     NS = "ns"
 
 
-@dataclass(frozen=True, slots=True)
-class NvbandwidthDevice:
+class NvbandwidthDevice(Struct, frozen=True):
     """One GPU of the run's list. index: CUDA's number, its column. address: None in v0.5."""
 
     index: int
@@ -41,8 +42,7 @@ class NvbandwidthDevice:
     address: Bdf | None
 
 
-@dataclass(frozen=True, slots=True)
-class NvbandwidthMatrix:
+class NvbandwidthMatrix(Struct, frozen=True):
     """cells: shape (rows, columns), [from or CPU][GPU]; None where N/A.
 
     part: which of a test's matrices, one of TWO_WAYS or None where the test has one.
@@ -61,8 +61,7 @@ class NvbandwidthMatrix:
         return tuple(cell for row in self.cells for cell in row if cell is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class NvbandwidthTest:
+class NvbandwidthTest(Struct, frozen=True):
     """name: the tool's; None for a waived one of a text. threads: (GPU's number, NUMA node) of the
     thread that copied, where the log has lines about it."""
 
@@ -72,8 +71,7 @@ class NvbandwidthTest:
     threads: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NvbandwidthRun:
+class NvbandwidthRun(Struct, frozen=True):
     """One run. Versions as printed; None where not said. devices: v0.10 prints none.
 
     errors: what the tool said went wrong, at any place of its output.

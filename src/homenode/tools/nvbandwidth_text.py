@@ -12,7 +12,8 @@ Waived:
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.errors import ParseError
 from homenode.gap import Gap
@@ -68,8 +69,7 @@ _SAYS_NOTHING = (
 _ROUNDING = 0.005
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """The test that is being read."""
 
     name: str

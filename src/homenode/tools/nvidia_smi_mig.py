@@ -11,7 +11,7 @@ programs see: a GPU instance may hold several, and none.
 Seen of drivers 470 to 580. Source: NVIDIA MIG user guide, "Creating GPU Instances".
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.errors import ParseError
 
@@ -23,8 +23,7 @@ _INSTANCES = "nvidia-smi mig -lgi"
 _LIST = "nvidia-smi -L"
 
 
-@dataclass(frozen=True, slots=True)
-class MigInstance:
+class MigInstance(Struct, frozen=True):
     """A GPU instance. gpu: the tool's number of its GPU. profile: "1g.10gb+me".
 
     start, size: its place among the GPU's memory slices.
@@ -37,8 +36,7 @@ class MigInstance:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(Struct, frozen=True):
     """A compute instance. device: its number on its GPU, as `index` of nvidia-smi -q -x."""
 
     gpu: int

@@ -7,9 +7,9 @@ Seen of drivers 535 to 580 (nvsmi_device_v12.dtd, v13). Source: man nvidia-smi, 
 """
 
 import re
-from dataclasses import dataclass
 
 from lxml import etree
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -39,8 +39,7 @@ _ABSENT = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaMigDevice:
+class NvidiaMigDevice(Struct, frozen=True):
     """A compute instance. index: its number on its GPU. instance: of the GPU instance it is on.
 
     memory_bytes: of that GPU instance.
@@ -51,8 +50,7 @@ class NvidiaMigDevice:
     memory_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaGpu:
+class NvidiaGpu(Struct, frozen=True):
     """One GPU. None where the driver says N/A, or where its version does not have the field.
 
     index:     position in the output: the number that other nvidia-smi commands use.
@@ -88,8 +86,7 @@ class NvidiaGpu:
     mig_devices: tuple[NvidiaMigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NvidiaQuery:
+class NvidiaQuery(Struct, frozen=True):
     """gpus: in the tool's order.
 
     unread: (GPU, element, text) whose text we do not understand; its field is None.

@@ -13,7 +13,8 @@ Source: man nvidia-smi, "topo"; no grammar is published.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -32,8 +33,7 @@ _NIC_NAME = re.compile(r"\s*(NIC\d+): (\S+)\s*")
 _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 
 
-@dataclass(frozen=True, slots=True)
-class TopoDevice:
+class TopoDevice(Struct, frozen=True):
     """One row. None where the tool says N/A or nothing.
 
     name:        "GPU0", "NIC0", or the name of a NIC ("mlx5_0", drivers before 510).
@@ -48,8 +48,7 @@ class TopoDevice:
     memory_node: NodeIndex | None
 
 
-@dataclass(frozen=True, slots=True)
-class TopoMatrix:
+class TopoMatrix(Struct, frozen=True):
     """devices: in the tool's order.
 
     links: shape (devices, devices), [from][to]; "X" on the diagonal, then NV#, PIX, PXB, PHB, NODE

@@ -8,7 +8,8 @@ Source: Documentation/filesystems/proc.rst, 1.7, of Linux 6.6.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, PuIndex
 from homenode.errors import ParseError
@@ -19,8 +20,7 @@ PATH = "/proc/stat"
 _LINE = re.compile(r"cpu(\d{1,6})((?: \d+){4,16})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class PuTimes:
+class PuTimes(Struct, frozen=True):
     """Ticks since boot. busy does not hold stolen."""
 
     pu: PuIndex

@@ -8,7 +8,8 @@ are big-endian.
 """
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 
@@ -25,8 +26,7 @@ _LONGEST_NAME = 1023
 _LARGEST = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Qcow2Header:
+class Qcow2Header(Struct, frozen=True):
     """size_bytes: of the disk, as its guest sees it. backing: the name of the file under it, as it
     stands there; None = none. backing_format: None where it is not stated."""
 

@@ -13,7 +13,8 @@ Seen of ROCm 5.2 to 7.1. Source: rocm_smi.py of ROCm/rocm_smi_lib.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -34,8 +35,7 @@ _SECTIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RocmTopology:
+class RocmTopology(Struct, frozen=True):
     """gpus: the tool's indices (not BDFs), ascending.
 
     weights, hops: shape (gpus, gpus), [from][to]; None where the tool says N/A; 0 on the diagonal.

@@ -24,8 +24,10 @@ import re
 from calendar import timegm
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -240,8 +242,7 @@ def _shares(
         yield NodeShare(node, cpu_ids, None, gpus)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShape:
+class NodeShape(Struct, frozen=True):
     """Sockets x cores x threads. cpus: Slurm's CPUs; as many as cores where it schedules cores.
 
     A core has as many abstract ids as threads either way (seen: 22.05.8, CPUs=32 of 2 x 16 x 2,

@@ -8,7 +8,8 @@ versions. None of these columns is a comment, a reason or a feature.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.tools.scontrol import NodeShape, node_shape
@@ -25,8 +26,7 @@ _SLICE = re.compile(r"(?:\w+_)?\d+g\.\d+gb", re.ASCII)
 _MARKS = "*~#!%$@^-+"
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterNode:
+class ClusterNode(Struct, frozen=True):
     """A node as Slurm declares it. gpus: whole ones; None where it declares none.
 
     state: as sinfo prints it, in lower case, without its marks. gpu_type: of the whole GPUs, where

@@ -5,8 +5,9 @@ Source: scontrol(1), show job; gres.conf(5) of 22.05.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -24,8 +25,7 @@ RUNNING = frozenset({"RUNNING", "SIGNALING", "RESIZING"})
 """States of jobs whose processes run: while a user signals a job, Slurm says only that."""
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedGpus:
+class OwnedGpus(Struct, frozen=True):
     """The GPUs that a job holds on a node, or has a share of (shard, mps).
 
     indices: places in the node's list of devices; None where Slurm gives only how many. sliced:
@@ -37,8 +37,7 @@ class OwnedGpus:
     sliced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NodeShare:
+class NodeShare(Struct, frozen=True):
     """What a job holds on one node, in Slurm's own numbers.
 
     cpu_ids: abstract CPU ids (scontrol). cores: (socket, core of the socket) (squeue --json). One
@@ -51,8 +50,7 @@ class NodeShare:
     gpus: OwnedGpus
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """id: as users write it ("11_0" of an array, "12+1" of a heterogeneous job).
 
     number: what Slurm counts by, so that an array's tasks are found by either. state: "RUNNING",

@@ -22,9 +22,10 @@ Seen: 22.05.8; the others are Slurm's own description of its parsers (v0.0.39 to
 
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.tools.json_documents import whole
@@ -232,8 +233,7 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedJob:
+class QueuedJob(Struct, frozen=True):
     """One job, or one task of an array. task: None for all tasks of an array that wait together.
 
     said: the state in Slurm's own word. reason: why it waits or how it ended, "" where none.

@@ -15,7 +15,8 @@ Seen of revision 8476fab. Source: their sources. What the outputs do not say:
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 from homenode.tools.figures import count, figure, positive
@@ -31,16 +32,14 @@ _GPU = re.compile(r"GPU (\d+) \[(.*)\]", re.ASCII)
 _COPY = re.compile(r"(Host-to-Device|Device-to-Host|Device-to-Device): (\S+) GB/s", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ChasePoint:
+class ChasePoint(Struct, frozen=True):
     """Time of one dependent load in a buffer of this size."""
 
     size_bytes: int
     latency_ns: float
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCopies:
+class GpuCopies(Struct, frozen=True):
     """One GPU's bandwidths, bytes/s. device: the framework's number. None: not printed."""
 
     device: int

@@ -9,10 +9,10 @@ prints its version on standard output.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -27,8 +27,7 @@ MAX_ENTRIES = 200_000
 _UNITS = frozenset({"bytes_per_s", "ns", "flop_per_s"})
 
 
-@dataclass(frozen=True, slots=True)
-class TorchDevice:
+class TorchDevice(Struct, frozen=True):
     """index: PyTorch's. address: None where it does not say; node: None for -1."""
 
     index: int
@@ -37,16 +36,14 @@ class TorchDevice:
     node: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TorchThread:
+class TorchThread(Struct, frozen=True):
     """Where the thread that started the copies ran at the end of them."""
 
     cpu: int | None
     node: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TorchFigure:
+class TorchFigure(Struct, frozen=True):
     """One series. device, peer: indices. memory_node: of the host buffer, where it can be seen.
 
     steady: whether it had become so before the first sample. warmups: repeats before it.
@@ -65,16 +62,14 @@ class TorchFigure:
     memory_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TorchGap:
+class TorchGap(Struct, frozen=True):
     """What could not be measured, in PyTorch's words."""
 
     subject: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TorchRow:
+class TorchRow(Struct, frozen=True):
     """One message size of an all-reduce in place. time_ns: of one, of the slowest rank."""
 
     size_bytes: int
@@ -83,8 +78,7 @@ class TorchRow:
     wrong_ranks: int
 
 
-@dataclass(frozen=True, slots=True)
-class TorchRank:
+class TorchRank(Struct, frozen=True):
     """Where a rank was bound, and where its thread was at the end."""
 
     rank: int
@@ -94,8 +88,7 @@ class TorchRank:
     node: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class TorchChoice:
+class TorchChoice(Struct, frozen=True):
     """What the library chose for a message size, in its own words or numbers."""
 
     size_bytes: int
@@ -103,8 +96,7 @@ class TorchChoice:
     protocol: str
 
 
-@dataclass(frozen=True, slots=True)
-class TorchRun:
+class TorchRun(Struct, frozen=True):
     """One document. failed: why this node's process measured nothing.
 
     stalled: the figure that did not come, whereupon the program ended itself.

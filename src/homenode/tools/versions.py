@@ -11,7 +11,8 @@ virsh-host.c of libvirt; softmmu/vl.c of QEMU.
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import ParseError
 
@@ -33,8 +34,7 @@ _KEYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class VirshVersion:
+class VirshVersion(Struct, frozen=True):
     """libvirt: of the library, and of the daemon on the same host unless `daemon` says otherwise.
 
     hypervisor: its name ("QEMU") and version. None where the tool does not say.

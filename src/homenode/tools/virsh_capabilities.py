@@ -5,9 +5,8 @@ libvirt reads the same /sys that we read, on its own: the two must agree.
 Seen of libvirt 6.0 to 11.3. Source: docs/formatcaps.html of libvirt; schemas/capability.rng.
 """
 
-from dataclasses import dataclass
-
 from lxml import etree
+from msgspec import Struct
 
 from homenode.cpuset import MAX_PU_INDEX, CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
@@ -22,8 +21,7 @@ _SOURCE = "virsh capabilities"
 _MAX_NUMBER = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitiesCpu:
+class CapabilitiesCpu(Struct, frozen=True):
     """One PU of a cell. All but `pu` are None for PUs that are offline.
 
     siblings: the PUs of its core.
@@ -36,8 +34,7 @@ class CapabilitiesCpu:
     siblings: CpuSet | None
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitiesCell:
+class CapabilitiesCell(Struct, frozen=True):
     """One NUMA node.
 
     pages:     (page size in bytes, count), as configured; not how many are free.
@@ -51,8 +48,7 @@ class CapabilitiesCell:
     cpus: tuple[CapabilitiesCpu, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CapabilitiesCache:
+class CapabilitiesCache(Struct, frozen=True):
     """One cache bank: level, "both", "data" or "code", its size and PUs."""
 
     level: int
@@ -61,8 +57,7 @@ class CapabilitiesCache:
     pus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class VirshCapabilities:
+class VirshCapabilities(Struct, frozen=True):
     """cells and caches in the document's order; caches is empty before libvirt 3.10."""
 
     architecture: str | None

@@ -59,7 +59,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
     chooses = module.support[Feature.DEVICE_TREE].level is Level.LOST
 
     def placed(one: GuestHostdev) -> GuestHostdev:
-        return replace(one, address=None) if chooses else one
+        return structs.replace(one, address=None) if chooses else one
 
     vm = structs.replace(vm, hostdevs=tuple(map(placed, vm.hostdevs)))
     return replace(

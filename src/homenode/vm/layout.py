@@ -1,7 +1,9 @@
 """Layout: the five switches that say how a guest lies on its host, and their presets."""
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import UsageError
 
@@ -43,8 +45,7 @@ class MemoryBinding(StrEnum):
     BOUND_PER_CELL = "bound-per-cell"
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """The five switches. Evidence is keyed by all five; `name` is the preset's, or "custom"."""
 
     name: str

@@ -1,7 +1,5 @@
 """Vm: one VM as a plan, a document, a target's file, a process or a guest says it."""
 
-from dataclasses import dataclass
-
 from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
@@ -20,8 +18,7 @@ class GuestAddress(PciAddress):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GuestPciController:
+class GuestPciController(Struct, frozen=True):
     """A <controller type='pci'>.
 
     model: libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...").
@@ -36,8 +33,7 @@ class GuestPciController:
     node: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GuestHostdev:
+class GuestHostdev(Struct, frozen=True):
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
     <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
     is_managed: libvirt binds it to VFIO at the start. cell: the guest cell that it is on, where the
@@ -56,8 +52,7 @@ class GuestHostdev:
     initiator_cells: CpuSet = CpuSet()
 
 
-@dataclass(frozen=True, slots=True)
-class GuestMediated:
+class GuestMediated(Struct, frozen=True):
     """A mediated device: <hostdev mode='subsystem' type='mdev' model='vfio-pci'>."""
 
     uuid: str

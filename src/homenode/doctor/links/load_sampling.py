@@ -2,7 +2,8 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.pci_fields import parse_link_speed

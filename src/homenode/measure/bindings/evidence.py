@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import fmean
 
+from msgspec import structs
+
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.findings import Findings
@@ -360,8 +362,8 @@ def _of_log(name: str, mode: Mode, text: str, run: Run) -> JobEvidence:
     conditions = run.head.conditions
     if said is not None:
         conditions = (*conditions, Condition(REPLAYED, said[1].strip()))
-    head = replace(run.head, name=name, conditions=conditions)
-    return _imported(mode, replace(run, head=head), binding)
+    head = structs.replace(run.head, name=name, conditions=conditions)
+    return _imported(mode, structs.replace(run, head=head), binding)
 
 
 def evidence_of_runs(runs: Iterable[Run]) -> tuple[JobEvidence, ...]:
@@ -398,7 +400,7 @@ def _of_run(run: Run) -> Iterator[JobEvidence]:
 
 
 def _part(run: Run, name: str, samples: Iterable[Sample]) -> Run:
-    return Run(replace(run.head, name=name), tuple(samples))
+    return Run(structs.replace(run.head, name=name), tuple(samples))
 
 
 def _by_log(samples: list[Sample]) -> list[list[Sample]]:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
 from homenode.measure.figures import nvidia as gpu_figures
@@ -212,10 +214,10 @@ def _logs(
 
 def _finished(draft: _Draft, layout: Switches | None) -> Imported:
     """The run under the layout that the user names, else the one that its folder is named for."""
-    head = draft.head if layout is None else replace(draft.head, switches=layout)
+    head = draft.head if layout is None else structs.replace(draft.head, switches=layout)
     if draft.is_study:
         texts = draft.folder.texts
-        head = replace(head, unusable=tuple(contradictions(texts, head.switches)))
+        head = structs.replace(head, unusable=tuple(contradictions(texts, head.switches)))
     gaps = draft.figures.gaps
     if head.switches.name == "unknown":
         gaps = (*gaps, Gap("layout", "no one said which it was (--layout NAME=PRESET)"))
@@ -272,7 +274,7 @@ def _by_folder(draft: _Draft, *, is_whole_path: bool) -> _Draft:
     """With the folder in its name, or the path to it: two folders hold files of one name."""
     folder = draft.folder.path.replace("/", "-") if is_whole_path else draft.folder.name
     name = folder if draft.head.name == draft.folder.name else f"{folder}-{draft.head.name}"
-    return replace(draft, head=replace(draft.head, name=_name(name)))
+    return replace(draft, head=structs.replace(draft.head, name=_name(name)))
 
 
 FILES = frozenset(

@@ -63,7 +63,7 @@ def fit(
     """
     # Its own pins, where it is defined with some, are not taken from it.
     others = tuple(domain for domain in host.domains if domain.name != name)
-    alone = replace(host, domains=others)
+    alone = structs.replace(host, domains=others)
     return tuple(
         _fit(original, name, structs.replace(options, layout=one), alone, ranges) for one in layouts
     )
@@ -92,10 +92,10 @@ def _fit(
             tuning = tune(original, name, options, host)
         else:
             siblings = ranges.sibling_pus if pinning is Pinning.ALL_PUS else ()
-            lists = replace(ranges, sibling_pus=siblings)
+            lists = structs.replace(ranges, sibling_pus=siblings)
             made = tune_manually(original, name, options, lists)
             plan = replace(made.plan, host_fingerprint=host_fingerprint(host))
-            tuning = replace(made, plan=plan)
+            tuning = structs.replace(made, plan=plan)
     except Unplannable as error:
         return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan

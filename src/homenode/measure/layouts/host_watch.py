@@ -14,8 +14,9 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError

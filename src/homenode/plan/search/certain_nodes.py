@@ -1,6 +1,6 @@
 """Certain nodes: where a device must be although its firmware does not say."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from homenode.topology import Host
 

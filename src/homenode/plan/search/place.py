@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from msgspec import structs
+
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -474,7 +476,7 @@ def _layout(request: GuestRequest, fallback: Fallback, threads: int) -> Layout |
     if not fallback.shares or request.layout.pinning is Pinning.NODE:
         return None
     siblings = Siblings.EXPOSED if threads > 1 else Siblings.HIDDEN
-    return named(replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
+    return named(structs.replace(request.layout, pinning=Pinning.ALL_PUS, siblings=siblings))
 
 
 def _host_keeps_core(search: PlacementSearch, fallback: Fallback, vcpu_pus: CpuSet) -> bool:

@@ -1,7 +1,8 @@
 """The PCIe tree that a domain document already has, as far as a plan builds on it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.plan.model import PortModel

@@ -8,6 +8,8 @@ import gc
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.compare import compare_series
 from homenode.analyse.comparison import Comparison, Doubt, EvidenceLevel, once
@@ -232,7 +234,7 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
 def _distinguished(runs: tuple[Run, ...]) -> tuple[Run, ...]:
     """Runs of which no one has said what was chosen are distinguished by their names."""
     return tuple(
-        replace(run, head=replace(run.head, arrangement=run.head.name))
+        structs.replace(run, head=structs.replace(run.head, arrangement=run.head.name))
         if run.head.switches == UNKNOWN_SWITCHES and run.head.arrangement is None
         else run
         for run in runs

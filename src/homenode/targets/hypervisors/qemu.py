@@ -1,8 +1,7 @@
 """QEMU: the plan as a script that starts QEMU with every option, and pins its threads."""
 
-from dataclasses import replace
-
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid

@@ -7,10 +7,10 @@ no backend and no driver.
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import replace as placed
 
 from msgspec import Struct
 from msgspec.structs import replace
+from msgspec.structs import replace as placed
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

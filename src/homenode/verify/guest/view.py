@@ -101,12 +101,14 @@ def as_passed_through(
         real = None if host is None else host.device(device.bdf)
         if there is not None and real is not None:
             shown[there] = real
-    return replace(
+    return structs.replace(
         guest,
         pci_devices=tuple(
             device
             if (real := shown.get(device.bdf)) is None
-            else replace(device, kind=real.kind, name=f"stands in for {real.bdf}", link=None)
+            else structs.replace(
+                device, kind=real.kind, name=f"stands in for {real.bdf}", link=None
+            )
             for device in guest.pci_devices
         ),
     )

@@ -1,4 +1,4 @@
-"""Cloud Hypervisor: no program of its own reads a command without starting it."""
+"""Cloud Hypervisor: no judge, since nothing of its own reads a command without starting it."""
 
 from tests.conformance.judge import Example
 

@@ -1,5 +1,6 @@
 """Every finding has a machine that has it and one that nearly has it, and a page that says so."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,8 @@ from homenode.catalogue import catalogue
 from tests.doctor_cases import HOST_CASES
 from tests.doctor_guest_cases import GUEST_CASES
 from tests.doctor_quiet_cases import QUIET_CASES
-from tests.finding_ids import ids_given
 from tests.nccl.cases import NCCL_CASES
+from tests.source_trees import nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {**HOST_CASES, **GUEST_CASES, **QUIET_CASES, **NCCL_CASES}
@@ -22,7 +23,8 @@ def _ids() -> set[str]:
     files = [*(source / "doctor").rglob("*.py")]
     files += [source / "verify/document" / f"{name}.py" for name in VERIFYS_FILES]
     files.append(source / "nccl" / "explanation.py")
-    return {one for file in files for one in ids_given(file)}
+    texts = (node.value for file in files for node in nodes(file) if isinstance(node, ast.Constant))
+    return {text for text in texts if isinstance(text, str)} & catalogue().keys()
 
 
 def test_every_finding_has_its_case() -> None:

@@ -109,6 +109,6 @@ def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, .
             "<acpi/>",
             "expected in <features>, by which the guest finds its expander buses, found "
             "none: the guest does not see the devices on them",
-            fix="add <acpi/> and UEFI firmware (<os firmware='efi'>), then plan again",
+            case="of a plan",
         ),
     )

@@ -123,10 +123,10 @@ def smmu_left_out(
             for name, version in (("libvirt", libvirt), ("QEMU", qemu))
         )
         why = f"it needs libvirt 12.7 and QEMU 11.1 or newer, found {found}"
-        fix = "update them, or name the host's versions with --libvirt and --qemu"
+        case = None
     elif not buses:
         why = "no bus of the guest has devices of one root complex of the host alone"
-        fix = "choose --pci-granularity root-complex"
+        case = "no bus"
     else:
         return None
     return plan_finding(
@@ -134,7 +134,7 @@ def smmu_left_out(
         "<iommu model='smmuv3'>",
         f"an accelerated SMMUv3 for each bus with a Grace GPU was left out: {why}; without "
         "it the GPU's driver in the guest has no address translation of its own",
-        fix=fix,
+        case=case,
     )
 
 

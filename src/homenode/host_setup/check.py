@@ -53,7 +53,7 @@ def unmet(
                 f"node {one.node}",
                 expected=f"{one.pages} pages of {format_bytes(one.page_bytes)}",
                 observed=str(found),
-                cost=f"of {printable(', '.join(needs.domains))} not all can start",
+                values={"domains": printable(", ".join(needs.domains))},
                 source=_SOURCE,
             )
     if isolation is Isolation.BOOT:
@@ -67,8 +67,6 @@ def unmet(
             "irqbalance",
             f"no interrupts on PUs {needs.vm_pus}",
             f"it may move them to PUs {needs.vm_pus - bans}",
-            "interrupts of the host's own devices stop vCPUs",
-            "homenode host-setup install, then systemctl daemon-reload && systemctl try-restart "
             "irqbalance",
         )
     if hook is not None and (lack := _lack(hook, running)) is not None:
@@ -76,8 +74,8 @@ def unmet(
             hook.path,
             "the hook for these VMs",
             lack,
-            "the host's own work stays on the VMs' PUs while they run",
-            f"homenode host-setup install, then {hook.activate}",
+            "hook",
+            hook.activate,
         )
 
 
@@ -90,9 +88,9 @@ def _without_tick(host: Host) -> CpuSet:
 
 
 def _kernel(needs: HostNeeds, host: Host) -> Iterator[Finding]:
-    for parameter, there, cost in (
-        ("isolcpus", _isolated(host), "the scheduler may put the host's own work there"),
-        ("nohz_full", _without_tick(host), "the scheduler's tick stops vCPUs"),
+    for parameter, there, case in (
+        ("isolcpus", _isolated(host), "isolcpus"),
+        ("nohz_full", _without_tick(host), "nohz_full"),
     ):
         missing = needs.vm_pus - there
         if missing:
@@ -100,8 +98,7 @@ def _kernel(needs: HostNeeds, host: Host) -> Iterator[Finding]:
                 f"PUs {missing}",
                 f"in the kernel's {parameter}",
                 f"{parameter} is {there}" if there else f"no {parameter}",
-                cost,
-                "homenode host-setup install --isolate boot, then its commands and a reboot",
+                case,
             )
 
 
@@ -113,13 +110,15 @@ def _lack(hook: SetupFile, running: RunningSetup) -> str | None:
     return None if running.hook_runs else "no permission to execute it"
 
 
-def _not_isolated(subject: str, expected: str, observed: str, cost: str, fix: str) -> Finding:
+def _not_isolated(
+    subject: str, expected: str, observed: str, case: str, activate: str = ""
+) -> Finding:
     return finding(
         "setup-not-isolated",
         subject,
         expected=expected,
         observed=observed,
-        cost=cost,
-        fix=fix,
+        case=case,
+        values={"command": activate},
         source=_SOURCE,
     )

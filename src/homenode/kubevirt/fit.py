@@ -129,7 +129,7 @@ def _spec(vmi: Vmi, demand: Demand) -> Iterator[Finding]:
             "spec.domain.cpu.isolateEmulatorThread",
             expected="true",
             observed="not set: QEMU's own threads run on the vCPUs' PUs",
-            fix="set isolateEmulatorThread: true; it costs one more dedicated PU",
+            case="under KubeVirt",
             source=_ADMISSION,
         )
 
@@ -174,8 +174,7 @@ def _gates(demand: Demand, cluster: Cluster | None) -> Iterator[Finding]:
             expected=f"homenode's hook, or the gate {NATIVE} (KubeVirt 1.8 and newer)",
             observed="no hook in the annotations"
             + ("" if cluster is None else ", and the gate is off"),
-            cost="12.6 for 15.6 GB/s from host to device (HGX A100)",
-            fix="homenode kubevirt manifest writes the annotation and the hook",
+            case="under KubeVirt",
             source=source,
         )
     if cluster is None:

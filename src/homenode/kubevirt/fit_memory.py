@@ -45,8 +45,8 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
             subject,
             expected="a pool of that size on the node",
             observed="none reserved: the VMI is scheduled nowhere",
-            fix=f"reserve {size // page} pages at boot: hugepagesz= and hugepages= on the kernel's "
-            "command line, then restart kubelet",
+            case="under KubeVirt",
+            values={"pages": size // page},
             source=host.name,
         )
         return
@@ -58,7 +58,7 @@ def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]
             subject,
             expected=f"{pages} free pages",
             observed=f"{sum(free)} free",
-            fix="reserve more, or make the VM smaller",
+            case="under KubeVirt",
             source=host.name,
         )
     elif sum(count >= least for count in free) < nodes or sum(c > least for c in free) < rest:

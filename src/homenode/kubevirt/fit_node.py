@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from homenode.catalogue import finding
 from homenode.findings import Finding
 from homenode.indices import NodeIndex
-from homenode.kubevirt.demand import EVEN_ANNOTATION, Demand
+from homenode.kubevirt.demand import Demand
 from homenode.pci import DeviceKind
 from homenode.plan.devices.fabric import board_of_host
 from homenode.plan.devices.partitions import partition_sizes
@@ -47,7 +47,8 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
             expected=f"at most {sum(pus.values())}, which kubelet can give",
             observed=f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own "
             "threads",
-            fix=f"ask for {sum(pus.values())} or fewer",
+            case="of PUs",
+            values={"pus": sum(pus.values())},
             source=_CPU,
         )
     siblings = max((len(core.pus) for core in host.cores), default=1)
@@ -58,9 +59,6 @@ def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterat
             f"{demand.pus} dedicated PUs",
             expected=f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
             observed=f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)",
-            fix="take another number of vCPUs; where the emulator's PU makes it odd, annotate "
-            "the VM's "
-            f'template with {EVEN_ANNOTATION}: ""',
             source=_CPU,
         )
     if demand.dedicated and kubelet is not None and siblings > 1 and not full:

@@ -148,7 +148,7 @@ def _of_intended_channels(read: Sequence[_Read]) -> tuple[list[_Read], list[Find
                 f"{one.step.test}, round {one.step.round + 1}",
                 expected=f"channels: {most}",
                 observed=f"{found}; the round is excluded",
-                fix=f"look at raw/{one.step.output} for NCCL's log; then measure again",
+                values={"file": f"raw/{one.step.output}"},
                 source="NCCL's log",
             )
         )
@@ -262,7 +262,7 @@ def _failed(steps: Sequence[tuple[StepRecord, str]]) -> Iterator[Finding]:
             test,
             expected="figures",
             observed=f"{last.result} in every round: {'; '.join(last.said) or 'it said nothing'}",
-            fix=f"look at raw/{last.output}; run the command by hand",
+            values={"file": f"raw/{last.output}"},
             source="its exit and output",
         )
 

@@ -107,6 +107,6 @@ def _overlap(emulator: CpuSet, pins: list[CpuSet]) -> list[PlanFinding]:
             "emulator-shares-vcpus",
             f"PUs {shared}",
             "QEMU's own threads run on PUs of vCPUs",
-            fix="give the emulator other PUs",
+            case="of PU lists",
         )
     ]

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import UNSET
+
 from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, in_order
 from homenode.indices import NodeIndex
@@ -78,8 +80,7 @@ def _unjudged(reason: str, remedy: str | None, owned: Sequence[JobAllocation]) -
         f"{'job' if len(owned) == 1 else 'jobs'} {jobs} on {nodes}",
         expected="CPUs and GPUs that can be found on the node's machine",
         observed=reason,
-        fix=remedy
-        or "name the nodes' machine: --host NODES=SOURCE (srun -w NODE homenode capture makes one)",
+        fix=remedy or UNSET,
         source=_SLURM,
     )
 
@@ -110,7 +111,6 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             expected=f"CPUs on {_nodes(wanted)}, where {_gpus(far)} {_are(far)}",
             observed=where,
             cost=_cost(tree, own, wanted),
-            fix=f"submit it with {_ENFORCE}, and let `homenode slurm check` look at gres.conf",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
     idle = tuple(node for node in own if node not in _gpu_nodes(owned.gpus))
@@ -120,7 +120,7 @@ def _cpus(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             owned.subject,
             expected=f"CPUs on {_nodes(_gpu_nodes(owned.gpus))} alone, where its GPUs are",
             observed=where,
-            cost=f"tasks on {_nodes(idle)} reach every GPU from another node",
+            values={"nodes": _nodes(idle)},
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
@@ -131,7 +131,7 @@ def _blind(owned: JobAllocation, gpus: Sequence[AllocatedGpu]) -> Finding:
         owned.subject,
         expected="GPUs whose node the host gives",
         observed=f"{_gpus(gpus)} without a node",
-        fix="`homenode doctor` on the node: gpu-node-unknown",
+        case="gpu-node-unknown",
         source=_SLURM if owned.memory_nodes is None else _RECORD,
     )
 
@@ -149,7 +149,6 @@ def _spread(owned: JobAllocation, tree: NodeTree) -> Iterator[Finding]:
             owned.subject,
             expected=f"{plural(len(owned.gpus), 'GPU')} on {plural(needed, 'node')}",
             observed=f"{_gpus(owned.gpus)} on {_nodes(nodes)}",
-            fix=f"{_ENFORCE} makes it wait for GPUs of one socket",
             source=_SLURM if owned.memory_nodes is None else _RECORD,
         )
 
@@ -180,7 +179,7 @@ def _memory(
             owned.subject,
             expected=f"memory of the CPUs' nodes alone ({_nodes(plain)})",
             observed=f"{found}, of which {_nodes(on_gpu)} are memory of GPUs",
-            fix=f"--mem-bind=local, or numactl --membind={number_list(wanted or plain)}",
+            values={"nodes": number_list(wanted or plain)},
             source=_RECORD,
         )
     elsewhere = tuple(sorted(usable - set(wanted) - tree.gpu_memory))

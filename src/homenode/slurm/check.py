@@ -124,7 +124,6 @@ def _critical(findings: Sequence[Finding]) -> set[str]:
 
 
 _PAGE = "gres.conf(5)"
-_DRAINED = "AutoDetect finds other cores than these, and the node is drained"
 _DETECTORS = {0x10DE: ("nvml", "nvidia"), 0x1002: ("rsmi",), 0x8086: ("oneapi",)}
 """What AutoDetect= finds the GPUs of each vendor; "nvidia" since 24.11."""
 
@@ -166,8 +165,7 @@ def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
             of.subject,
             expected="Gres=gpu:N on the NodeName= line in slurm.conf",
             observed=NOT_SET,
-            cost="Slurm ignores every GPU of gres.conf, and no job gets one",
-            fix="Gres=gpu:N, with the types of gres.conf where it has some",
+            case="not promised",
             source=f"{slurm.source}, slurm.conf(5)",
         )
     by_type = [promised] if of.autodetect is not None else [promised, listed]
@@ -183,9 +181,7 @@ def check_promised(of: NodeClass, slurm: Config) -> Iterator[Finding]:
             else f"Gres={_typed(listed)} in slurm.conf, as gres.conf lists",
             observed=f"Gres={_typed(promised)}"
             + (f", and {_typed(listed)} in gres.conf" if is_mixed else ""),
-            cost="slurmd does not start"
-            if is_mixed
-            else "Slurm ignores GPUs of another type than it promises, and drains the node",
+            case="mixed types" if is_mixed else None,
             source=f"{slurm.source}, {_PAGE}",
         )
 
@@ -204,24 +200,20 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     promised = None if of.definition is None else of.definition.gpus
     beyond = [n for _, _, n in placed_files(of.lines) if not 0 <= n < len(gpus)]
 
-    def count(
-        severity: Severity, expected: str, observed: str, cost: str, fix: str | None
-    ) -> Finding:
+    def count(severity: Severity, expected: str, observed: str, case: str | None) -> Finding:
         return finding(
             "gres-count",
             of.subject,
             expected=expected,
             observed=observed,
             severity=severity,
-            cost=cost,
-            fix=fix,
+            case=case,
             source=f"{source}, {_PAGE}",
         )
 
     def differs(expected: str) -> Finding:
-        cost = "a node that has fewer than it promises is drained; more are not used"
         observed = f"Gres= with {promised}"
-        return count(Severity.CRITICAL, expected, observed, cost, "make both the same")
+        return count(Severity.CRITICAL, expected, observed, None)
 
     if of.sliced:
         # Of slices the machine does not give how many there are; the files must agree.
@@ -233,16 +225,14 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
             of.subject,
             expected="GPUs that are not cut into slices",
             observed=f"MIG slices, {promised or listed} devices with them",
-            fix="`nvidia-smi -L` on the node: count its slices",
+            case="slices",
             source=f"{source}, {_PAGE}",
         )
         return
     in_file, there = f"{listed} in gres.conf", plural(len(gpus), "GPU")
     if listed > len(gpus) or beyond:
         expected = f"at most {there}, as the machine has"
-        cost = "slurmd refuses a device file that is not there"
-        fix = "take the lines of the others out"
-        yield count(Severity.CRITICAL, expected, in_file, cost, fix)
+        yield count(Severity.CRITICAL, expected, in_file, "too many lines")
     # What a detector finds fills up what lines leave out.
     filled = of.autodetect is not None and listed < (promised or 0)
     by_lines = bool(of.lines) and not filled
@@ -250,13 +240,10 @@ def _counts(of: NodeClass, gpus: Sequence[RightGpu], source: str) -> Iterator[Fi
     if (by_lines or of.autodetect) and promised not in (None, right):
         yield differs(f"Gres=gpu:{right} in slurm.conf, as {who}")
     elif by_lines and listed < len(gpus) and not beyond:
-        cost = "the others are given to no job"
-        yield count(Severity.INFO, f"{there}, as the machine has", in_file, cost, None)
+        yield count(Severity.INFO, f"{there}, as the machine has", in_file, "too few lines")
     if not of.lines and of.autodetect is None and promised:
         expected = f"lines for {plural(promised, 'GPU')} in gres.conf"
-        cost = "jobs get numbers without devices and without a place"
-        fix = "AutoDetect, or a line with File= and Cores= for the GPUs of each node"
-        yield count(Severity.CRITICAL, expected, NO_LINES, cost, fix)
+        yield count(Severity.CRITICAL, expected, NO_LINES, "no lines")
 
 
 def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
@@ -272,8 +259,8 @@ def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
                 expected=f"AutoDetect={fitting[0]}, which reads cores and links from the driver",
                 observed="lines by hand alone",
                 severity=Severity.INFO,
-                fix=f"build slurmd with the library and set AutoDetect={fitting[0]}; lines by hand "
-                "are then checked against it",
+                case="by hand",
+                values={"detector": fitting[0]},
                 source=f"{source}, {_PAGE}",
             )
     elif of.autodetect not in (*fitting, "full"):
@@ -282,8 +269,8 @@ def _autodetect(of: NodeClass, host: Host, source: str) -> Iterator[Finding]:
             of.subject,
             expected=f"AutoDetect={' or '.join(fitting)}, for its GPUs",
             observed=f"AutoDetect={of.autodetect}",
-            cost="none of its GPUs are found",
-            fix=f"AutoDetect={fitting[0]}",
+            case="other detector",
+            values={"detector": fitting[0]},
             source=f"{source}, {_PAGE}",
         )
 
@@ -326,7 +313,7 @@ def _cores(
             _named(of, wrong),
             expected=expected,
             observed=f"Cores={line.cores}, which are the kernel's numbers of these PUs",
-            cost=_DRAINED if drained else "Slurm counts cores, without siblings, socket by socket",
+            case="AutoDetect" if drained else None,
             source=f"{source}, {_PAGE}",
         )
         return
@@ -337,8 +324,7 @@ def _cores(
             expected=expected,
             observed=f"Cores={line.cores}, some of them",
             severity=Severity.INFO,
-            cost="enforce-binding keeps jobs off the others",
-            fix="take all cores of the GPU's node",
+            case="some of them",
             source=f"{source}, {_PAGE}",
         )
         return
@@ -349,10 +335,7 @@ def _cores(
         expected=expected,
         observed=f"Cores={line.cores}{_where(line.cores, order, len(nodes))}",
         severity=Severity.CRITICAL if far or drained else Severity.WARNING,
-        cost=_DRAINED
-        if drained
-        else "enforce-binding ties these GPUs to the wrong cores, and without it they are "
-        "preferred",
+        case="AutoDetect" if drained else None,
         source=f"{source}, {_PAGE}",
     )
 
@@ -395,9 +378,7 @@ def _links(
         expected=problem,
         observed=observed,
         severity=Severity.CRITICAL if refused else Severity.WARNING,
-        cost="slurmd refuses the line"
-        if refused
-        else "Slurm puts GPUs together that are not joined",
+        case="several GPUs" if refused else None,
         source=f"{source}, {_PAGE}",
     )
 

@@ -114,10 +114,7 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
             expected="GPUs given with cores of their own socket, by default",
             observed=_shown(slurm, "selecttypeparameters"),
             severity=Severity.WARNING if version and knows else Severity.INFO,
-            fix=f"SelectTypeParameters=...,ENFORCE_BINDING_GRES (from {KNOWS_ENFORCE_BINDING} on)"
-            if knows
-            else "#SBATCH --gres-flags=enforce-binding in jobs; SelectTypeParameters takes "
-            f"ENFORCE_BINDING_GRES from {KNOWS_ENFORCE_BINDING} on",
+            case=None if knows else "old version",
             source=source,
         )
     if "TaskPlugin" in wanted:
@@ -126,7 +123,7 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
             subject,
             expected="TaskPlugin=task/affinity,task/cgroup",
             observed=_shown(slurm, "taskplugin"),
-            fix=f"TaskPlugin={wanted['TaskPlugin']}",
+            values={"plugins": wanted["TaskPlugin"]},
             source=source,
         )
     if "ProctrackType" in wanted:
@@ -162,9 +159,7 @@ def check_shape(
             of.subject,
             expected=f"RealMemory={there} at most, as the machine has",
             observed=f"RealMemory={promised}",
-            cost="config_overrides hides it: Slurm gives out memory that is not there"
-            if overridden
-            else "the node is drained (Low RealMemory)",
+            case="config_overrides" if overridden else None,
             source=source,
         )
     if of.definition.shape is None:
@@ -178,12 +173,11 @@ def check_shape(
             expected=f"{len(order.pus)} cores of {plural(order.threads, 'thread')}, as the "
             "machine has",
             observed=f"{shape} (sockets x cores x threads)",
-            cost="Slurm takes each thread for a socket: one core goes to two jobs, and Cores= "
-            "means PUs"
+            case="threads as sockets"
             if shape.sockets == shape.cpus == len(order.pus) * order.threads
-            else "config_overrides hides it: Slurm gives out cores that are not there"
+            else "config_overrides"
             if overridden
-            else "the node is drained, or cores are not used",
+            else None,
             source=source,
         )
         return
@@ -199,7 +193,7 @@ def check_shape(
             expected=f"Sockets={said}, as the machine has packages or NUMA nodes with CPUs",
             observed=f"{shape} (sockets x cores x threads)",
             severity=Severity.WARNING,
-            cost="Slurm matches GPUs and cores by sockets that the machine does not have",
+            case="other sockets",
             source=source,
         )
         return
@@ -214,8 +208,7 @@ def check_shape(
             severity=Severity.INFO
             if version is not None and version < KNOWS_NUMA_NODE_AS_SOCKET
             else Severity.WARNING,
-            fix="SlurmdParameters=numa_node_as_socket (from 22.05 on, with hwloc 2), and "
-            f"Sockets={right.sockets} CoresPerSocket={right.cores_per_socket}",
+            values={"sockets": right.sockets, "cores": right.cores_per_socket},
             source=source,
         )
 
@@ -260,7 +253,7 @@ def check_cgroup(cgroup: Config | None) -> Iterator[Finding]:
                 "the cluster",
                 expected=f"{key}=yes",
                 observed=_shown(cgroup, "cgroupplugin" if disabled else key.lower()),
-                fix="CgroupPlugin=autodetect" if disabled else f"{key}=yes",
+                case="no plugin" if disabled else None,
                 source=f"{cgroup.source}, cgroup.conf(5)",
             )
 
@@ -289,7 +282,7 @@ def check_includes(*files: Config | None) -> Iterator[Finding]:
                 file.source if file else "",
                 expected="files next to it alone, which are read with it",
                 observed=f"Include {path}, which is not read: {reason}",
-                fix=f"put both into one file and check that: {command_line('cat', path)} >> a copy",
+                values={"file": command_line(path)},
                 source=f"{where}, {_PAGE}",
             )
 

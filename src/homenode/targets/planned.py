@@ -77,7 +77,7 @@ def _not_encrypted(guest: Vm, target: str) -> PlanFinding:
         f"launch security {guest.launch_security}",
         f"it is not in the file for {target}: the guest would not be encrypted",
         severity="warning",
-        fix="add what the hypervisor needs for it by hand, and measure the guest again",
+        case="launch security",
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from homenode.catalogue import finding
+from homenode.catalogue import entry_of, finding
 from homenode.findings import Finding, Findings, Severity, in_order
 from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
 from homenode.plan.model import Plan
@@ -29,8 +29,6 @@ from homenode.wording import printable
 
 _OF_DOCUMENTS = ("controller", "expander-cell", "bus-nr", "device-address", "memory-device")
 """Facts of a document of libvirt: a file of others has controllers and addresses of its own."""
-
-_AGAIN = "write the file again: homenode plan --target, with the same options"
 
 
 def verify_target(
@@ -119,7 +117,14 @@ def _missing_lines(content: bytes, written: bytes, source: str) -> Iterator[Find
 def _differs(
     subject: str, expected: object, observed: object, source: str, fact: str = "target"
 ) -> Finding:
-    return finding(f"plan-{fact}", subject, str(expected), str(observed), source, fix=_AGAIN)
+    return finding(
+        f"plan-{fact}",
+        subject,
+        str(expected),
+        str(observed),
+        source,
+        fix=entry_of("plan-target").printed("Fix"),
+    )
 
 
 def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:

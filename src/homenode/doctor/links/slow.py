@@ -20,8 +20,6 @@ _IDLE_SPEED = 2.5
 _WITHOUT_LOAD = frozenset({None, "vfio-pci", "pci-stub", "nvgrace_gpu_vfio_pci"})
 """A program on the host reaches no GPU that has none of its drivers."""
 
-NARROW_KNOWN = "if the slot is wired so, say it: --known-width BDF=LANES"
-
 
 class Load(StrEnum):
     """Whether the devices were busy when their links were read."""
@@ -76,89 +74,69 @@ def _finding(
 ) -> Finding:
     current, capable = link.current, link.capable
     assert current is not None and capable is not None
-    worst = max(affected, key=lambda path: _rank(path.device.kind))
-    assert worst.expected is not None
-    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
-    slow = current.gt_per_s < capable.gt_per_s
+    is_slow, is_narrow = current.gt_per_s < capable.gt_per_s, current.width < capable.width
+    idle = _idle_reason(link, affected, current, busy) if is_slow else None
+    capped = _capped_by(link, current, capable)
+    sharers = () if is_slow else lane_sharers(link, host)
+    observed = f"{current.with_rate()}: {_ends(link)}"
+    severity: Severity | None = None
+    case = _training_case(link, capable) if is_slow else None
+    if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
+        kind, severity, case = "pcie-link-narrow", Severity.WARNING, "idle"
+        observed += f"; {idle}, but cards of this model next to it idle with all their lanes"
+    elif idle is not None and capped is not None:
+        kind = "pcie-target-low"
+        observed += f"; and Link Control 2 of {capped.bdf} says {capped.target_gt_per_s:g} GT/s at "
+        observed += "most: no load raises this link"
+    elif idle is not None:
+        kind = "pcie-link-idle"
+        lanes = f"; look at the lanes as well: {current.width} of {capable.width}"
+        observed += f"; {idle}{lanes if is_narrow else ''}"
+    elif sharers:
+        kind, severity = "pcie-link-narrow", Severity.INFO
+        observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
+    else:
+        kind = "pcie-link-slow" if is_slow else "pcie-link-narrow"
+        severity = _severity(link, affected, paths, slow=is_slow)
     subject = f"{_names(affected)}: link below port {link.upper.bdf}"
     if link.lower.bdf not in {path.device.bdf for path in affected}:
         subject += f" to {link.lower.bdf}"
-    observed = f"{current.with_rate()}: {_ends(link)}"
-    source = (
-        f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed in "
-        f"/sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8"
-    )
-    left = worst.expected.bytes_per_s - current.bytes_per_s
-    cost = (
-        f"{lost * 100:.0f} % of the path's bandwidth: {gigabytes(current.bytes_per_s)} of "
-        f"{gigabytes(worst.expected.bytes_per_s)}, {gigabytes(left)} lost"
-    )
-    top = worst.links[-1].upper
+    worst = max(affected, key=lambda path: _rank(path.device.kind))
+    assert worst.expected is not None
+    most = worst.expected.bytes_per_s
+    lost = max(1 - current.bytes_per_s / p.expected.bytes_per_s for p in affected if p.expected)
     slot = "" if link.known_width is None else f", and {link.known_width} lanes known of the slot"
-    expected = (
-        f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, of "
-        f"{_most(link.lower)}{slot}; path up to {top.bdf})"
-    )
-    idle = _idle_reason(link, affected, current, busy) if slow else None
-    if idle is not None and _is_narrow_next_to_wide(link, affected, paths):
-        share = (1 - current.width / capable.width) * 100
-        return finding(
-            "pcie-link-narrow",
-            subject,
-            expected=expected,
-            observed=f"{observed}; {idle}, but cards of this model next to it idle with all "
-            "their lanes",
-            severity=Severity.WARNING,
-            cost=f"{share:.0f} % of the link's lanes",
-            fix=_fix(link, capable, slow=False),
-            source=source,
-        )
-    if idle is not None:
-        if current.width < capable.width:
-            idle += f"; look at the lanes as well: {current.width} of {capable.width}"
-        capped = _capped_by(link, current, capable)
-        if capped is not None:
-            return finding(
-                "pcie-target-low",
-                subject,
-                expected=expected,
-                observed=f"{observed}; and Link Control 2 of {capped.bdf} says "
-                f"{capped.target_gt_per_s:g} "
-                "GT/s at most: no load raises this link",
-                cost=cost,
-                fix=_fix(link, capable, slow=True),
-                source=source,
-            )
-        return finding(
-            "pcie-link-idle",
-            subject,
-            expected=expected,
-            observed=f"{observed}; {idle}",
-            fix="retest under load: homenode doctor --under-load, or copy to "
-            f"{worst.device.bdf} while "
-            f"you read current_link_speed and current_link_width in /sys/bus/pci/devices/"
-            f"{link.lower.bdf}",
-            source=source,
-        )
-    sharers = () if slow else lane_sharers(link, host)
-    if sharers:
-        observed += f"; the slot shares its lanes with {', '.join(map(str, sharers))}"
     return finding(
-        "pcie-link-slow" if slow else "pcie-link-narrow",
+        kind,
         subject,
-        expected=expected,
+        expected=f"{capable.with_rate()}, the least of both ends (LnkCap of {_most(link.upper)}, "
+        f"of {_most(link.lower)}{slot}; path up to {worst.links[-1].upper.bdf})",
         observed=observed,
-        severity=Severity.INFO if sharers else _severity(link, affected, paths, slow=slow),
-        cost=cost,
-        fix=_fix(link, capable, slow=slow),
-        source=source,
+        severity=severity,
+        case=case,
+        values={
+            "share": f"{lost * 100:.0f}",
+            "rate": gigabytes(current.bytes_per_s),
+            "most": gigabytes(most),
+            "lost": gigabytes(most - current.bytes_per_s),
+            "lanes": f"{(1 - current.width / capable.width) * 100:.0f}",
+            "copied": worst.device.bdf,
+            "device": link.lower.bdf,
+            "port": link.upper.bdf,
+            "target": f"{link.target_gt_per_s or 0:g}",
+        },
+        source=f"{host.name}: LnkCap and LnkSta, which are max_link_speed and current_link_speed "
+        f"in /sys/bus/pci/devices/{link.lower.bdf}; PCIe 6.0, 7.5.3.6 to 7.5.3.8",
     )
 
 
-def _low_target(link: Link, capable: LinkRate) -> float | None:
-    """The speed that the port is set to train to, where that is below what both ends can."""
-    stated = link.target_gt_per_s
-    return stated if stated is not None and stated < capable.gt_per_s else None
+def _training_case(link: Link, capable: LinkRate) -> str | None:
+    """What keeps another training from bringing all that the link can."""
+    is_low = link.target_gt_per_s is not None and link.target_gt_per_s < capable.gt_per_s
+    is_narrow = link.current is not None and link.current.width < capable.width
+    if is_low:
+        return "low target and narrow" if is_narrow else "low target"
+    return "narrow as well" if is_narrow else None
 
 
 def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | None:
@@ -168,10 +146,6 @@ def _capped_by(link: Link, current: LinkRate, capable: LinkRate) -> PciDevice | 
         if target is not None and target < capable.gt_per_s and target <= current.gt_per_s:
             return end
     return None
-
-
-def _retrain(link: Link) -> str:
-    return f"homenode doctor retrain {link.lower.bdf} (a dry run without --apply)"
 
 
 def _low_targets(
@@ -191,10 +165,8 @@ def _low_targets(
                     expected=f"a target of {current.gt_per_s:g} GT/s, which the link has",
                     observed=f"Link Control 2 says {target:g} GT/s at most",
                     severity=Severity.INFO,
-                    cost="none yet: the next training, as at a VM's start, ends there",
-                    fix=f"homenode doctor retrain {link.lower.bdf} (a dry run without "
-                    "--apply) sets "
-                    f"it; check: setpci -s {link.upper.bdf} CAP_EXP+30.w",
+                    case="fast link",
+                    values={"device": link.lower.bdf},
                     source=f"{host.name}: LnkCtl2 of {link.upper.bdf}; PCIe 6.0, 7.5.3.19",
                 )
 
@@ -305,25 +277,3 @@ def _peer_links(link: Link, gpus: list[DevicePath], paths: tuple[DevicePath, ...
         )
         found += [other for other in (next(like, None),) if other is not None]
     return found
-
-
-def _fix(link: Link, capable: LinkRate, *, slow: bool) -> str:
-    check = f"check: lspci -vvs {link.lower.bdf} | grep LnkSta"
-    if not slow:
-        return (
-            f"reseat the card and look at risers, cables and the firmware's bifurcation; "
-            f"{NARROW_KNOWN}; {check}"
-        )
-    current = link.current
-    if current is not None and current.width < capable.width:
-        check = f"it lacks lanes as well, which no training brings: reseat the card; {check}"
-    stated = _low_target(link, capable)
-    if stated is not None:
-        return (
-            f"port {link.upper.bdf} is set to train to {stated:g} GT/s at most (LnkCtl2): raise "
-            f"the slot's speed in the firmware setup, or {_retrain(link)}; {check}"
-        )
-    return (
-        f"{_retrain(link)}; if it stays, check the slot's speed in the firmware setup, the riser "
-        f"and how the card sits in its slot; {check}"
-    )

@@ -86,7 +86,7 @@ def explain_interrupted(entry: JournalEntry, now: LinkRegisters) -> Finding:
         f"{entry.control_2:#06x}",
         observed=f"Link Control 2 {now.control_2:#06x}, link at {_speed(now.current_code)} "
         f"x{now.current_width}: {state}",
-        fix=f"homenode doctor retrain {entry.device} --apply takes it up",
+        values={"device": entry.device},
         source=_SOURCE,
     )
 
@@ -129,10 +129,7 @@ def retrain(plan: RetrainPlan, space: ConfigSpace, journal: Journal, clock: Cloc
         observed=f"{_speed(after.current_code)} x{after.current_width}"
         f"{'' if after.is_up else ', no link'}; the target that was found is back: "
         f"{_speed(back.current_code)} x{back.current_width}{'' if back.is_up else ', NO LINK'}",
-        fix="reseat the card, look at the riser, its cable and the slot's speed in the "
-        "firmware setup"
-        if back.is_up
-        else "remove and rescan the device, or restart the machine",
+        case=None if back.is_up else "no link",
         source=_SOURCE,
     )
     return RetrainResult(back, tuple(log), (failed,))

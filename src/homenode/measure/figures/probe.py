@@ -99,9 +99,6 @@ def _doubts(document: ProbeDocument) -> Iterator[Finding]:
             if bad
             else "figures without a doubt",
             observed=doubt.detail,
-            cost="software that shares work by caches or siblings shares it wrongly"
-            if bad
-            else None,
             fix=doubt.remedy,
             source=SOURCE,
         )

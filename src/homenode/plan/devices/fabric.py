@@ -137,7 +137,8 @@ class Fabric:
             f"({expected or f'{sizes} GPUs'}), found "
             f"{found}: the GPUs have no NVLink to each other where Fabric Manager partitions the "
             "board",
-            fix="choose one of these sets" if allowed else f"take one of {sizes} GPUs",
+            case="other sets" if allowed else None,
+            values={"sizes": sizes},
         )
 
 

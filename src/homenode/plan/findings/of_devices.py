@@ -44,7 +44,7 @@ def device_findings(
             "overcommitted",
             host.name,
             f"{request.vcpus} vCPUs share {pus} PUs, so some wait for others at any time",
-            fix=f"lower vcpus to {pus}",
+            values={"pus": pus},
         )
 
 
@@ -78,9 +78,8 @@ def _nics_without_gpu(
         ", ".join(map(str, apart)),
         f"paired by switch or root complex with GPUs that the VM does not get "
         f"({'; '.join(pairs)}), and with none that it gets: data from its GPUs crosses a CPU",
-        fix=f"pass NICs next to its GPUs: {', '.join(map(str, near[:8]))}"
-        if near
-        else "name the GPUs next to the NICs: --device",
+        case=None if near else "none near",
+        values={"nics": ", ".join(map(str, near[:8]))},
     )
 
 
@@ -194,9 +193,8 @@ def _without_vgpu(
             "it has no vGPU type, so the VM's start fails"
             if part is None
             else f"VFIO gives its mediated device {part.uuid}, not the function: the start fails",
-            fix="write a type to its nvidia/current_vgpu_type, or choose another part"
-            if part is None
-            else f"--device {part.uuid}",
+            case=None if part is None else "mediated device",
+            values={"uuid": "" if part is None else part.uuid},
         )
 
 

@@ -36,7 +36,7 @@ def memory_short(host: Host, request: GuestRequest) -> Iterator[PlanFinding]:
             host.name,
             f"{memory_text(request)} for the VM, {size} free on all nodes together: the "
             "start fails, or the host's OOM killer ends the VM",
-            fix="lower the memory, or choose another host",
+            case="of a plan",
         )
         return
     # Of huge pages what QEMU needs is off already.
@@ -90,7 +90,7 @@ def placement_findings(
             _nodes(own),
             "the nodes hold the memory together, but not each its vCPUs' share of it",
             severity="warning" if mirrored else "info",
-            fix="free memory on the nodes, or lower it" if mirrored else None,
+            case=None if mirrored else "one cell",
         )
     if Concession.UNEQUAL_CELLS in given:
         yield plan_finding(
@@ -124,16 +124,18 @@ def _not_exposed(host: Host, request: GuestRequest, fallback: Fallback) -> PlanF
     if fallback.shares or packs:
         why = "not each core runs as many vCPUs, so the guest sees one thread per core, also where "
         why += "two of its vCPUs share one"
-        fix = "ask for as many vCPUs as there are whole cores, or as their hyper-threads"
+        case = None
     elif threads > 1:
         why = f"{request.vcpus} vCPUs are no whole groups of {threads} siblings, so the guest sees "
         why += "one thread per core, also where two of its vCPUs share one"
-        fix = f"choose a multiple of {threads} vCPUs"
+        case = "odd vCPUs"
     else:
         why = "no whole groups of siblings are free for the VM, so the guest sees one thread per "
         why += "core"
-        fix = "turn SMT on, or take a layout that hides siblings"
-    return plan_finding("siblings-not-exposed", host.name, why, fix=fix)
+        case = "no siblings"
+    return plan_finding(
+        "siblings-not-exposed", host.name, why, case=case, values={"threads": threads}
+    )
 
 
 def _host_share(
@@ -158,9 +160,8 @@ def _host_share(
             "host-core-taken",
             host.name,
             f"the VM takes the host's last core without vCPUs{also}",
-            fix=f"lower vcpus to {max(1, min(request.vcpus, cores * threads) - threads)}, or keep "
-            "less with "
-            "--host-reserve cores=0",
+            case="of a plan",
+            values={"vcpus": max(1, min(request.vcpus, cores * threads) - threads)},
         )
     if Concession.HOST_MEMORY in given:
         yield _host_memory_taken(host, request)

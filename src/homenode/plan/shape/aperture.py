@@ -122,11 +122,8 @@ def _small_window(guest: Vm, window: int) -> PlanFinding:
         "layout leaves "
         "as it is: firmware that does not size the window itself leaves the devices without BARs",
         severity="info" if sees_host else "warning",
-        fix=f"add <pcihole64 unit='KiB'>{window // KIB}</pcihole64> to the root PCI "
-        "controller, or let "
-        "--layout pin-numa-pci do it"
-        if guest.is_q35
-        else "use a q35 machine, whose window --layout pin-numa-pci sets",
+        case="of a layout" if guest.is_q35 else "other machine",
+        values={"kibibytes": window // KIB},
     )
 
 

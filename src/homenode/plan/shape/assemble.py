@@ -322,20 +322,15 @@ def _shared_cores(
         where = f"{plural(len(shared), 'core')} of {len(own)} run several"
     if not shared:
         return ()
-    floats = request.layout.pinning is Pinning.NODE
-    fix = (
-        f"lower vcpus to {len(own)}, or free cores"
-        + ("" if floats else "; with --pinning node vCPUs share cores only while all are busy")
-        if gave_up
-        else "take the policy cores-first, which counts whole cores"
-    )
+    case = None if request.layout.pinning is Pinning.NODE else "pinned"
     return (
         plan_finding(
             "vcpus-share-cores",
             f"PUs {pus & CpuSet.from_bits(reduce(or_, shared))}",
             f"{vcpus} vCPUs have no whole core each: {where}. Under full load these are 40 "
             "to 75 % slower than on whole cores (published for VMs that XAPI packs onto one node)",
-            fix=fix,
+            case=case if gave_up else "any PUs",
+            values={"cores": len(own)},
         ),
     )
 

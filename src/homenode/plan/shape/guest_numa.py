@@ -278,7 +278,6 @@ def _reserve(
         reservations.append(PageReservation(node, page_bytes, needed, free))
         if pool is not None and free is not None and free < needed:
             severity = "info" if request.options.memory_mode is MemoryMode.PREFERRED else "warning"
-            path = f"/sys/devices/system/node/node{node}/hugepages"
             wanted = pool.total_pages + needed - free
             findings.append(
                 plan_finding(
@@ -288,7 +287,8 @@ def _reserve(
                     f"found {free} "
                     f"of {pool.total_pages}",
                     severity=severity,
-                    fix=f"echo {wanted} > {path}/hugepages-{page_bytes // KIB}kB/nr_hugepages",
+                    case="of a plan",
+                    values={"pages": wanted, "node": node, "kilobytes": page_bytes // KIB},
                 )
             )
     return tuple(reservations), tuple(findings)

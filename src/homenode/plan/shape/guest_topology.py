@@ -138,7 +138,6 @@ def _sockets_of_cells(
     threads = numbers.placement.threads_per_core
     vcpus, size = sum(counts), numbers.socket_vcpus
     subject = f"cells of {', '.join(map(str, counts))} vCPUs"
-    fix: str | None = "choose a number of vCPUs that the cells divide evenly"
     is_equal = len(set(counts)) == 1
     may_share = may_share_sockets(host, request)
     in_turns = any(len(cell) < max(cell) - min(cell) + 1 for cell in numbers.cells)
@@ -150,7 +149,7 @@ def _sockets_of_cells(
             f"they share {'a socket' if sockets == 1 else f'{sockets} sockets'} of "
             f"{vcpus // threads // sockets} cores, "
             "as sub-NUMA clusters do; Linux older than 5.15 prints a warning at boot",
-            fix=None if is_equal else fix,
+            case=None if is_equal else "unequal cells",
         )
         return sockets, (finding,)
     if size is None:
@@ -162,12 +161,11 @@ def _sockets_of_cells(
     if in_turns:
         reason = f"take turns by {plural(size // threads, 'core')}, so that each has its part "
         reason += "of the vCPUs that are online at the start"
-        fix = "choose a number of online vCPUs that the cells divide evenly"
     finding = plan_finding(
         "sockets-exceed-cells",
         f"{sockets} sockets for {len(counts)} guest cells",
         f"{subject} {reason}; licences and some operating systems limit sockets",
         severity="info" if in_turns and sockets <= 4 * len(counts) else "warning",
-        fix=fix,
+        case="in turns" if in_turns else None,
     )
     return sockets, (finding,)

@@ -97,22 +97,22 @@ def _missing(
             "expected host nodes of generic initiators to share among the Grace GPUs, found none "
             "or an uneven number"
         )
-        fix = "enable them in the host's firmware, or plan from a capture of the host"
+        case: str | None = "no nodes"
     elif not shows:
         detail = f"the guest's driver needs {needed} NUMA nodes without memory, and this layout "
         detail += "gives none"
-        fix = "take pin-numa-pci"
+        case = None
     else:
         detail = (
             f"the guest's driver needs {needed} NUMA nodes without memory (<acpi nodeset=>): "
             f"expected libvirt 11.8 and QEMU 9.0 or newer, found {' and '.join(versions)}"
         )
-        fix = "update them, and plan again"
+        case = "old programs"
     return plan_finding(
         "initiators-missing",
         ", ".join(str(gpu.bdf) for gpu in gpus),
         f"{detail}: it cannot put the GPU's memory online",
-        fix=fix,
+        case=case,
     )
 
 

@@ -109,7 +109,7 @@ def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[PlanFin
                 f"guest cell {cell}",
                 f"none of its vCPUs {vcpus} is online at the start: until one is, the "
                 "cell's memory and devices are remote to every CPU of the guest",
-                fix=f"start at least {len(cells)} vCPUs, or choose a layout with fewer cells",
+                values={"cells": len(cells)},
             )
 
 

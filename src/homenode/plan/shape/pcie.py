@@ -253,7 +253,8 @@ def _unplaced(
                     "device-without-cell",
                     str(bdf),
                     f"expected its host node {node} among the guest's ({nodes}): it {where}",
-                    fix=f"let the guest have node {node} too, or choose a device of node {nodes}",
+                    case="other node",
+                    values={"node": node, "nodes": nodes},
                 )
             )
     return tuple(findings)

@@ -411,7 +411,6 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
             f"the layout is flat, and Incus gives the guest {len(nodes)} cells with "
             "bound memory, "
             "one for each host node of its PUs",
-            fix="choose --layout pin-numa, which plans for them, or --max-nodes 1",
         )
 
 
@@ -423,7 +422,7 @@ def _hotplug_left(plan: Plan, name: str) -> Iterator[PlanFinding]:
             f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
             "refuse it; without it newer ones keep address space for more memory in "
             "front of the devices' BARs",
-            fix=f"of Incus 6.0.5, 6.15 and newer: incus config set NAME {_HOTPLUG}=false",
+            case="Incus",
         )
 
 

@@ -344,7 +344,7 @@ def _nova_conf(plan: Plan, host: Host | None) -> list[PlanFinding]:
             "OpenStack: nova.conf of the host",
             "which PUs servers get is said there"
             + (": one of each core, so that no two vCPUs share one" if whole else ""),
-            fix=f"[compute] {'; '.join(lines)}",
+            values={"settings": "; ".join(lines)},
         )
     ]
 
@@ -389,8 +389,7 @@ def _aliases(
                 "target-alias",
                 f"OpenStack: alias {name or f'of {vendor}:{product}'}",
                 text,
-                fix=f"nova.conf, [pci]: alias = {json.dumps(alias)}; "
-                f"device_spec = {json.dumps(offered)}",
+                values={"alias": json.dumps(alias), "device_spec": json.dumps(offered)},
             )
         )
     if not is_kept:
@@ -438,8 +437,8 @@ def _vgpu(plan: Plan, host: Host | None, specs: dict[str, str | None]) -> list[P
                 f"OpenStack: vGPU {device.uuid}",
                 f"Nova takes a free one of the enabled types, and {printable(profile or '')}"
                 f" of {device.bdf} only where no other is enabled",
-                fix=f"nova.conf, [devices]: enabled_mdev_types, and device_addresses = {device.bdf}"
-                " in the section of the type",
+                case="vGPU",
+                values={"device": device.bdf},
             )
         )
     return findings

@@ -194,7 +194,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
                 "target-left",
                 "Proxmox: [PENDING]",
                 f"the next start changes {', '.join(undone)} again, which the plan sets",
-                fix="qm pending VMID; revert them, or start the VM once, and plan again",
+                case="pending",
             )
         )
     head = "" if given is not None else f"# homenode: layout {plan.layout.name}\n"
@@ -459,7 +459,7 @@ def _timeout(values: Mapping[str, str | None], plan: Plan, vmid: str) -> Iterato
             "Proxmox: time-out of the start",
             f"Proxmox does not see devices in args: it ends a start after {given} s, "
             f"and with hostpciN after {needed} s, since VFIO pins all memory",
-            fix=f"qm start {vmid} --timeout {needed}",
+            values={"vmid": vmid, "seconds": needed},
         )
 
 
@@ -472,7 +472,8 @@ def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | N
                 "target-hook",
                 "Proxmox: hookscript",
                 f"{ours} does not start the VM until the hook script is there: Proxmox refuses",
-                fix=f"install -m 755 the file *.hook.sh as /var/lib/vz/snippets/{ours[15:]}",
+                case="to be copied",
+                values={"name": ours[15:]},
             )
         )
         return ours

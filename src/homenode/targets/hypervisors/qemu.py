@@ -182,8 +182,8 @@ def _not_carried(guest: Vm, words: tuple[str, ...]) -> tuple[PlanFinding, ...]:
             "disks, network, firmware and consoles of the VM are not in the script: it "
             "says where "
             "vCPUs, memory and devices go",
-            fix=f"add them as words after `start`, such as {' '.join(words[:2])}; each PCI device "
-            "needs its bus=",
+            case="QEMU",
+            values={"words": " ".join(words[:2])},
         ),
     )
 

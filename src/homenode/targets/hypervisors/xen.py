@@ -391,7 +391,7 @@ def _findings(writing: Writing[Config]) -> Iterator[PlanFinding]:
             "target-dom0",
             "Xen: dom0",
             f"the plan keeps {plan.emulator_pus} for the device model",
-            fix=f"xl vcpu-pin Domain-0 all {plan.emulator_pus}",
+            values={"pus": plan.emulator_pus},
         )
 
 

@@ -118,8 +118,7 @@ def _not_judged(said: str, source: str) -> Finding:
         expected="libvirt to take a copy of it",
         observed=f"{said[:400]} (on this machine, which has no KVM)",
         severity=Severity.INCONCLUSIVE,
-        cost=None,
-        fix="define it on its own host: virsh define --validate",
+        case="other machine",
         source=source,
     )
 

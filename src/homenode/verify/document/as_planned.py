@@ -7,8 +7,6 @@ the program can write is checked here, elements that no fact names included.
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from msgspec import UNSET
-
 from homenode.catalogue import finding
 from homenode.domain.aperture import edit_aperture
 from homenode.domain.controllers import edit_controllers
@@ -26,10 +24,10 @@ from homenode.plan.model import Plan
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
 
-_COSTS: dict[Callable[[Document, Plan], Document], str] = {
-    edit_aperture: "firmware finds no space for large BARs: the guest comes up without its GPUs",
-    edit_cpu: "the guest's CPUs are not those that the plan describes",
-    edit_iommu: "vCPUs above 255 take no interrupts, and the VM does not start",
+_CASES: dict[Callable[[Document, Plan], Document], str] = {
+    edit_aperture: "aperture",
+    edit_cpu: "CPU",
+    edit_iommu: "IOMMU",
 }
 _BY_ADDRESS = frozenset(("device-cell", "initiators"))
 """A device's bus says its cell in a document; elements that no fact names say the other."""
@@ -71,7 +69,7 @@ def as_planned(
             _some([text for *_, text in wanted]),
             _some([text for *_, text in there]),
             document.source,
-            cost=_COSTS.get(step, UNSET),
+            case=_CASES.get(step),
         )
     yield from _settings(document, plan, known)
 

@@ -40,9 +40,7 @@ def devices_alone(facts: Vm) -> Iterator[Finding]:
             f"machine {guest.machine or 'none'}",
             expected="q35 or virt, the machines with PCIe expander buses",
             observed=f"{guest.machine or 'the default'} with {len(expanders)} of them",
-            fix="change the machine to q35 in a new guest"
-            if guest.architecture == "x86_64"
-            else "take the expander buses out",
+            case=None if guest.architecture == "x86_64" else "other architecture",
             source=facts.source,
         )
     yield from _acpi_missing(facts, expanders)
@@ -81,7 +79,7 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             f"mediated device {uuid}",
             expected=f"a mediated device of {host.name}",
             observed="none of that UUID" if shows_some else "the host's source gives none",
-            fix="virsh nodedev-list --cap mdev lists the host's mediated devices",
+            case="mediated device",
             source=facts.source,
         )
     by_bdf = {device.bdf: device for device in host.pci_devices}

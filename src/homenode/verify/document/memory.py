@@ -210,9 +210,7 @@ def _ordinary(
             expected=f"{format_bytes(needed)} free for the VM",
             observed=_free_memory(format_bytes(space), severity),
             severity=Severity.CRITICAL if needed > most else severity,
-            cost="with mode strict the host's OOM killer ends the VM; else it spills to other nodes"
-            if nodes != CpuSet(known)
-            else "the start fails, or the host's OOM killer ends the VM",
+            case="all nodes" if nodes == CpuSet(known) else None,
             source=facts.source,
         )
 
@@ -268,7 +266,10 @@ def _huge(
             expected=f"{-(-needed // page)} free pages of {format_bytes(page)}",
             observed=_free_memory(str(space // page), severity),
             severity=severity,
-            fix=f"add {-(-(needed - space) // page)} to /sys/devices/system/node/node{first}/"
-            f"hugepages/hugepages-{page // 1024}kB/nr_hugepages",
+            values={
+                "pages": -(-(needed - space) // page),
+                "node": first,
+                "kilobytes": page // 1024,
+            },
             source=facts.source,
         )

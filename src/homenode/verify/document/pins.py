@@ -115,10 +115,8 @@ def _existence(facts: Vm, host: Host) -> Iterator[Finding]:
                 expected="PUs that are all online",
                 observed=f"PU {pin - online} of {pin}, which is offline",
                 severity=Severity.WARNING,
-                cost="libvirt refuses the start on cgroup v1; else the rest serve alone",
-                fix="bring it online (echo 1 > "
-                f"/sys/devices/system/cpu/cpu{(pin - online).first()}/"
-                "online), or leave it out",
+                case="some of a pin",
+                values={"pu": (pin - online).first()},
                 source=facts.source,
             )
         elif pin.isdisjoint(allowed):

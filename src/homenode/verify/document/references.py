@@ -36,21 +36,17 @@ def schema_findings(
     """
     if not errors:
         if parsed is not None and parsed.refusal is not None:
-            yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
+            yield _schema("the document", parsed.refusal, "refused", source)
     elif parsed is None:
         for error in errors[:8]:
-            yield _schema(
-                f"line {error.line}", error.message, "libvirt refuses or drops it", source
-            )
+            yield _schema(f"line {error.line}", error.message, None, source)
     elif parsed.refusal is not None:
         yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
     elif parsed.dropped:
         for path in parsed.dropped[:8]:
             parent, _, name = path.rpartition("/")
             where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
-            yield _schema(
-                where, "one that libvirt does not know there", "libvirt drops it silently", source
-            )
+            yield _schema(where, "one that libvirt does not know there", "dropped", source)
     else:
         message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
         yield finding(
@@ -59,8 +55,7 @@ def schema_findings(
             expected=_ALLOWED,
             observed=message,
             severity=Severity.INFO,
-            cost="none: libvirt's parser takes it, and drops nothing of it",
-            fix=None,
+            case="taken",
             source=source,
         )
 
@@ -68,7 +63,7 @@ def schema_findings(
 _ALLOWED = "what libvirt's domain.rng allows"
 
 
-def _schema(subject: str, observed: str, cost: str, source: str) -> Finding:
+def _schema(subject: str, observed: str, case: str | None, source: str) -> Finding:
     return finding(
-        "schema", subject, expected=_ALLOWED, observed=observed, cost=cost, source=source
+        "schema", subject, expected=_ALLOWED, observed=observed, case=case, source=source
     )

@@ -41,7 +41,7 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
             "<type arch>",
             expected=f"{host.architecture}, the host's",
             observed=guest.architecture,
-            fix=f"set arch='{host.architecture}', or choose another host",
+            values={"architecture": host.architecture},
             source=document.source,
         )
     settings = host.settings
@@ -56,7 +56,7 @@ def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Find
                     need.element,
                     expected=f"{program} {'.'.join(map(str, want))} or newer",
                     observed=f"{program} {'.'.join(map(str, have))}",
-                    fix=f"update {program}, or choose a layout that needs no {need.element}",
+                    values={"program": program, "element": need.element},
                     source=document.source,
                 )
 

@@ -159,8 +159,7 @@ def _pages(memory: CellMemory, vm: RunningVm) -> Iterator[Finding]:
             expected=f"every page on node {piece.nodes}",
             observed=stated_pages(area),
             severity=Severity.CRITICAL if strict else Severity.WARNING,
-            cost=f"{100 * strays / (here + strays):.0f} % of it is read through the link "
-            "between nodes",
+            values={"share": f"{100 * strays / (here + strays):.0f}"},
             source=source,
         )
     elif not here:

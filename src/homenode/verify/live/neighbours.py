@@ -42,7 +42,7 @@ def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
             expected=f"served on node {node} (PUs {near})",
             observed=f"{len(far)} of {sum(i.device == bdf for i in vm.interrupts)} served by PUs "
             f"{' '.join(served[:4])}{' ...' if len(served) > 4 else ''}",
-            fix=f"echo {near} > /proc/irq/{far[0].irq}/smp_affinity_list (irqbalance may undo it)",
+            values={"pus": near, "irq": far[0].irq},
             source="/proc/interrupts",
         )
 
@@ -85,7 +85,7 @@ def neighbour_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
                 subject,
                 expected="nothing else bound to the VM's cores",
                 observed=f"{other.threads} threads that may run on PUs {other.allowed} only{load}",
-                fix=f"taskset -acp PUS {other.process}",
+                values={"process": other.process},
                 source="/proc",
             )
         elif busy:

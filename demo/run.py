@@ -10,9 +10,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from homenode.description.shipped import load_shipped
+from homenode.doc import Doc, Table
 from homenode.domain.restore import write_tuned
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
@@ -21,13 +22,12 @@ from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
-from homenode.plan.words.explain import explain
+from homenode.plan.words.explain import explain, rejections_text
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
 from homenode.report.page.render import report_html
-from homenode.report.plan_text import plan_text, rejections_text
-from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
+from homenode.report.terminal_text import PrintableConsole
 from homenode.report.topology_map import topology_map
 from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
@@ -48,7 +48,7 @@ REPORT = "published.html"
 
 def main(out: Path) -> int:
     started = time.monotonic()
-    console = Console(highlight=False)
+    console = PrintableConsole(highlight=False)
     out.mkdir(parents=True, exist_ok=True)
     _capture(console, out)
     failures = sum(_plan_machine(console, out, *machine) for machine in MACHINES)
@@ -133,7 +133,7 @@ def _plan_machine(
         failed += bool(errors)
         write_tuned(folder / f"{preset}.xml", original, tuning.document)
         (folder / f"{preset}.json").write_text(encode_plan(tuning.plan), encoding="utf-8")
-        _explain(folder / f"{preset}.txt", plan_text(explain(tuning.plan, host)))
+        _explain(folder / f"{preset}.txt", explain(tuning.plan, host))
     _draw(folder, host, plans)
     console.print(plan_table(plans, host))
     if gap is not None:
@@ -151,7 +151,7 @@ def _draw(folder: Path, host: Host, plans: dict[str, Plan | Unplannable]) -> Non
 
 def _explain(path: Path, text: object) -> None:
     with path.open("w", encoding="utf-8") as file:
-        Console(file=file, width=100, highlight=False).print(text)
+        PrintableConsole(file=file, width=100, highlight=False).print(text)
 
 
 COLUMNS = (
@@ -173,15 +173,15 @@ _BINDINGS = {
 }
 
 
-def plan_table(plans: Mapping[str, Plan | Unplannable], host: Host | None) -> RenderableType:
+def plan_table(plans: Mapping[str, Plan | Unplannable], host: Host | None) -> Doc:
     """The presets by name, with the plan of each or the reason that there is none.
 
     "GPUs placed": GPUs whose node the guest can know, of the VM's GPUs. "remote DMA": share of the
     guest's memory that is not on a GPU's own node, on average over the GPUs (other devices where
     the VM has no GPU); unknown where memory is not bound or a node is unknown.
     """
-    rows = [preset_row(name, plan, host) for name, plan in plans.items()]
-    return AsciiWhereNeeded(TableOrList(COLUMNS, rows, wraps_last=True))
+    rows = tuple(preset_row(name, plan, host) for name, plan in plans.items())
+    return Doc("", (Table(heads=COLUMNS, rows=rows, folds=COLUMNS[-1:]),))
 
 
 def preset_row(name: str, plan: Plan | Unplannable, host: Host | None) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def nodes_text(nodes: Iterable[int]) -> str:
     >>> nodes_text([2]), nodes_text([0, 1, 3])
     ('node 2', 'nodes 0-1,3')
     """
-    indices = list(nodes)
+    indices = set(nodes)
     return ("node " if len(indices) == 1 else "nodes ") + (number_list(indices) or "none")
 
 

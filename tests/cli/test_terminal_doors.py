@@ -17,7 +17,9 @@ from rich.text import Text
 
 from homenode.cli import main, terminal
 from homenode.cli.terminal import note, print_diff, print_json, say
-from homenode.report.terminal_text import PrintableConsole, TableOrList
+from homenode.doc import Doc, Section
+from homenode.doc import Table as Rows
+from homenode.report.terminal_text import PrintableConsole
 from homenode.wording import printable_lines
 from tests.source_trees import FILES, SOURCE, nodes
 
@@ -53,17 +55,19 @@ def test_what_is_drawn_for_people_is_plain_but_for_our_own_colours(text: str) ->
     console = PrintableConsole(
         file=shown, force_terminal=True, color_system="truecolor", width=60, highlight=False
     )
+    rows = Rows(heads=(text, "b"), rows=((text, text),))
+    said = Doc(text, (Section(text, (rows,)),))
     table = Table(title=text)
     table.add_column(text)
     table.add_row(Text(text, style="bold"))
-    console.print(table, text, Text(text), TableOrList((text, "b"), [(text, text)]), markup=False)
+    console.print(table, text, Text(text), said, markup=False)
     bare = PrintableConsole(file=(plain := io.StringIO()), color_system=None, width=60)
-    bare.print(table, text, Text(text), TableOrList((text, "b"), [(text, text)]), markup=False)
+    bare.print(table, text, Text(text), said, markup=False)
     assert not steers(plain.getvalue())
     # What is left of the escapes of a coloured one is rich's own.
     left = shown.getvalue()
-    for style in ("\x1b[1m", "\x1b[0m", "\x1b[3m", "\x1b[1;3m", "\x1b[2m", "\x1b[3;1m"):
-        left = left.replace(style, "")
+    for style in ("1", "0", "3", "1;3", "2", "3;1", "1;4"):
+        left = left.replace(f"\x1b[{style}m", "")
     assert not steers(left), left
 
 

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
+from homenode.doc import Text, plain
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.plan.model import (
@@ -22,19 +23,19 @@ from homenode.plan.model import (
 from homenode.plan.planner import plan as plan_on
 from homenode.plan.words.cost_words import term_lines, term_words
 from homenode.plan.words.explain import explain
-from homenode.plan.words.explanation import Section
 from homenode.report.host_counts import host_counts
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
+from tests.explained import Explained, explained
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, pictures
 from tests.small_hosts import NodeSpec, asking, even_host, host_of, small_request
 
 FOUR = (0, 1, 2, 3)
 
 
-def _section(plan: Plan, host: Host | None, heading: str) -> Section:
-    sections = explain(plan, host, whole=True).sections
+def _section(plan: Plan, host: Host | None, heading: str) -> Explained:
+    sections = explained(explain(plan, host, whole=True))
     found = [s for s in sections if s.heading == heading]
     assert found, [s.heading for s in sections]
     return found[0]
@@ -54,7 +55,7 @@ def test_the_cost_is_said_term_by_term_in_the_order_of_comparison() -> None:
 
 def test_people_are_shown_the_spans_and_the_best_runner_up_alone() -> None:
     plan = replace(_plan(), runners_up=_plan().runners_up * 3)
-    (brief,) = (s for s in explain(plan, h200_host()).sections if s.heading == "Why there")
+    (brief,) = (s for s in explained(explain(plan, h200_host())) if s.heading == "Why there")
     whole = _section(plan, h200_host(), "Why there").lines
     assert len(brief.lines) < len(whole)
     assert sum("runner-up" in line for line in brief.lines) == 1
@@ -166,7 +167,7 @@ def test_critical_findings_come_before_everything_else() -> None:
         fix="lower it",
     )
     plan = replace(_plan(), findings=(*_plan().findings, critical))
-    first = explain(plan, h200_host()).sections[0]
+    first = explained(explain(plan, h200_host()))[0]
     assert first.heading == "Critical"
     assert first.lines == ("critical: h: too little is left", "  fix: lower it")
     assert is_critical(plan) and not is_critical(_plan())
@@ -275,14 +276,12 @@ def test_every_preset_is_explained_with_and_without_its_host(layout: str) -> Non
     for host in (h200_host(), None):
         explanation = explain(_plan(layout), host)
         assert explanation.title.endswith(layout)
-        headings = [section.heading for section in explanation.sections]
+        sections = explained(explanation)
+        headings = [section.heading for section in sections]
         assert len(set(headings)) == len(headings)
-        assert all(s.lines or s.table or s.commands for s in explanation.sections)
+        assert all(s.lines or s.table or s.commands for s in sections)
         assert all(
-            len(row) == len(s.table.columns)
-            for s in explanation.sections
-            if s.table
-            for row in s.table.rows
+            len(row) == len(s.table.heads) for s in sections if s.table for row in s.table.rows
         )
 
 
@@ -344,7 +343,8 @@ def test_a_node_that_holds_two_cells_of_mixed_kinds_is_reported_once() -> None:
     table = _section(plan, host, "Where it runs").table
     assert table is not None
     assert len(table.rows) == 1
-    assert " on node 0, " in explain(plan, host).summary
+    (summary, *_) = explain(plan, host).parts
+    assert isinstance(summary, Text) and " on node 0, " in plain(summary.words)
 
 
 def test_sixteen_devices_without_a_node_are_one_warning_with_their_addresses_and_count() -> None:

@@ -21,6 +21,7 @@ from homenode.topology import Host
 from homenode.units import GIB
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.guest.expectation import expectation_of
+from tests.explained import explained
 from tests.guest_shapes import placed
 from tests.small_hosts import small_request
 
@@ -71,7 +72,7 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert "initiators-missing" not in [finding.id for finding in plan.findings]
     assert INITIATORS in required_versions(plan, is_virt=True)
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
-    lines = [line for section in explain(plan, NEW).sections for line in section.lines]
+    lines = [line for section in explained(explain(plan, NEW)) for line in section.lines]
     assert any(line.startswith("Cells 1-8 are for the memory of GPU") for line in lines)
 
 

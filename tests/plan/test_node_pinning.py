@@ -17,6 +17,7 @@ from homenode.report.topology_map import topology_map
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.vm.layout import PRESETS, Layout, Pinning
+from tests.explained import explained
 from tests.figures import numbers
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
@@ -69,7 +70,7 @@ def test_shared_cores_are_named_with_the_published_price() -> None:
 
 def test_the_plan_says_that_vcpus_move_and_the_map_draws_it() -> None:
     plan = floating("pin-numa")
-    lines = [line for section in explain(plan, HOST).sections for line in section.lines]
+    lines = [line for section in explained(explain(plan, HOST)) for line in section.lines]
     assert any("may run on any of the PUs of its nodes" in line for line in lines)
     assert not any("Hyper-threads kept idle" in line for line in lines)
     assert topology_map(HOST, plan).startswith("<svg")

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from rich.console import Console, RenderableType
 
+from homenode.doc import Doc
 from homenode.gap import Gap
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
 from homenode.report.bench_text import bench_text, steps_text
+from homenode.report.terminal_text import PrintableConsole
 from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine
 
@@ -25,9 +26,9 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchOutcome:
     return runner.run_bench(FakeMachine(), ORDERS, tmp_path, lambda progress: None)
 
 
-def shown(text: RenderableType, width: int) -> str:
+def shown(text: Doc, width: int) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False, markup=False, emoji=False).print(text)
+    PrintableConsole(file=stream, width=width, highlight=False).print(text)
     lines = stream.getvalue().splitlines()
     assert all(len(line) <= width for line in lines)
     return "\n".join(lines)

@@ -5,16 +5,17 @@ import io
 import pytest
 from demo.run import plan_table
 from msgspec.structs import replace
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
+from homenode.doc import Doc
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Rejection, Unplannable
 from homenode.plan.rank import rank
-from homenode.plan.words.explain import explain
+from homenode.plan.words.explain import explain, rejections_text
+from homenode.report.fit_text import rank_text
 from homenode.report.host_tree import host_tree
-from homenode.report.plan_text import plan_text, rejections_text
-from homenode.report.rank_text import rank_text
+from homenode.report.terminal_text import PrintableConsole
 from homenode.topology import HostSettings
 from homenode.vm.layout import PRESETS
 from tests.picture_hosts import gh200_host, h200_host, hand_plan, hgx_host, pictures
@@ -25,11 +26,11 @@ PLANS = [name for name, (_, plan) in pictures().items() if plan is not None]
 FOUR = (0, 1, 2, 3)
 
 
-def _printed(what: RenderableType, width: int = 100, encoding: str = "utf-8") -> str:
+def _printed(what: RenderableType | Doc, width: int = 100, encoding: str = "utf-8") -> str:
     """What a pipe of that width gets; an output in ASCII refuses every other letter."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
-    console = Console(
+    console = PrintableConsole(
         file=file, width=width, highlight=False, emoji=False, markup=False, legacy_windows=False
     )
     console.print(what)
@@ -107,18 +108,18 @@ def test_names_cannot_steer_the_terminal_or_the_markup() -> None:
 def test_the_explanation_fits_narrow_and_wide_terminals(name: str, width: int) -> None:
     host, plan = pictures()[name]
     assert plan is not None
-    text = _printed(plan_text(explain(plan, host)), width)
+    text = _printed(explain(plan, host), width)
     assert max(len(line) for line in text.splitlines()) <= width
     assert "\x1b" not in text and "…" not in text
     for device in plan.devices:
         assert str(device.bdf) in text
-    _printed(plan_text(explain(plan, host)), width, "ascii")
+    _printed(explain(plan, host), width, "ascii")
 
 
 def test_commands_survive_a_narrow_terminal() -> None:
     host = h200_host()
     plan = hand_plan(host, "pin-numa", 92, FOUR, memory_bytes=2000 << 30)
-    text = _printed(plan_text(explain(plan, host)), 60)
+    text = _printed(explain(plan, host), 60)
     # A shell joins what ends in a backslash.
     joined = text.replace("\\\n", "")
     assert (

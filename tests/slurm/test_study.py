@@ -10,7 +10,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from homenode.cli.main import main
 from homenode.errors import UsageError
@@ -30,6 +29,7 @@ from homenode.measure.bindings.run import statuses, unrecorded
 from homenode.measure.bindings.scripts import job_name, script_name, script_of
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.report.progress_text import missing_lines, progress_view
+from homenode.report.terminal_text import PrintableConsole
 from homenode.slurm.client import will_pass
 from homenode.sources import load_host
 from homenode.tools.sinfo import ClusterNode, parse_nodes
@@ -404,10 +404,10 @@ def test_the_view_of_a_large_study_shows_what_needs_a_look_and_counts_the_rest()
     tasks = [TaskStatus(f"e{n}", 0, TaskState.DONE, str(n), "") for n in range(90)]
     tasks.append(TaskStatus("bad", 0, TaskState.FAILED, "99", "NonZeroExitCode"))
     out = io.StringIO()
-    Console(file=out, width=80).print(progress_view(Progress(tuple(tasks))))
+    PrintableConsole(file=out, width=80).print(progress_view(Progress(tuple(tasks))))
     lines = out.getvalue().splitlines()
     assert len(lines) < 40
-    assert "NonZeroExitCode" in lines[1]
+    assert "NonZeroExitCode" in lines[3], "below the heads and their line"
     assert "61 more" in lines[-2]
     assert lines[-1] == "90 done, 1 failed"
     (only,) = missing_lines(Progress(tuple(tasks)).missing())

@@ -357,9 +357,8 @@ def tuned_on(
         note(f"not checked: {gap}")
     if not quiet:
         from homenode.plan.words.explain import explain
-        from homenode.report.plan_text import plan_text
 
-        console().print(plan_text(explain(tuning.plan, machine)))
+        console().print(explain(tuning.plan, machine))
         if chosen.verdict is not None:
             from homenode.report.verdict_text import layout_text
 

@@ -15,9 +15,9 @@ _MOST_NAMES = 8
 
 def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     """Print how hosts differ from the majority of their kind; exit 1 where one does."""
+    from homenode.doc import Doc, Table
     from homenode.doctor.fleet import LEAST, compare_fleet
     from homenode.findings import Findings
-    from homenode.report.terminal_text import TableOrList
     from homenode.wording import plural, printable
 
     fleet = compare_fleet(_hosts(sources))
@@ -26,21 +26,20 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
         findings = Findings(checked, tuple(one.as_finding() for one in fleet.differences))
         print_findings(findings, as_json=True)
     else:
-        rows = [
+        rows = tuple(
             (
                 str(one.finding.severity),
                 f"{len(one.hosts)} of {one.of_hosts}" + (", no majority" if one.is_tie else ""),
-                printable(one.finding.subject),
-                printable(one.finding.expected),
-                printable(one.finding.observed),
-                printable(", ".join(one.hosts[:_MOST_NAMES]))
-                + (" …" if len(one.hosts) > _MOST_NAMES else ""),
+                one.finding.subject,
+                one.finding.expected,
+                one.finding.observed,
+                ", ".join(one.hosts[:_MOST_NAMES]) + (" …" if len(one.hosts) > _MOST_NAMES else ""),
             )
             for one in fleet.differences
-        ]
+        )
         if rows:
             columns = ("severity", "hosts", "what", "most have", "these have", "which")
-            console().print(TableOrList(columns, rows, wraps_last=True))
+            console().print(Doc("", (Table(heads=columns, rows=rows, folds=columns[-1:]),)))
         for line in checked:
             note(line)
         if fleet.alone:

@@ -296,7 +296,7 @@ def best_of(
     from homenode.auto_layout import NotRecommended, settled
     from homenode.plan.rank import rank
     from homenode.plan.request import request_for
-    from homenode.report.rank_text import rank_text
+    from homenode.report.fit_text import rank_text
 
     asked, refused = [], None
     for host in hosts:
@@ -327,7 +327,7 @@ def say_why_not(error: Unplannable, *, as_json: bool = False) -> None:
 
         print_json(encode_refusal(error))
     else:
-        from homenode.report.plan_text import rejections_text
+        from homenode.plan.words.explain import rejections_text
 
         error_console().print(rejections_text(error))
 
@@ -368,11 +368,10 @@ def print_explanation(
     """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
     from homenode.plan.nearby import nearby_sizes
     from homenode.plan.words.explain import explain
-    from homenode.report.plan_text import plan_text
 
     shown = error_console() if outputs.to_standard_output else console()
     nearby = () if host is None or request is None else nearby_sizes(host, request, made)
-    shown.print(plan_text(explain(made, host, whole=outputs.explain, nearby=nearby)))
+    shown.print(explain(made, host, whole=outputs.explain, nearby=nearby))
     if verdict is not None:
         from homenode.report.verdict_text import layout_text
 

@@ -182,10 +182,9 @@ def _place_one(
             print_json(encode_plan(tuning.plan))
         elif explained:
             from homenode.plan.words.explain import explain
-            from homenode.report.plan_text import plan_text
 
             screen.print(places_text(name, first))
-            screen.print(plan_text(explain(tuning.plan, host)))
+            screen.print(explain(tuning.plan, host))
         else:
             screen.print(f"  {name}: {one.host.name}", highlight=False)
         for line in lines:

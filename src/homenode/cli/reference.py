@@ -16,14 +16,14 @@ def layouts() -> None:
       homenode layouts
       homenode plan VM.xml --layout pin-numa
     """
-    from homenode.report.terminal_text import TableOrList
+    from homenode.doc import Doc, Table
     from homenode.vm.layout import PRESETS, STUDY_NAMES, SUMMARIES
 
     say("auto: what the evidence recommends for the VM (the default)\n")
     for name, summary in SUMMARIES.items():
         also = [study for study, preset in STUDY_NAMES.items() if preset == name]
         say(f"{name}: {summary}" + (f" (study: {', '.join(also)})" if also else ""))
-    rows = [
+    rows = tuple(
         (
             preset.name,
             preset.pinning.replace("-", " ").replace("pu", "PU"),
@@ -33,10 +33,10 @@ def layouts() -> None:
             ),
         )
         for preset in PRESETS.values()
-    ]
+    )
     say("")
     columns = ("layout", "pinning", "siblings", "cells", "PCIe", "memory")
-    console().print(TableOrList(columns, rows))
+    console().print(Doc("", (Table(heads=columns, rows=rows),)))
     say("-: as the domain has it; per-cell: each guest cell's memory on its own host node")
     say("-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
 
@@ -49,10 +49,11 @@ def hosts() -> None:
       homenode show --host hgx-h100
     """
     from homenode.description.shipped import load_shipped, shipped_hosts
-    from homenode.report.terminal_text import TableOrList
+    from homenode.doc import Doc, Table
 
-    rows = [(name, load_shipped(name).about) for name in shipped_hosts()]
-    console().print(TableOrList(("name", "what it is"), rows, wraps_last=True))
+    rows = tuple((name, load_shipped(name).about) for name in shipped_hosts())
+    heads = ("name", "what it is")
+    console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
 def explain(

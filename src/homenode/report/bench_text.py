@@ -2,60 +2,54 @@
 
 import shlex
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.words import figure_text
-from homenode.gap import Gap
+from homenode.doc import Doc, Part, Table, Text
 from homenode.measure.derived_run import schedule_of
 from homenode.measure.orders import BenchOutcome
 from homenode.measure.record import RunRecord
 from homenode.metrics import METRICS, metric_of
 from homenode.report.progress_text import duration_text
-from homenode.report.terminal_text import TableOrList
-from homenode.wording import printable
 
 _GAPS = 12
 
 
-def bench_text(outcome: BenchOutcome) -> RenderableType:
+def bench_text(outcome: BenchOutcome) -> Doc:
     """Medians of what speaks for each metric, then what is not there and why."""
-    parts: list[RenderableType] = []
+    parts: list[Part] = []
     if outcome.run is not None:
         found = [one.series for one in alternatives((outcome.run,))]
         parts += [_table(series) for series in found if series]
-        parts += [
-            Text(f"marked: {printable(reason)}", "yellow") for reason in outcome.run.head.unusable
-        ]
-    parts += [_gap(gap) for gap in outcome.gaps[:_GAPS]]
+        parts += [Text(f"marked: {reason}", "warn") for reason in outcome.run.head.unusable]
+    parts += [Text(f"not measured: {gap}") for gap in outcome.gaps[:_GAPS]]
     if len(outcome.gaps) > _GAPS:
         parts.append(Text(f"not measured: {len(outcome.gaps) - _GAPS} more"))
-    return Group(*parts)
+    return Doc("", tuple(parts))
 
 
-def steps_text(record: RunRecord) -> RenderableType:
+def steps_text(record: RunRecord) -> Doc:
     """What would be run, in order, with what it takes."""
     tests = {test.id: test for test in record.tests}
     steps = schedule_of(record).tasks
-    rows = [
+    rows = tuple(
         (
             str(step.number + 1),
             "before" if step.round < 0 else str(step.round + 1),
-            printable(step.variant) + (" (control)" if step.is_control else ""),
+            step.variant + (" (control)" if step.is_control else ""),
             f"{tests[step.variant].seconds:g} s",
-            printable(shlex.join(tests[step.variant].argv)),
+            shlex.join(tests[step.variant].argv),
         )
         for step in steps
-    ]
-    table = TableOrList(("step", "round", "test", "takes", "command"), rows, wraps_last=True)
+    )
+    heads = ("step", "round", "test", "takes", "command")
     seconds = sum(tests[step.variant].seconds for step in steps)
-    left = [_gap(gap) for gap in record.left_out]
-    return Group(table, Text(f"about {duration_text(seconds)}"), *left)
+    left = (Text(f"not measured: {gap}") for gap in record.left_out)
+    table = Table(heads=heads, rows=rows, folds=heads[-1:])
+    return Doc("", (table, Text(f"about {duration_text(seconds)}"), *left))
 
 
-def _table(series: dict[SeriesKey, Series]) -> RenderableType:
+def _table(series: dict[SeriesKey, Series]) -> Table:
     rows: list[tuple[str, ...]] = []
     own = sorted(
         {key.metric for key in series if key.metric not in METRICS and metric_of(key.metric)}
@@ -72,7 +66,8 @@ def _table(series: dict[SeriesKey, Series]) -> RenderableType:
                     str(one.samples),
                 )
             )
-    return TableOrList(("figure", "median", "lowest", "highest", "samples"), rows)
+    figures = ("median", "lowest", "highest", "samples")
+    return Table(heads=("figure", *figures), rows=tuple(rows), numeric=figures)
 
 
 def _others(series: dict[SeriesKey, Series], id: str) -> tuple[SeriesKey, ...]:
@@ -92,8 +87,4 @@ def _of(key: SeriesKey) -> str:
             if key.peer_node is not None
             else f"node {key.node}"
         )
-    return printable(", ".join(part for part in parts if part))
-
-
-def _gap(gap: Gap) -> Text:
-    return Text(f"not measured: {printable(str(gap))}")
+    return ", ".join(part for part in parts if part)

@@ -1,10 +1,6 @@
 """ComparisonText: effects with their intervals on a terminal, and every doubt with its remedy."""
 
-from collections.abc import Iterable, Sequence
-
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
+from collections.abc import Iterable, Iterator, Sequence
 
 from homenode.analyse.comparison import (
     PRINTED,
@@ -17,11 +13,12 @@ from homenode.analyse.comparison import (
 )
 from homenode.analyse.outcomes import is_large
 from homenode.analyse.words import figure_text, multiple_text, range_text
+from homenode.doc import Doc, Part, Section, Table, Text
 from homenode.metrics import metric_of
-from homenode.report.terminal_text import AsciiWhereNeeded, TableOrList
 from homenode.units import format_bytes
-from homenode.wording import plural, printable
+from homenode.wording import plural
 
+_HEADS = ("metric", "baseline", "value", "effect", "interval", "outcome")
 _OUTCOMES = {
     Outcome.BETTER: "better",
     Outcome.WORSE: "worse",
@@ -30,59 +27,50 @@ _OUTCOMES = {
 }
 
 
-def comparison_text(comparison: Comparison, *, everything: bool = False) -> RenderableType:
+def comparison_text(comparison: Comparison, *, everything: bool = False) -> Doc:
     """A table for each alternative, primary metrics first, then doubts and what was skipped.
 
     everything: also series of single devices, nodes, sizes and pairs of PUs.
     """
-    parts: list[RenderableType] = []
+    against = "bare metal" if comparison.bare else comparison.baseline
+    parts: list[Part] = []
     for label in comparison.alternatives:
         effects = [one for one in comparison.effects if one.alternative == label]
-        against = "bare metal" if comparison.bare else comparison.baseline
-        parts.append(Text(printable(f"{label} against {against}"), style="bold underline"))
-        parts += _tables(comparison, effects, everything)
-    parts += doubts_text(comparison.doubts)
-    parts += [Text(printable(f"skipped: {one}"), style="yellow") for one in comparison.skipped]
-    parts.append(
-        Text(
-            f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
-            "primary metrics are corrected for their number"
-        )
+        tables = tuple(_tables(comparison, effects, everything))
+        parts.append(Section(f"{label} against {against}", tables))
+    parts += (Section("", tuple(_doubts(comparison.doubts))), Text(""))
+    parts += [Text(f"skipped: {one}", "warn") for one in comparison.skipped]
+    about = (
+        f"intervals: {comparison.confidence:.0%}, over boots (t, on logarithms of medians); "
+        "primary metrics are corrected for their number"
     )
-    return AsciiWhereNeeded(Group(*parts))
+    return Doc("", (*parts, Text(about)))
 
 
-def doubts_text(doubts: Iterable[Doubt]) -> list[RenderableType]:
+def _doubts(doubts: Iterable[Doubt]) -> Iterator[Text]:
     """Each doubt with its likely cause and its remedy."""
-    parts: list[RenderableType] = []
     for doubt in doubts:
         head = "cannot tell" if doubt.blocks and doubt.id not in WEAKENING else "doubt"
-        parts.append(Text(printable(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")))
-        stated = (f"likely cause  {doubt.cause}", f"remedy        {doubt.remedy}")
-        parts += [Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in stated]
-    if parts:
-        parts.append(Text(""))
-    return parts
+        yield Text(f"{head}: {doubt.subject}: {doubt.detail}  ({doubt.id})")
+        yield Text(f"likely cause  {doubt.cause}", indent=2)
+        yield Text(f"remedy        {doubt.remedy}", indent=2)
 
 
-def _tables(
-    comparison: Comparison, effects: Sequence[Effect], everything: bool
-) -> list[RenderableType]:
+def _tables(comparison: Comparison, effects: Sequence[Effect], everything: bool) -> Iterator[Part]:
     primary = [one for one in effects if one.primary]
     rest = [one for one in effects if not one.primary]
     shown = [one for one in rest if everything or _is_whole(one)]
-    parts: list[RenderableType] = []
-    for title, rows in (("primary", primary), ("for information only", shown)):
-        if rows:
-            counts = sorted({one.boots for one in rows})
+    for title, of in (("primary", primary), ("for information only", shown)):
+        if of:
+            counts = sorted({one.boots for one in of})
             boots = ", ".join(f"{first} and {second}" for first, second in counts)
-            parts += [Text(f"{title}; boots: {boots}"), _table(comparison, rows)]
+            rows = tuple(_row(comparison, one) for one in of)
+            yield Text(f"{title}; boots: {boots}")
+            yield Table(heads=_HEADS, rows=rows, folds=_HEADS[-1:])
     if hidden := len(rest) - len(shown):
-        parts.append(Text(f"{plural(hidden, 'more series', 'more series')} with --all"))
+        yield Text(f"{plural(hidden, 'more series', 'more series')} with --all")
     if not effects:
-        parts.append(Text("no series in common"))
-    parts.append(Text(""))
-    return parts
+        yield Text("no series in common")
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -92,11 +80,6 @@ def _is_whole(effect: Effect) -> bool:
         (effect.device, effect.peer, effect.node, effect.peer_node, effect.size_bytes)
         == (None,) * 5
     )
-
-
-def _table(comparison: Comparison, effects: Sequence[Effect]) -> RenderableType:
-    columns = ("metric", "baseline", "value", "effect", "interval", "outcome")
-    return TableOrList(columns, [_row(comparison, one) for one in effects], wraps_last=True)
 
 
 def _row(comparison: Comparison, effect: Effect) -> tuple[str, ...]:

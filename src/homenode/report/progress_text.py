@@ -2,10 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
+from homenode.doc import Cell, Doc, Table, Text
 from homenode.measure.progress import Progress, TaskState, TaskStatus
 from homenode.wording import printable
 
@@ -23,9 +20,9 @@ _ORDER = (
     TaskState.WAITING,
     TaskState.DONE,
 )
-_STYLES = {
-    TaskState.DONE: "green",
-    TaskState.RUNNING: "cyan",
+_LOOKS = {
+    TaskState.DONE: "good",
+    TaskState.RUNNING: "hint",
     TaskState.PENDING: "",
     TaskState.WAITING: "dim",
 }
@@ -78,23 +75,28 @@ def progress_line(progress: Progress) -> str:
     return line
 
 
-def progress_view(progress: Progress) -> RenderableType:
+def progress_view(progress: Progress) -> Doc:
     """A line for each task with its state, job and reason, and the counts below.
 
     Of a large study, what needs a look comes first, and what is done is only counted.
     """
-    table = Table(box=None, pad_edge=False)
-    for title in ("job", "experiment", "state", "why"):
-        table.add_column(title, overflow="fold")
     shown = progress.tasks
     if len(shown) > _MOST_SHOWN:
         shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MOST_SHOWN]
-    for task in shown:
-        state = Text(str(task.state), style=_STYLES.get(task.state, "red"))
-        table.add_row(task.job or "", task.name, state, printable(task.reason))
+    rows = tuple(
+        (
+            task.job or "",
+            task.name,
+            Cell((str(task.state),), _LOOKS.get(task.state, "bad")),
+            task.reason,
+        )
+        for task in shown
+    )
     left_out = len(progress.tasks) - len(shown)
-    more = [Text(f"{left_out} more")] if left_out else []
-    return Group(table, *more, Text(progress_line(progress), style="bold"))
+    more = (Text(f"{left_out} more"),) if left_out else ()
+    heads = ("job", "experiment", "state", "why")
+    table = Table(heads=heads, rows=rows, folds=("experiment", "why"))
+    return Doc("", (table, *more, Text(progress_line(progress), "bold")))
 
 
 def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:

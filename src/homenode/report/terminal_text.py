@@ -72,7 +72,7 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
-                yield TerminalTable(part)
+                yield TableOrList(part)
             case Section():
                 if not is_first or number:
                     yield Line("")
@@ -116,7 +116,7 @@ class AsciiWhereNeeded:
                 yield segment
 
 
-class TerminalTable:
+class TableOrList:
     """A table where its columns fit, else each row as lines of "head: text"; see `Table`."""
 
     def __init__(self, table: Table) -> None:
@@ -153,15 +153,13 @@ class TerminalTable:
             rows=tuple(tuple(row[at] for at in kept) for row in every.rows),
         )
         for table, shortest in ((every, _LONG), (fewer, None), (fewer, _SHORT)):
-            drawn = TerminalTable(table)
+            drawn = TableOrList(table)
             excess = drawn._width(console, drawn._heads) - space
             if excess > 0 and shortest is not None and every.shortened:
                 most = max(shortest, max(len(plain(row[0])) for row in every.rows) - excess)
                 names = (_without_middle(plain(row[0]), most) for row in table.rows)
                 rows = zip(names, table.rows, strict=True)
-                drawn = TerminalTable(
-                    replace(table, rows=tuple((name, *r[1:]) for name, r in rows))
-                )
+                drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
                 excess = drawn._width(console, drawn._heads) - space
             if excess <= 0:
                 yield drawn._drawn(drawn._heads)
@@ -194,24 +192,6 @@ class TerminalTable:
         for row in self._rows:
             drawn.add_row(*(row[at] for at in kept))
         return drawn
-
-
-def TableOrList(  # noqa: N802
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    wraps_last: bool = False,
-    least: Sequence[str] = (),
-    shortened: bool = False,
-) -> TerminalTable:
-    return TerminalTable(
-        Table(
-            heads=tuple(columns),
-            rows=tuple(map(tuple, rows)),
-            folds=tuple(columns)[-1:] if wraps_last else (),
-            least=tuple(least),
-            shortened=shortened,
-        )
-    )
 
 
 def _without_middle(text: str, most: int) -> str:

@@ -1,51 +1,43 @@
 """VerdictText: what to run, why, how sure that is, and what would make it surer."""
 
-from collections.abc import Sequence
-
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from homenode.analyse.comparison import PRINTED, Doubt, EvidenceLevel
 from homenode.analyse.statement import ground_of, memory_text, runs_as, sentence_of, source_sentence
 from homenode.analyse.verdict import ReasonId, Verdict, Verdicts
-from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.wording import printable
+from homenode.doc import Doc, Part, Section, Span, Text
 
 SAID_BY_LEVEL = frozenset({PRINTED, "unusable"})
 """Doubts that the level of the evidence, or the answer itself, says already."""
 
 
-def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> RenderableType:
+def verdicts_text(verdicts: Verdicts, *, notes: bool = False) -> Doc:
     """One block per verdict. notes: also what is wrong with the figures that were published."""
-    parts: list[RenderableType] = []
-    system = None
-    sick: set[str] = set()
+    systems: dict[str, list[Verdict]] = {}
     for one in verdicts.verdicts:
-        if one.system != system:
-            system = one.system
-            parts += [Text(""), Text(printable(system), style="bold underline")]
-        if one.why(ReasonId.HEALTH) is None:
-            parts += _block(one, str(one.objective), notes)
-        elif one.system not in sick:  # the same of every objective
-            sick.add(one.system)
-            those = (
-                other.objective
-                for other in verdicts.verdicts
-                if other.system == one.system and other.why(ReasonId.HEALTH) is not None
-            )
-            parts += _block(one, ", ".join(those), notes)
-    parts += [Text(printable(f"skipped: {one}"), style="yellow") for one in verdicts.skipped]
+        systems.setdefault(one.system, []).append(one)
+    parts: list[Part] = [
+        Section(system, tuple(_of_system(own, notes))) for system, own in systems.items()
+    ]
+    parts += [Text(f"skipped: {one}", "warn") for one in verdicts.skipped]
     if not verdicts.verdicts:
         parts.append(Text("no figures for any objective"))
-    return AsciiWhereNeeded(Group(*parts))
+    return Doc("", tuple(parts))
 
 
-def layout_text(verdict: Verdict) -> RenderableType:
+def layout_text(verdict: Verdict) -> Doc:
     """Why a plan has its layout, where the evidence chose it."""
-    title = Text("Why this layout", style="bold underline")
-    block = _block(verdict, str(verdict.objective), notes=False)
-    return AsciiWhereNeeded(Group(Text(""), title, *block))
+    block = tuple(_block(verdict, str(verdict.objective), notes=False))
+    return Doc("", (Text(""), Section("Why this layout", block)))
+
+
+def _of_system(verdicts: Sequence[Verdict], notes: bool) -> Iterator[Text]:
+    sick = [one for one in verdicts if one.why(ReasonId.HEALTH) is not None]
+    for one in verdicts:
+        if one not in sick:
+            yield from _block(one, str(one.objective), notes)
+        elif one is sick[0]:  # the same of every objective
+            yield from _block(one, ", ".join(str(other.objective) for other in sick), notes)
 
 
 def answer_of(verdict: Verdict) -> str:
@@ -66,12 +58,9 @@ def doubts_of(verdict: Verdict, listed: Sequence[Doubt] = ()) -> tuple[str, ...]
     )
 
 
-def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[RenderableType]:
-    head = Text.assemble(
-        (f"{objective}: ", "bold"),
-        (printable(answer_of(verdict)), "green" if verdict.choice else "yellow"),
-        f"  [{ground_of(verdict)}]",
-    )
+def _block(verdict: Verdict, objective: str, notes: bool) -> Iterator[Text]:
+    answer = Span(answer_of(verdict), "good" if verdict.choice else "warn")
+    yield Text((Span(f"{objective}: ", "bold"), answer, f"  [{ground_of(verdict)}]"))
     lines = [sentence_of(verdict)]
     if verdict.choice is not None:
         pages = verdict.huge_pages or "not known"
@@ -92,7 +81,4 @@ def _block(verdict: Verdict, objective: str, notes: bool) -> Sequence[Renderable
         lines += [f'{one.publication}: "{one.quote}"' for one in verdict.published]
         lines += verdict.notes
         lines += [f"source: {one}" for one in verdict.sources]
-    return [
-        head,
-        *(Padding(Text(printable(line)), (0, 0, 0, 2), expand=False) for line in lines),
-    ]
+    yield from (Text(line, indent=2) for line in lines)

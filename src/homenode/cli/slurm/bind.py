@@ -91,7 +91,7 @@ def bind(
         say(" ".join(words))
         return
     if explain:
-        from homenode.report.ranks_text import ranks_text
+        from homenode.report.fit_text import ranks_text
 
         console().print(ranks_text(binding, machine))
     say("\n".join(sbatch_lines(binding)))

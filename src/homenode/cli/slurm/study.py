@@ -323,9 +323,10 @@ def _view() -> "Iterator[Callable[[Progress], None]]":
     from rich.live import Live
 
     from homenode.report.progress_text import progress_view
+    from homenode.report.terminal_text import shown
 
     with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(progress_view(progress))
+        yield lambda progress: live.update(shown(progress_view(progress)))
 
 
 class _Lines:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from homenode.cpuset import CpuSet
 from homenode.plan.model import CostTerm
-from homenode.plan.words.explanation import count_text
 from homenode.topology import LOCAL_DISTANCE
 from homenode.units import format_bytes
+from homenode.wording import plural
 
 
 def _device_class(value: int) -> str:
@@ -205,7 +205,7 @@ def _line(term: CostTerm, *, has_gpus: bool) -> str:
         known = _INDICES.get(term.name, (term.name, term.name.replace("_", " ")))
         return f"{known[1]}: {_indices(term.value)}"
     if term.name == "gpu_sets_lost" and not has_gpus:
-        return f"{count_text(term.value, 'chosen node')} with free GPUs, for a VM without"
+        return f"{plural(term.value, 'chosen node')} with free GPUs, for a VM without"
     words = _WORDS.get(term.name)
     return f"{term_words(term.name)}: {term.value}" if words is None else words[1](term.value)
 

@@ -6,8 +6,9 @@ Nothing is decided here: the cost tuple answers "why there", the rejections "why
 from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Section, Table, Text
 from homenode.indices import NodeIndex
-from homenode.plan.model import Plan, Rejection
+from homenode.plan.model import Plan, Rejection, Unplannable
 from homenode.plan.nearby import NearbySize
 from homenode.plan.words.cost_words import span_lines, term_lines, term_value, term_words
 from homenode.plan.words.explain_guest import (
@@ -17,65 +18,56 @@ from homenode.plan.words.explain_guest import (
     pages_section,
     topology_section,
 )
-from homenode.plan.words.explanation import (
-    Explanation,
-    Rows,
-    Section,
-    count_text,
-    nodes_text,
-    pus_text,
-    subjects_text,
-    union,
-)
+from homenode.plan.words.explanation import line_text, section, subjects_text
 from homenode.topology import Host
 from homenode.units import format_bytes
 from homenode.vm.layout import Pinning, layout_text
+from homenode.wording import nodes_text, plural, pus_text
 
 _MOST_REJECTIONS = 4  # of one constraint; the rest are counted
 
 
 def explain(
     plan: Plan, host: Host | None, *, whole: bool = False, nearby: Sequence[NearbySize] = ()
-) -> Explanation:
+) -> Doc:
     """The explanation of a plan; without its host (manual mode) what the plan alone gives.
 
     whole: with every term that was compared and every runner-up, not only the ones that people ask
     about first. nearby: sizes that would give the guest more.
     """
     sections = (
-        Section("Critical", finding_lines(plan, ("critical",))),
+        section("Critical", finding_lines(plan, ("critical",))),
         _placement(plan, host),
         _choice(plan, host, whole=whole),
-        Section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
+        section("What was rejected", rejection_lines(plan.rejections, with_hints=False)),
         cells_section(plan),
         topology_section(plan),
         devices_section(plan, host),
         _host_threads(plan),
         pages_section(plan, host),
         apertures_section(plan),
-        Section("What changes in the guest", plan.consequences),
-        Section("Findings", finding_lines(plan, ("warning", "info"))),
-        Section("Nearby sizes", tuple(map(_nearby_line, nearby))),
+        section("What changes in the guest", plan.consequences),
+        section("Findings", finding_lines(plan, ("warning", "info"))),
+        section("Nearby sizes", tuple(map(_nearby_line, nearby))),
         _gaps(plan),
     )
-    return Explanation(
+    return Doc(
         f"VM {plan.domain_name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
         f"layout {layout_text(plan.layout)}",
-        _summary(plan),
-        tuple(s for s in sections if s.lines or s.commands or (s.table and s.table.rows)),
+        (Text(_summary(plan)), *(one for one in sections if one.parts)),
     )
 
 
 def _nearby_line(one: NearbySize) -> str:
-    size = count_text(one.vcpus, "vCPU") if one.vcpus else count_text(one.gpus or 0, "GPU")
+    size = plural(one.vcpus, "vCPU") if one.vcpus else plural(one.gpus or 0, "GPU")
     return f"{size}: {', '.join(one.wins)}."
 
 
 def _summary(plan: Plan) -> str:
     where = nodes_text(plan.nodes) if plan.nodes else "no particular node"
     return (
-        f"{count_text(plan.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
-        f"{count_text(len(plan.cells), 'guest cell')}, {count_text(len(plan.devices), 'device')}."
+        f"{plural(plan.vcpus, 'vCPU')} and {_memory(plan)} on {where}, "
+        f"{plural(len(plan.cells), 'guest cell')}, {plural(len(plan.devices), 'device')}."
     )
 
 
@@ -90,7 +82,7 @@ def _placement(plan: Plan, host: Host | None) -> Section:
     lines: list[str] = []
     if plan.fallback:
         lines += placement_lines(plan, host)
-    used = union(plan.vcpu_pins)
+    used = CpuSet.union(plan.vcpu_pins)
     rows: list[tuple[str, ...]] = []
     if plan.layout.pinning is Pinning.NODE and plan.vcpu_pins:
         lines.append("Each vCPU may run on any of the PUs of its nodes, and moves among them.")
@@ -109,8 +101,8 @@ def _placement(plan: Plan, host: Host | None) -> Section:
             lines.append(
                 f"Hyper-threads kept idle: each vCPU gets a whole core ({pus_text(idle)})."
             )
-    table = Rows(("node", "LLC", "cores used", "of", "vCPU PUs"), tuple(rows))
-    return Section("Where it runs", tuple(lines), table if rows else None)
+    table = Table(heads=("node", "LLC", "cores used", "of", "vCPU PUs"), rows=tuple(rows))
+    return section("Where it runs", tuple(lines), table if rows else None)
 
 
 def placement_lines(plan: Plan, host: Host | None) -> list[str]:
@@ -155,7 +147,7 @@ def _packages(plan: Plan, host: Host | None) -> int | None:
     value = next((term.value for term in plan.cost if term.name == "packages_spanned"), None)
     if isinstance(value, int):
         return value
-    used = union(plan.vcpu_pins)
+    used = CpuSet.union(plan.vcpu_pins)
     return None if host is None else sum(not p.pus.isdisjoint(used) for p in host.packages)
 
 
@@ -181,7 +173,7 @@ def _node_rows(host: Host, index: NodeIndex, used: CpuSet) -> list[tuple[str, ..
 
 def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
     if not plan.cost:
-        return Section("Why there")
+        return section("Why there")
     decisive = {other.decided_by for other in plan.runners_up}
     lines = list(term_lines(plan.cost, decisive, _unknown(plan, plan.nodes)))
     every = len(lines)
@@ -209,7 +201,7 @@ def _choice(plan: Plan, host: Host | None, *, whole: bool) -> Section:
         )
     if every > len(lines) and not whole:
         lines.append(f"{every} figures were compared: homenode plan --explain lists them.")
-    return Section("Why there", tuple(lines))
+    return section("Why there", tuple(lines))
 
 
 def _nodes_with_pus(host: Host | None) -> tuple[NodeIndex, ...]:
@@ -223,6 +215,14 @@ def _unknown(plan: Plan, nodes: Sequence[NodeIndex]) -> set[str]:
     if any(f"node {node} memory" in gaps for node in nodes):
         names.add("balance_memory")
     return names
+
+
+def rejections_text(error: Unplannable) -> Doc:
+    """Why no placement fits: each rejection, and what would make it fit."""
+    lines = [*rejection_lines(error.rejections, error.hint)]
+    if error.hint:
+        lines.append(f"hint: {error.hint}")
+    return Doc(error.message, tuple(map(line_text, lines)))
 
 
 def rejection_lines(
@@ -254,7 +254,7 @@ def rejection_lines(
 
 def _host_threads(plan: Plan) -> Section:
     lines: list[str] = []
-    used = union(plan.vcpu_pins)
+    used = CpuSet.union(plan.vcpu_pins)
     if plan.emulator_pus is None:
         lines.append("The emulator's threads are not pinned.")
     else:
@@ -263,7 +263,7 @@ def _host_threads(plan: Plan) -> Section:
         if shared:
             lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
     lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.pus_of_iothreads.items()]
-    return Section("Emulator and IOThreads", tuple(lines))
+    return section("Emulator and IOThreads", tuple(lines))
 
 
 def finding_lines(plan: Plan, severities: Sequence[str]) -> tuple[str, ...]:
@@ -288,4 +288,4 @@ def _gaps(plan: Plan) -> Section:
     for gap in plan.gaps:
         subjects.setdefault(gap.reason, []).append(gap.subject)
     lines = (f"{subjects_text(of)}: {reason}" for reason, of in subjects.items())
-    return Section("Not known", tuple(lines))
+    return section("Not known", tuple(lines))

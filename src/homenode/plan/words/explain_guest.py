@@ -3,19 +3,14 @@
 from collections.abc import Sequence
 
 from homenode.cpuset import CpuSet
+from homenode.doc import Section, Table
 from homenode.indices import NodeIndex
 from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
-from homenode.plan.words.explanation import (
-    Rows,
-    Section,
-    count_text,
-    nodes_text,
-    numbers_text,
-    union,
-)
+from homenode.plan.words.explanation import section
 from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import GuestCells
+from homenode.wording import nodes_text, number_list, plural
 
 
 def cells_section(plan: Plan) -> Section:
@@ -25,8 +20,10 @@ def cells_section(plan: Plan) -> Section:
         (
             "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
             f"{cell.vcpus} ({_number(cell.vcpus, offline)})" if cell.vcpus else "none",
-            (str(union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none") if pinned else "any",
-            numbers_text(cell.host_nodes) or "any",
+            (str(CpuSet.union([plan.vcpu_pins[v] for v in cell.vcpus])) or "none")
+            if pinned
+            else "any",
+            number_list(cell.host_nodes) or "any",
             format_bytes(cell.memory_bytes),
             " ".join(str(distance) for distance in cell.distances) or "not given",
         )
@@ -38,13 +35,13 @@ def cells_section(plan: Plan) -> Section:
         line = f"Memory is bound to host {nodes_text(plan.memory_nodes)}, mode {plan.memory_mode}."
     lines = [line]
     lines += [
-        f"Cells {numbers_text(device.initiator_cells)} are for the memory of GPU {device.bdf}: the "
+        f"Cells {number_list(device.initiator_cells)} are for the memory of GPU {device.bdf}: the "
         "guest's driver puts it online there."
         for device in plan.devices
         if device.initiator_cells
     ]
     columns = ("cell", "vCPUs", "PUs", "host node", "memory", "distances")
-    return Section("Guest cells", tuple(lines), Rows(columns, rows))
+    return section("Guest cells", tuple(lines), Table(heads=columns, rows=rows))
 
 
 def _number(vcpus: CpuSet, offline: CpuSet) -> str:
@@ -57,8 +54,8 @@ def topology_section(plan: Plan) -> Section:
     if plan.topology is not None:
         shape = plan.topology
         levels = zip(shape, ("socket", "die", "core", "thread"), strict=True)
-        product = " x ".join(count_text(count, noun) for count, noun in levels)
-        lines.append(f"The guest sees {product} = {count_text(shape.vcpus, 'vCPU')}.")
+        product = " x ".join(plural(count, noun) for count, noun in levels)
+        lines.append(f"The guest sees {product} = {plural(shape.vcpus, 'vCPU')}.")
     caches = {
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
@@ -75,7 +72,7 @@ def topology_section(plan: Plan) -> Section:
         )
     if plan.iommu_needed:
         lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
-    return Section("CPU topology and caches of the guest", tuple(lines))
+    return section("CPU topology and caches of the guest", tuple(lines))
 
 
 def devices_section(plan: Plan, host: Host | None) -> Section:
@@ -97,7 +94,7 @@ def devices_section(plan: Plan, host: Host | None) -> Section:
             "`lspci` in the guest shows other bus numbers: guest addresses are libvirt's, with the "
             "index of a controller as bus.",
         )
-    return Section("Devices", lines, Rows(columns, rows))
+    return section("Devices", lines, Table(heads=columns, rows=rows))
 
 
 def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
@@ -112,7 +109,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
         alike.setdefault(key, []).append(device)
     lines = []
     for (known, ratio, farthest), devices in alike.items():
-        which = count_text(len(devices), "device")
+        which = plural(len(devices), "device")
         if not known:
             lines.append(f"{which} with no known node: which memory is local to them is unknown.")
             continue
@@ -140,7 +137,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
     no_cell = [d for d in plan.devices if d.cell is None]
     if no_cell and len(plan.cells) > 1:
         lines.append(
-            f"{count_text(len(no_cell), 'device')} on no guest cell: the guest cannot know which "
+            f"{plural(len(no_cell), 'device')} on no guest cell: the guest cannot know which "
             "of its cells is near."
         )
     return tuple(lines)
@@ -187,8 +184,8 @@ def pages_section(plan: Plan, host: Host | None) -> Section:
         )
     elif rows:
         lines = ("Enough huge pages are free; nothing to reserve.",)
-    table = Rows(("node", "page size", "pages needed", "free now"), tuple(rows))
-    return Section("Huge pages", lines, table if rows else None, tuple(commands))
+    table = Table(heads=("node", "page size", "pages needed", "free now"), rows=tuple(rows))
+    return section("Huge pages", lines, table if rows else None, tuple(commands))
 
 
 def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | None:
@@ -202,7 +199,7 @@ def _pool_pages(host: Host | None, index: NodeIndex, page_bytes: int) -> int | N
 def apertures_section(plan: Plan) -> Section:
     aperture = plan.aperture
     if aperture is None:
-        return Section("Address space and locked memory")
+        return section("Address space and locked memory")
     lines: list[str] = []
     if aperture.pcihole64_bytes is not None:
         lines.append(f"64-bit PCI window (pcihole64): {format_bytes(aperture.pcihole64_bytes)}.")
@@ -219,7 +216,7 @@ def apertures_section(plan: Plan) -> Section:
             f"Entries in the IOMMU's DMA map: at most {aperture.dma_map_entries:,}. The kernel "
             "makes them when the VM starts; larger pages need fewer."
         )
-    return Section("Address space and locked memory", tuple(lines))
+    return section("Address space and locked memory", tuple(lines))
 
 
 def _percent(ratio: float | None) -> str:

@@ -1,70 +1,34 @@
-"""Explanation: a plan in sentences and tables, before anything is printed."""
+"""Explanation: how sections of an explanation are made, and what several of them say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from homenode.cpuset import CpuSet
+from homenode.doc import Commands, Part, Section, Span, Table, Text
 
 _MOST_SUBJECTS = 6  # of which one thing is said; the rest are counted
+_LOOKS = {"warning:": "warn", "critical:": "bad", "hint:": "hint", "fix:": "hint"}
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A table: column heads, and rows of as many texts."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the explanation: sentences, then a table, then commands to run as root."""
-
-    heading: str
-    lines: tuple[str, ...] = ()
-    table: Rows | None = None
-    commands: tuple[str, ...] = ()
+def section(
+    heading: str,
+    lines: Sequence[str] = (),
+    table: Table | None = None,
+    commands: Sequence[str] = (),
+) -> Section:
+    """Sentences, then a table, then commands to run as root. No parts where there is nothing."""
+    parts: list[Part] = [line_text(line) for line in lines]
+    if table is not None and table.rows:
+        parts.append(table)
+    if commands:
+        parts.append(Commands(tuple(commands)))
+    return Section(heading, tuple(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What a plan says to people. summary: one line."""
-
-    title: str
-    summary: str
-    sections: tuple[Section, ...]
-
-
-def numbers_text(numbers: Sequence[int]) -> str:
-    """Numbers as ranges.
-
-    >>> numbers_text([2, 0, 1])
-    '0-2'
-    """
-    return str(CpuSet(numbers))
-
-
-def nodes_text(nodes: Sequence[int]) -> str:
-    """Host nodes with the word.
-
-    >>> nodes_text([2]), nodes_text([0, 1])
-    ('node 2', 'nodes 0-1')
-    """
-    return ("node " if len(set(nodes)) == 1 else "nodes ") + (numbers_text(nodes) or "none")
-
-
-def pus_text(pus: CpuSet) -> str:
-    """PUs with the word."""
-    return f"PU {pus}" if len(pus) == 1 else f"PUs {pus}"
-
-
-def count_text(count: int, noun: str) -> str:
-    """A count with its noun.
-
-    >>> count_text(1, "core"), count_text(2, "core")
-    ('1 core', '2 cores')
-    """
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def line_text(line: str) -> Text:
+    """A line with its indent, and the word at its beginning that says what it is."""
+    text = line.lstrip(" ")
+    word, _, rest = text.partition(" ")
+    words = (Span(word, _LOOKS[word]), f" {rest}") if word in _LOOKS else text
+    return Text(words, indent=len(line) - len(text))
 
 
 def subjects_text(subjects: Sequence[str]) -> str:
@@ -83,11 +47,3 @@ def subjects_text(subjects: Sequence[str]) -> str:
     last = f"{left} more" if left else shown[-1]
     before = ", ".join(shown if left else shown[:-1])
     return head + (f"{before} and {last}" if before else last)
-
-
-def union(sets: Sequence[CpuSet]) -> CpuSet:
-    """Every PU of these sets."""
-    bits = 0
-    for one in sets:
-        bits |= one.bits
-    return CpuSet.from_bits(bits)

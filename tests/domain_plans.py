@@ -7,18 +7,9 @@ lie on node 0. The planner makes better plans; these are small and need no host.
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.model import (
-    Aperture,
-    GuestCache,
-    GuestCellId,
-    GuestTopology,
-    Plan,
-    PlannedCell,
-    PlannedController,
-    PlannedDevice,
-    PortModel,
-)
+from homenode.plan.model import Aperture, Plan
 from homenode.plan.options import MemoryMode
+from homenode.plan.shape.guest_numa import bound
 from homenode.vm.layout import (
     PRESETS,
     GuestCells,
@@ -28,7 +19,16 @@ from homenode.vm.layout import (
     Pinning,
     Siblings,
 )
-from homenode.vm.model import GuestAddress, Vm
+from homenode.vm.model import (
+    GuestAddress,
+    GuestHostdev,
+    GuestPciController,
+    GuestTopology,
+    LayoutRecord,
+    PortModel,
+    Vm,
+    VmCell,
+)
 
 CORES_PER_NODE = 32
 NODES = (NodeIndex(0), NodeIndex(1))
@@ -57,34 +57,44 @@ def hand_plan(
     mirrored = shape.cells is GuestCells.MIRRORED
     pins = _pins(count, shape.pinning, first_core)
     threads = 2 if shape.siblings is Siblings.EXPOSED else 1
-    bound = shape.memory is not MemoryBinding.AS_IT_WAS
+    is_bound = shape.memory is not MemoryBinding.AS_IT_WAS
+    binding = (str(MemoryMode.STRICT), CpuSet(NODES)) if is_bound else None
     emulator = emulator_pus
     if emulator is None and pins:
         emulator = CpuSet([first_core + 28, first_core + 29])
-    return Plan(
-        domain_name=guest.name,
-        host_name="x86-2p2n64c128t",
-        host_fingerprint="0123456789abcdef" * 4,
-        layout=shape,
-        policy="cores-first",
+    vm = Vm(
+        name=guest.name,
+        domain_type=guest.domain_type,
+        architecture=guest.architecture,
+        machine=guest.machine,
+        firmware=guest.firmware,
         vcpus=count,
+        cpu_topology=GuestTopology(2, 1, count // 2 // threads, threads) if mirrored else None,
+        topoext=topoext,
+        vcpu_pins=pins or (None,) * count,
+        emulator_pus=emulator,
+        iothread_ids=guest.iothread_ids,
+        iothread_pins=tuple((i, CpuSet([first_core + 30])) for i in guest.iothread_ids if pins),
         memory_bytes=memory,
         page_bytes=page_bytes,
+        binding=binding,
+        cells=tuple(
+            bound(cell, shape, binding, page_bytes)
+            for cell in (_cells(count, memory, distances) if mirrored else ())
+        ),
+        hostdevs=_devices(guest, shape.pcie is GuestPcie.MIRRORED, extra_devices),
+        controllers=_controllers(guest, extra_devices) if shape.pcie is GuestPcie.MIRRORED else (),
+        has_iommu=iommu_needed,
+        record=LayoutRecord(layout=shape, host="0123456789abcdef"),
+    )
+    return Plan(
+        vm=vm,
+        host_name="x86-2p2n64c128t",
+        host_fingerprint="0123456789abcdef" * 4,
+        policy="cores-first",
         nodes=NODES,
         llcs=(),
-        vcpu_pins=pins,
-        emulator_pus=emulator,
-        iothread_pus=(CpuSet([first_core + 30]),) * len(guest.iothread_ids) if pins else (),
-        cells=_cells(count, memory, mirrored, distances),
-        topology=GuestTopology(2, 1, count // 2 // threads, threads) if mirrored else None,
-        cache=GuestCache.AS_IT_WAS,
-        topoext=topoext,
-        memory_mode=MemoryMode.STRICT if bound else None,
-        memory_nodes=NODES if bound else (),
-        devices=_devices(guest, shape.pcie is GuestPcie.MIRRORED, extra_devices),
-        controllers=_controllers(guest, extra_devices) if shape.pcie is GuestPcie.MIRRORED else (),
         aperture=aperture,
-        iommu_needed=iommu_needed,
         page_reservations=(),
         fallback="whole-cores",
         cost=(),
@@ -109,18 +119,16 @@ def _pins(count: int, pinning: Pinning, first_core: int) -> tuple[CpuSet, ...]:
     )
 
 
-def _cells(count: int, memory: int, mirrored: bool, distances: bool) -> tuple[PlannedCell, ...]:
-    if not mirrored:
-        return (PlannedCell(GuestCellId(0), CpuSet(range(count)), memory, NODES, ()),)
+def _cells(count: int, memory: int, distances: bool) -> tuple[VmCell, ...]:
     half = count // 2
     slit = ((10, 21), (21, 10)) if distances else ((), ())
     return tuple(
-        PlannedCell(
-            GuestCellId(i),
-            CpuSet(range(i * half, (i + 1) * half)),
-            memory // 2,
-            (NODES[i],),
-            slit[i],
+        VmCell(
+            id=i,
+            vcpus=CpuSet(range(i * half, (i + 1) * half)),
+            memory_bytes=memory // 2,
+            host_nodes=(NODES[i],),
+            distances=slit[i],
         )
         for i in (0, 1)
     )
@@ -133,7 +141,7 @@ def node_of(bdf: Bdf) -> int:
 def _groups(guest: Vm, extra: tuple[Bdf, ...]) -> dict[Bdf, list[Bdf]]:
     """First function of a host slot -> all functions of it that the guest gets."""
     groups: dict[Bdf, list[Bdf]] = {}
-    for bdf in sorted([*(hostdev.source for hostdev in guest.hostdevs), *extra]):
+    for bdf in sorted([*(hostdev.bdf for hostdev in guest.hostdevs), *extra]):
         head = next(
             (g for g in groups if (g.domain, g.bus, g.device) == (bdf.domain, bdf.bus, bdf.device)),
             bdf,
@@ -158,36 +166,35 @@ def _layout_of_ports(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[dict[int, int],
     return expanders, ports
 
 
-def _devices(guest: Vm, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[PlannedDevice, ...]:
+def _devices(guest: Vm, mirrored: bool, extra: tuple[Bdf, ...]) -> tuple[GuestHostdev, ...]:
     _, ports = _layout_of_ports(guest, extra)
-    old = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
+    old = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
     return tuple(
-        PlannedDevice(
-            bdf,
-            NodeIndex(node_of(bdf)),
-            GuestCellId(node_of(bdf)) if mirrored else None,
-            GuestAddress(0, ports[head], 0, function) if mirrored else old.get(bdf),
-            head,
-            None,
+        GuestHostdev(
+            bdf=bdf,
+            host_node=NodeIndex(node_of(bdf)),
+            cell=node_of(bdf) if mirrored else None,
+            address=GuestAddress(0, ports[head], 0, function) if mirrored else old.get(bdf),
+            group=head,
         )
         for head, members in _groups(guest, extra).items()
         for function, bdf in enumerate(members)
     )
 
 
-def _controllers(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[PlannedController, ...]:
+def _controllers(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[GuestPciController, ...]:
     expanders, ports = _layout_of_ports(guest, extra)
     in_use = {(a.bus, a.device) for a in guest.addresses}
     slots = [slot for slot in range(0x10, 0x1F) if (0, slot) not in in_use]
     made = [
-        PlannedController(
+        GuestPciController(
             index,
             PortModel.EXPANDER_BUS,
             GuestAddress(0, 0, slots[i], 0),
             existing=False,
             bus_nr=64 + 64 * cell,
             bus_count=32,
-            cell=GuestCellId(cell),
+            cell=cell,
         )
         for i, (cell, index) in enumerate(expanders.items())
     ]
@@ -197,7 +204,7 @@ def _controllers(guest: Vm, extra: tuple[Bdf, ...]) -> tuple[PlannedController, 
         number = used[cell]
         used[cell] += 1
         made.append(
-            PlannedController(
+            GuestPciController(
                 index,
                 PortModel.ROOT_PORT,
                 GuestAddress(0, expanders[cell], number // 8, number % 8),

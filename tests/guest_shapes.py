@@ -11,11 +11,11 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlanFinding, PlannedController, PortModel
+from homenode.plan.model import Plan, PlanFinding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.topology import Host
-from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, PortModel, Vm
 from tests.small_hosts import DeviceSpec, even_host, small_request
 
 
@@ -87,13 +87,13 @@ def after(request: GuestRequest, plan: Plan) -> GuestRequest:
     planned = {controller.index: controller for controller in plan.controllers}
     controllers = [c for c in guest.controllers if c.index not in planned]
     controllers += [
-        GuestPciController(c.index, c.model.value, c.address, c.bus_nr, c.cell)
+        GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
         for c in plan.controllers
     ]
     hostdevs = tuple(GuestHostdev(device.bdf, device.address) for device in plan.devices)
     moved = {hostdev.address for hostdev in guest.hostdevs}
     addresses = {address for address in guest.addresses if address not in moved}
-    addresses |= {c.address for c in plan.controllers}
+    addresses |= {c.address for c in plan.controllers if c.address is not None}
     addresses |= {hostdev.address for hostdev in hostdevs if hostdev.address is not None}
     return replace(
         request,
@@ -111,10 +111,10 @@ def without(
 ) -> tuple[GuestRequest, Placement]:
     """The request and placement of the same document with one hostdev taken out."""
     guest = request.guest
-    gone = {h.address for h in guest.hostdevs if h.source == bdf and h.address is not None}
+    gone = {h.address for h in guest.hostdevs if h.bdf == bdf and h.address is not None}
     smaller = structs.replace(
         guest,
-        hostdevs=tuple(h for h in guest.hostdevs if h.source != bdf),
+        hostdevs=tuple(h for h in guest.hostdevs if h.bdf != bdf),
         addresses=tuple(address for address in guest.addresses if address not in gone),
     )
     devices = tuple(device for device in placement.devices if device != bdf)
@@ -154,7 +154,7 @@ def on_devices(plan: Plan) -> list[PlanFinding]:
     return [finding for finding in plan.findings if finding.id != "guest-l3-not-mirrored"]
 
 
-def of_model(plan: Plan, model: PortModel) -> list[PlannedController]:
+def of_model(plan: Plan, model: PortModel) -> list[GuestPciController]:
     return [controller for controller in plan.controllers if controller.model is model]
 
 
@@ -177,6 +177,7 @@ def check_tree(request: GuestRequest, plan: Plan) -> None:
     assert max(Counter(plugs).values(), default=1) == 1, "two devices at one address"
     windows: list[tuple[int, int, int]] = []
     for planned in plan.controllers:
+        assert planned.address is not None
         parent = controllers.get(planned.address.bus)
         if planned.model is PortModel.EXPANDER_BUS:
             assert planned.address.bus == 0 and planned.bus_nr and planned.bus_count

@@ -16,22 +16,25 @@ from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.plan.model import (
     Aperture,
     CostTerm,
-    GuestCache,
-    GuestCellId,
-    GuestTopology,
     PageReservation,
     Plan,
     PlanFinding,
-    PlannedCell,
-    PlannedDevice,
     Rejection,
     RunnerUp,
 )
 from homenode.plan.options import MemoryMode
+from homenode.plan.shape.guest_numa import bound
 from homenode.topology import Host, MemoryKind, PagePool
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie, MemoryBinding, Pinning, Siblings
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import (
+    GuestAddress,
+    GuestHostdev,
+    GuestTopology,
+    LayoutRecord,
+    Vm,
+    VmCell,
+)
 from tests.small_hosts import DeviceSpec, NodeSpec, even_host, host_of, pinned_domain
 
 GPU_NAMES = {
@@ -276,12 +279,12 @@ def hand_plan(
     cell_count = len(nodes) if mirrored else 1
     host_nodes = tuple(NodeIndex(node) for node in nodes)
     cells = tuple(
-        PlannedCell(
-            GuestCellId(cell),
-            CpuSet(i for i, position in enumerate(owner) if position == cell or not mirrored),
-            memory_bytes // cell_count,
-            (host_nodes[cell],) if mirrored else host_nodes,
-            tuple(host.distance(host_nodes[cell], other) or 10 for other in host_nodes)
+        VmCell(
+            id=cell,
+            vcpus=CpuSet(i for i, position in enumerate(owner) if position == cell or not mirrored),
+            memory_bytes=memory_bytes // cell_count,
+            host_nodes=(host_nodes[cell],) if mirrored else host_nodes,
+            distances=tuple(host.distance(host_nodes[cell], other) or 10 for other in host_nodes)
             if mirrored and host.distances
             else (),
         )
@@ -293,7 +296,7 @@ def hand_plan(
         chosen = [d.bdf for d in host.pci_devices if d.kind in wanted_kinds]
     devices = tuple(_device(host, bdf, cells, i, preset.pcie) for i, bdf in enumerate(chosen))
     pinned = preset.pinning is not Pinning.NONE
-    bound = preset.memory is not MemoryBinding.AS_IT_WAS
+    is_bound = preset.memory is not MemoryBinding.AS_IT_WAS
     cost = (
         CostTerm("device_class", 10),
         CostTerm("nodes_spanned", len(nodes)),
@@ -304,35 +307,35 @@ def hand_plan(
         CostTerm("nodes", nodes),
     )
     worse = tuple(replace(c, value=20) if c.name == "node_distance" else c for c in cost)
-    return Plan(
-        domain_name="gpu-vm",
-        host_name=host.name,
-        host_fingerprint="0" * 64,
-        layout=preset,
-        policy="cores-first",
+    binding = (str(MemoryMode.STRICT), CpuSet(host_nodes)) if is_bound else None
+    vm = Vm(
+        name="gpu-vm",
         vcpus=len(pins),
+        cpu_topology=GuestTopology(cell_count, 1, len(pins) // cell_count, 1),
+        vcpu_pins=tuple(pins) if pinned else (None,) * len(pins),
+        emulator_pus=emulator if pinned and emulator else None,
+        iothread_ids=(1,),
+        iothread_pins=((1, CpuSet([next(iter(emulator))])),) if pinned and emulator else (),
         memory_bytes=memory_bytes,
         page_bytes=1 << 30,
+        binding=binding,
+        cells=tuple(bound(cell, preset, binding, 1 << 30) for cell in cells if mirrored),
+        hostdevs=devices,
+        record=LayoutRecord(layout=preset, host=None),
+    )
+    return Plan(
+        vm=vm,
+        host_name=host.name,
+        host_fingerprint="0" * 64,
+        policy="cores-first",
         nodes=host_nodes,
         llcs=(LlcIndex(0),),
-        vcpu_pins=tuple(pins) if pinned else (),
-        emulator_pus=emulator if pinned and emulator else None,
-        iothread_pus=(CpuSet([next(iter(emulator))]),) if pinned and emulator else (),
-        cells=cells,
-        topology=GuestTopology(cell_count, 1, len(pins) // cell_count, 1),
-        cache=GuestCache.AS_IT_WAS,
-        topoext=None,
-        memory_mode=MemoryMode.STRICT if bound else None,
-        memory_nodes=host_nodes if bound else (),
-        devices=devices,
-        controllers=(),
         aperture=Aperture(1 << 40, 48, 1 << 20, memory_bytes + GIB, memory_bytes >> 30),
-        iommu_needed=False,
         page_reservations=tuple(
             PageReservation(node, 1 << 30, (memory_bytes >> 30) // len(nodes), 420)
             for node in host_nodes
         )
-        if bound
+        if is_bound
         else (),
         fallback="one package" if len(nodes) > 1 else "one node",
         cost=cost,
@@ -358,8 +361,8 @@ def hand_plan(
 
 
 def _device(
-    host: Host, bdf: Bdf, cells: tuple[PlannedCell, ...], number: int, pcie: GuestPcie
-) -> PlannedDevice:
+    host: Host, bdf: Bdf, cells: tuple[VmCell, ...], number: int, pcie: GuestPcie
+) -> GuestHostdev:
     device = host.device(bdf)
     assert device is not None
     mirrored = pcie is GuestPcie.MIRRORED
@@ -367,13 +370,13 @@ def _device(
     home = next((c for c in cells if device.node in c.host_nodes), None)
     total = sum(c.memory_bytes for c in cells)
     share = 0.0 if home is None else home.memory_bytes / len(home.host_nodes) / total
-    return PlannedDevice(
-        bdf,
-        device.node,
-        cell.id if cell else None,
-        GuestAddress(0, 32 + number, 0, 0) if mirrored else None,
-        bdf,
-        share,
+    return GuestHostdev(
+        bdf=bdf,
+        host_node=device.node,
+        cell=cell.id if cell else None,
+        address=GuestAddress(0, 32 + number, 0, 0) if mirrored else None,
+        group=bdf,
+        local_memory_ratio=share,
     )
 
 

@@ -11,13 +11,14 @@ from homenode.cpuset import CpuSet
 from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PortModel, Unplannable
+from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.topology import CoreKind, Host
 from homenode.tuning import tune
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS
+from homenode.vm.model import PortModel
 from tests.shared_data import needs_shared, shared
 
 GPUS_OF_NODE = (("19", "3b", "4c", "5d"), ("9b", "bb", "cb", "db"))

@@ -65,11 +65,11 @@ def test_the_plan_made_inside_puts_each_gpu_on_the_cell_of_its_node(
 ) -> None:
     host, booted = machine
     plan = reported(booted, "plan")
-    assert len(plan["cells"]) == len(host.nodes)
-    node_of_cell = {cell["id"]: cell["host_nodes"] for cell in plan["cells"]}
+    assert len(plan["vm"]["cells"]) == len(host.nodes)
+    node_of_cell = {cell["id"]: cell["host_nodes"] for cell in plan["vm"]["cells"]}
     gpus = [d for d in host.pci_devices if d.kind == "gpu"]
-    assert len(plan["devices"]) == len(gpus)
-    for device in plan["devices"]:
+    assert len(plan["vm"]["hostdevs"]) == len(gpus)
+    for device in plan["vm"]["hostdevs"]:
         assert node_of_cell[device["cell"]] == [device["host_node"]]
 
 

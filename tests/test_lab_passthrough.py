@@ -48,7 +48,7 @@ def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Boot
     report = reported(booted, "vm")
     guest = read_vm(report["live"].encode(), "live")
     controllers = {c.index: c for c in guest.controllers}
-    node_of_cell = {c["id"]: c["host_nodes"][0] for c in report["plan"]["cells"]}
+    node_of_cell = {c["id"]: c["host_nodes"][0] for c in report["plan"]["vm"]["cells"]}
     assert len(guest.hostdevs) == 2
     for hostdev in guest.hostdevs:
         assert hostdev.address is not None
@@ -56,14 +56,14 @@ def test_each_nic_hangs_on_the_expander_bus_of_the_cell_on_its_node(booted: Boot
         assert port.address is not None
         expander = controllers[port.address.bus]
         assert expander.model == "pcie-expander-bus"
-        assert expander.node is not None
-        assert node_of_cell[expander.node] == report["nodes"][str(hostdev.source)]
+        assert expander.cell is not None
+        assert node_of_cell[expander.cell] == report["nodes"][str(hostdev.bdf)]
 
 
 @pytest.mark.lab
 def test_vcpus_and_pages_are_where_they_were_planned(booted: Booted) -> None:
     report = reported(booted, "vm")
-    for i, pin in enumerate(report["plan"]["vcpu_pins"]):
+    for i, pin in enumerate(report["plan"]["vm"]["vcpu_pins"]):
         assert CpuSet.parse(report["threads"][f"CPU {i}/TCG"]) == CpuSet.parse(pin)
     large = {
         (policy, node)

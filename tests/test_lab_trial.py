@@ -72,8 +72,8 @@ def test_figures_of_an_emulated_guest_are_marked_and_give_no_verdict(report: Any
 def test_vcpus_and_memory_are_on_the_nodes_of_the_disks(report: Any) -> None:
     plan, seen = report["plan"], report["watched"]
     assert sorted(report["nodes"].values()) == NODES
-    assert sorted(node for cell in plan["cells"] for node in cell["host_nodes"]) == NODES
-    for i, pin in enumerate(plan["vcpu_pins"]):
+    assert sorted(node for cell in plan["vm"]["cells"] for node in cell["host_nodes"]) == NODES
+    for i, pin in enumerate(plan["vm"]["vcpu_pins"]):
         assert CpuSet.parse(seen["threads"][f"CPU {i}/TCG"]) == CpuSet.parse(pin)
     large = {
         (policy, int(node))
@@ -85,7 +85,7 @@ def test_vcpus_and_memory_are_on_the_nodes_of_the_disks(report: Any) -> None:
 
 
 def test_the_guest_sees_each_disk_on_the_cell_of_its_node(report: Any) -> None:
-    node_of_cell = {cell["id"]: cell["host_nodes"][0] for cell in report["plan"]["cells"]}
+    node_of_cell = {cell["id"]: cell["host_nodes"][0] for cell in report["plan"]["vm"]["cells"]}
     seen = [
         node_of_cell[device["node"]]
         for device in report["guest"]["pci_devices"]

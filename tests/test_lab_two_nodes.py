@@ -35,10 +35,10 @@ def pus(text: str) -> CpuSet:
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_each_vcpu_runs_where_it_was_planned(booted: Booted, name: str) -> None:
     report = reported(booted, name)
-    pins = report["plan"]["vcpu_pins"]
+    pins = report["plan"]["vm"]["vcpu_pins"]
     found = [report["threads"][f"CPU {i}/TCG"] for i in range(len(pins))]
     assert [pus(text) for text in found] == [pus(text) for text in pins]
-    emulator = pus(report["plan"]["emulator_pus"])
+    emulator = pus(report["plan"]["vm"]["emulator_pus"])
     assert pus(report["threads"]["qemu-system-x86"]) <= emulator
 
 
@@ -47,7 +47,7 @@ def test_every_page_of_every_cell_is_on_the_planned_node_on_both_nodes(
     booted: Booted, name: str, page_kib: int
 ) -> None:
     report = reported(booted, name)
-    cells = report["plan"]["cells"]
+    cells = report["plan"]["vm"]["cells"]
     assert sorted(cell["host_nodes"] for cell in cells) == [[0], [1]]
     wanted = {
         (f"bind:{cell['host_nodes'][0]}", page_kib, cell["host_nodes"][0], cell["memory_bytes"])
@@ -70,12 +70,12 @@ def test_verify_live_says_where_the_memory_is(booted: Booted) -> None:
 
 def test_two_vms_share_no_core(booted: Booted) -> None:
     first, second = (reported(booted, name) for name in ("first", "second"))
-    in_use = [pus(text) for r in (first, second) for text in r["plan"]["vcpu_pins"]]
+    in_use = [pus(text) for r in (first, second) for text in r["plan"]["vm"]["vcpu_pins"]]
     assert sum(map(len, in_use)) == 6
     assert len({pu for pin in in_use for pu in pin}) == 6
     for mine, other in ((first, second), (second, first)):
-        theirs = {pu for text in other["plan"]["vcpu_pins"] for pu in pus(text)}
-        assert not theirs & set(pus(mine["plan"]["emulator_pus"]))
+        theirs = {pu for text in other["plan"]["vm"]["vcpu_pins"] for pu in pus(text)}
+        assert not theirs & set(pus(mine["plan"]["vm"]["emulator_pus"]))
 
 
 @pytest.mark.parametrize("name", ["first", "second"])

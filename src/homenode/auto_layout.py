@@ -46,7 +46,7 @@ def _gpus(guest: Vm, options: PlanOptions, host: Host) -> int:
     if options.gpu_count is not None:
         return options.gpu_count
     named = {one for one in options.devices if isinstance(one, Bdf)}
-    wanted = {hostdev.source for hostdev in guest.hostdevs} | named
+    wanted = {hostdev.bdf for hostdev in guest.hostdevs} | named
     return len(wanted & {gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)})
 
 

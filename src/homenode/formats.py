@@ -23,7 +23,7 @@ VERSIONS = {
     "host": 3,
     "snapshot": 1,
     "nccl-explanation": 1,
-    "plan": 1,
+    "plan": 2,
     "pool": 1,
     "pool-answers": 1,
     "pool-hosts": 1,
@@ -73,9 +73,16 @@ def encode(
     return msgspec.json.format(msgspec.json.encode(builtins), indent=2).decode() + "\n"
 
 
-def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
+def decode(
+    text: str | bytes,
+    kind: str,
+    of: type[T],
+    source: str,
+    earlier: Callable[[dict[str, Any], int], dict[str, Any]] | None = None,
+) -> T:
     """The value of a document. Fields that we do not know are ignored (a `head`, say).
 
+    earlier: makes a document of an earlier version, which it is given too, one of the newest.
     Raises InputError for another kind, a newer version, text that is no JSON or a
     missing field.
     """
@@ -83,7 +90,12 @@ def decode(text: str | bytes, kind: str, of: type[T], source: str) -> T:
         document = decode_json(text)
     except NotJsonError as error:
         raise InputError(f"{source}: expected JSON, found: {error}") from None
-    _check_format(document, kind, source)
+    version = _check_format(document, kind, source)
+    if earlier is not None and version < VERSIONS[kind]:
+        try:
+            document = earlier(document, version)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InputError(f"{source}: not a valid homenode.{kind}/{version}: {error}") from None
     if not issubclass(of, msgspec.Struct):  # which reads its own stored names
         for name, stored, _ in _record_fields(of):
             if stored != name and stored in document:

@@ -19,7 +19,7 @@ from homenode.domain.iommufd import (
     iommufd_missing,
     needs_iommufd,
 )
-from homenode.domain.kept import read_kept
+from homenode.domain.kept import with_kept
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.memory import nodemask_not_strict
 from homenode.domain.read import open_domain, vm_of
@@ -160,10 +160,9 @@ def _tuned(
             hint="nothing was written; this is a defect of homenode: please send it the document",
         )
     known = document_findings(before, after, made, source)
-    kept = read_kept(open_domain(after, source))
     return Tuning(
         before,
-        replace(made, kept=kept),
+        with_kept(made, open_domain(after, source)),
         after,
         (*_warnings(broken_before), *map(_sentence, known), *notes),
     )

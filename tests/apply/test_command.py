@@ -31,7 +31,7 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     plan = tmp_path / "p.json"
     apply(NAME, yes=True, layout="pin-numa", host=HOST, save_plan=plan)
     assert b"<vcpupin" in daemon.definition()
-    assert json.loads(plan.read_text())["domain_name"] == NAME
+    assert json.loads(plan.read_text())["vm"]["name"] == NAME
     shown = capsys.readouterr()
     assert "node 0" in shown.out
     assert f"undo: homenode restore {UUID}" in shown.err

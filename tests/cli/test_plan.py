@@ -52,7 +52,7 @@ def test_a_tuned_document_is_written_and_undone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Why there" in done.stdout
     assert out.read_bytes() != DOCUMENT.read_bytes()
-    assert json.loads(plan.read_text())["format"] == "homenode.plan/1"
+    assert json.loads(plan.read_text())["format"] == "homenode.plan/2"
     assert homenode("restore", out).returncode == 0
     assert out.read_bytes() == DOCUMENT.read_bytes()
 
@@ -198,7 +198,7 @@ def test_json_is_a_plan_and_nothing_else() -> None:
     done = homenode("plan", DOCUMENT, "--host", "h200-xeon8558", "--layout", "pin", "--json")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert len(plan["vcpu_pins"]) == 88
+    assert len(plan["vm"]["vcpu_pins"]) == 88
 
 
 def test_what_cannot_be_planned_exits_with_4_and_writes_nothing(tmp_path: Path) -> None:
@@ -389,7 +389,9 @@ def test_a_host_is_filled_by_saved_plans(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     plans = [json.loads(path.read_text()) for path in (first, second)]
     assert [plan["nodes"] for plan in plans] == [[0], [1]]
-    assert not {d["bdf"] for d in plans[0]["devices"]} & {d["bdf"] for d in plans[1]["devices"]}
+    assert not {d["bdf"] for d in plans[0]["vm"]["hostdevs"]} & {
+        d["bdf"] for d in plans[1]["vm"]["hostdevs"]
+    }
     third = homenode(
         "plan", DOCUMENT, *asked, "--name", "third", "--after", first, "--after", second
     )
@@ -416,7 +418,7 @@ def test_explicit_cells_lie_where_they_are_asked_for() -> None:
     )
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["cells"]]
+    found = [(c["host_nodes"], c["vcpus"], c["memory_bytes"] >> 30) for c in plan["vm"]["cells"]]
     assert found == [([1], "0-7", 32), ([0], "8-11", 8)]
 
 

@@ -97,7 +97,7 @@ def test_cells_say_the_size_too(tmp_path: Path) -> None:
     cells = ("--cell", "vcpus=8,memory=8GiB,node=0", "--cell", "vcpus=4,memory=4GiB,node=1")
     done = planned("--layout", "pin-numa", *cells, "--json")
     assert done.exit_code == 0, done.exception
-    made = json.loads(done.stdout)
+    made = json.loads(done.stdout)["vm"]
     assert (made["vcpus"], made["memory_bytes"]) == (12, 12 << 30)
 
 

@@ -16,13 +16,14 @@ from xml.etree.ElementTree import Element
 from homenode.cpuset import CpuSet
 from homenode.domain.new import new_domain
 from homenode.errors import InputError, UsageError
-from homenode.plan.model import Plan, PlannedCell, Unplannable
+from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.targets.vm_file import size_of_options
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
 from homenode.units import KIB
 from homenode.vm.layout import PRESETS, GuestCells, GuestPcie
+from homenode.vm.model import VmCell
 from tests.conformance.builds import absent, folder
 from tests.conformance.judge import Answer, Facts, Judge
 from tests.conformance.qemu import planned_facts, read_facts
@@ -67,7 +68,7 @@ def _tuned(document: bytes, wanted: PlanOptions, host: Host) -> Tuning | None:
         return None
 
 
-def _shown_cells(plan: Plan, given: bytes) -> tuple[PlannedCell, ...]:
+def _shown_cells(plan: Plan, given: bytes) -> tuple[VmCell, ...]:
     """A single cell of a document stays in it: its guest is flat already."""
     if plan.layout.cells is GuestCells.FLAT and given.count(b"<cell id=") == 1:
         return plan.cells

@@ -11,7 +11,7 @@ from homenode.bdf import Bdf
 from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError, UsageError
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlannedCell, Unplannable
+from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import CellRequest, MemoryMode, PciGranularity, PlanOptions, Policy
 from homenode.sources import load_host
 from homenode.targets.planned import TargetPlan, plan_for_target
@@ -19,7 +19,7 @@ from homenode.targets.vm_file import VmFile, read_vm, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 from tests.small_hosts import DeviceSpec, even_host
 
 MOST_VCPUS = 64
@@ -154,7 +154,7 @@ def _planned(vm: VmFile, wanted: PlanOptions, host: Host, target: str) -> Target
         return None
 
 
-def cells_of(plan: Plan) -> tuple[PlannedCell, ...]:
+def cells_of(plan: Plan) -> tuple[VmCell, ...]:
     """The cells that a guest without memory of GPUs is shown; () for a flat guest."""
     if plan.layout.cells is GuestCells.FLAT:
         return ()

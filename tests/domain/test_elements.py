@@ -2,21 +2,22 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from lxml import etree
+from msgspec import structs
 from msgspec.structs import fields
 
 from homenode.bdf import Bdf
+from homenode.cpuset import CpuSet
 from homenode.domain.document import Document, Element
 from homenode.domain.elements import ELEMENTS, MappedElement
 from homenode.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.domain.rewrite import STEPS
 from homenode.errors import HomenodeError
-from homenode.plan.model import Aperture, GuestCache, GuestCellId, Plan
-from homenode.vm.model import GuestAddress, Vm
+from homenode.plan.model import Aperture, Plan, with_vm
+from homenode.vm.model import GuestAddress, GuestCache, Vm
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -129,16 +130,17 @@ def plans(guest: Vm) -> Iterator[Plan]:
     yield hand_plan(guest, "pin", vcpus=4, memory_bytes=guest.memory_bytes * 2)
     yield hand_plan(guest, "pin-numa", page_bytes=1 << 30, topoext=True, aperture=window)
     mirrored = hand_plan(guest, "pin-numa-pci", vcpus=512, iommu_needed=True, aperture=window)
-    yield replace(mirrored, cache=GuestCache.EMULATED)
+    yield with_vm(mirrored, cpu_cache=GuestCache.EMULATED)
     devices = [
-        replace(
+        structs.replace(
             one,
             address=GuestAddress(0, 0, 20, one.bdf.function),
-            initiator_cells=(GuestCellId(0),) if one.bdf == Bdf(0, 0x19, 0, 0) else (),
+            initiator_cells=CpuSet([0] if one.bdf == Bdf(0, 0x19, 0, 0) else []),
         )
         for one in hand_plan(guest, "default").devices
     ]
-    yield replace(hand_plan(guest, "pin"), devices=tuple(devices), cache=GuestCache.PASSTHROUGH)
+    pinned = hand_plan(guest, "pin")
+    yield with_vm(pinned, hostdevs=tuple(devices), cpu_cache=GuestCache.PASSTHROUGH)
 
 
 def facts(document: Document) -> Facts:

@@ -1,12 +1,10 @@
 """Findings of a document: what neither the planner nor libvirt would say."""
 
-import dataclasses
-
 from homenode.domain.findings import document_findings
 from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
-from homenode.plan.model import Aperture, Plan, PlanFinding, PlannedController, PortModel
-from homenode.vm.model import GuestAddress
+from homenode.plan.model import Aperture, Plan, PlanFinding, with_vm
+from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
 
@@ -25,8 +23,8 @@ def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
     xml = sample("study").replace(b"<memballoon", DISK)
     plan = hand_plan(read_vm(xml, "x"), "pin-numa-pci")
     assert _findings(xml, plan) == ()
-    spare = PlannedController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
-    roomy = dataclasses.replace(plan, controllers=(*plan.controllers, spare))
+    spare = GuestPciController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
+    roomy = with_vm(plan, controllers=(*plan.controllers, spare))
     (finding,) = _findings(xml, roomy)
     assert finding.id == "libvirt-fills-ports"
     assert finding.subject == "1 empty ports on expander buses"

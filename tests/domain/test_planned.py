@@ -77,7 +77,7 @@ def plan_of(host: Host, xml: bytes, layout: str) -> Plan:
 
 
 def addresses(xml: bytes) -> dict[str, str]:
-    return {str(h.source): str(h.address) for h in read_vm(xml, "after").hostdevs}
+    return {str(h.bdf): str(h.address) for h in read_vm(xml, "after").hostdevs}
 
 
 def test_an_hgx_h100_becomes_two_expander_buses_with_sixteen_root_ports(hgx: Host) -> None:
@@ -93,7 +93,7 @@ def test_an_hgx_h100_becomes_two_expander_buses_with_sixteen_root_ports(hgx: Hos
         assert hostdev.address is not None
         port = by_index[hostdev.address.bus].address
         assert port is not None
-        cell_of[f"{hostdev.source.bus:02x}"] = by_index[port.bus].node
+        cell_of[f"{hostdev.bdf.bus:02x}"] = by_index[port.bus].cell
     assert {cell_of[bus] for bus in GPUS[:4]} == {0}
     assert {cell_of[bus] for bus in GPUS[4:]} == {1}
     assert validate(after)[0] == ()

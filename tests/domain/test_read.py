@@ -45,7 +45,7 @@ def test_a_guest_says_what_its_document_says() -> None:
         "pcie-expander-bus",
         "pcie-root-port",
     ]
-    assert (guest.controllers[2].bus_nr, guest.controllers[2].node) == (200, 3)
+    assert (guest.controllers[2].bus_nr, guest.controllers[2].cell) == (200, 3)
     assert guest.hostdevs[0].address == GuestAddress(0, 3, 0, 0)
     assert GuestAddress(0, 0, 5, 0) in guest.addresses
     assert len(guest.addresses) == 4
@@ -98,7 +98,7 @@ def test_addresses_take_hexadecimal_octal_and_decimal_numbers() -> None:
             "<devices><hostdev mode='subsystem' type='pci'><source>"
             f"<address {address}/></source></hostdev></devices>"
         )
-        return read_vm(domain(inside), "d").hostdevs[0].source
+        return read_vm(domain(inside), "d").hostdevs[0].bdf
 
     assert source("domain='0x0000' bus='0x1a' slot='0x02' function='0x3'") == Bdf(0, 26, 2, 3)
     assert source("bus='26' slot='2' function='3'") == Bdf(0, 26, 2, 3)
@@ -126,7 +126,7 @@ def test_controllers_without_an_index_get_the_lowest_free_one() -> None:
 
 def test_devices_that_the_guest_does_not_see_are_not_its_own() -> None:
     guest = read_vm(sample("gpu-with-audio-and-nics"), "g")
-    assert [str(h.source) for h in guest.hostdevs] == [
+    assert [str(h.bdf) for h in guest.hostdevs] == [
         "0000:1a:10.3",
         "0000:19:00.0",
         "0000:19:00.1",

@@ -1,9 +1,9 @@
 """Rewriting devices: expander buses, addresses, windows and interrupts."""
 
-import dataclasses
 import re
 
 import pytest
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.domain.read import read_vm
@@ -11,9 +11,9 @@ from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HostError, InputError
-from homenode.plan.model import Aperture, PortModel
+from homenode.plan.model import Aperture, with_vm
 from homenode.units import GIB
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import GuestAddress, PortModel
 from tests.domain.test_rewrite import planned, tuned
 from tests.domain_corpus import sample
 from tests.domain_plans import hand_plan
@@ -28,7 +28,7 @@ def test_devices_hang_on_the_expander_bus_of_their_cell() -> None:
         assert port.model == PortModel.ROOT_PORT
         assert port.address is not None
         expander = model_of[port.address.bus]
-        assert expander.node == int(hostdev.source.bus >= 0x80)
+        assert expander.cell == int(hostdev.bdf.bus >= 0x80)
 
 
 def test_controllers_are_written_as_libvirt_prints_them() -> None:
@@ -61,7 +61,7 @@ def test_chassis_numbers_that_are_in_use_are_passed_over() -> None:
 def test_a_gpu_and_its_audio_share_a_slot() -> None:
     after = tuned("gpu-with-audio-and-nics", "pin-numa-pci")
     guest = read_vm(after.to_bytes(), "after")
-    by_source = {str(hostdev.source): hostdev.address for hostdev in guest.hostdevs}
+    by_source = {str(hostdev.bdf): hostdev.address for hostdev in guest.hostdevs}
     gpu, audio = by_source["0000:19:00.0"], by_source["0000:19:00.1"]
     assert gpu is not None
     assert audio == GuestAddress(0, gpu.bus, gpu.device, 1)
@@ -80,15 +80,15 @@ def test_a_device_that_the_plan_adds_is_written() -> None:
     after = tuned("study", "pin-numa-pci", extra_devices=(Bdf.parse("0000:3b:00.0"),))
     guest = read_vm(after.to_bytes(), "after")
     assert len(guest.hostdevs) == 3
-    assert guest.hostdevs[-1].source == Bdf.parse("0000:3b:00.0")
+    assert guest.hostdevs[-1].bdf == Bdf.parse("0000:3b:00.0")
     assert guest.hostdevs[-1].address is not None
 
 
 def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
     xml, plan = planned("study", "pin-numa-pci")
-    there = tuple(dataclasses.replace(controller, existing=True) for controller in plan.controllers)
+    there = tuple(structs.replace(controller, existing=True) for controller in plan.controllers)
     with pytest.raises(InputError, match="expected PCI controller 1 to be pcie-expander-bus"):
-        rewrite(xml, dataclasses.replace(plan, controllers=there))
+        rewrite(xml, with_vm(plan, controllers=there))
     with pytest.raises(InputError, match="plan again"):
         rewrite(sample("earlier-layout"), plan)
 
@@ -157,8 +157,8 @@ def test_an_amd_iommu_that_is_there_gets_what_255_vcpus_need() -> None:
 
 def test_a_host_device_that_the_plan_gives_up_goes() -> None:
     xml, plan = planned("study", "pin")
-    after = rewrite(xml, dataclasses.replace(plan, devices=plan.devices[:1]))
-    assert [str(h.source) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
+    after = rewrite(xml, with_vm(plan, hostdevs=plan.devices[:1]))
+    assert [str(h.bdf) for h in read_vm(after, "after").hostdevs] == ["0000:19:00.0"]
 
 
 def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
@@ -170,7 +170,7 @@ def test_a_controller_that_is_there_in_part_gets_the_rest() -> None:
     )
     plan = hand_plan(read_vm(sample("study"), "x"), "pin-numa-pci")
     after = read_vm(rewrite(xml, plan), "after")
-    assert (after.controllers[1].bus_nr, after.controllers[1].node) == (64, 0)
+    assert (after.controllers[1].bus_nr, after.controllers[1].cell) == (64, 0)
     assert after.controllers[1].address == GuestAddress(0, 0, 0x10, 0)
     assert after.controllers[3].address == GuestAddress(0, 1, 0, 0)
     assert rewrite(rewrite(xml, plan), plan) == rewrite(xml, plan)

@@ -190,7 +190,7 @@ def test_the_last_definition_has_cells_distances_and_addresses_of_the_first(
     cells = sorted({int(node_of[gpu] or 0) for gpu in gpus})
     for one in done:
         assert (
-            sorted(c.node for c in read(one["Printed"]).controllers if c.node is not None) == cells
+            sorted(c.cell for c in read(one["Printed"]).controllers if c.cell is not None) == cells
         )
         assert distances(one["Printed"]) == distances(first) != []
         assert read(one["Printed"]).hostdevs == read(first).hostdevs

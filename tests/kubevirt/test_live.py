@@ -105,7 +105,7 @@ def test_kubevirts_second_definition_has_the_places_of_the_first(
     first, second = (vm_of(open_domain(xml.encode(), "vm.xml")) for xml in printed)
     assert second.controllers == first.controllers
     assert second.hostdevs == first.hostdevs
-    assert sorted(c.node for c in second.controllers if c.node is not None) == [0, 1]
+    assert sorted(c.cell for c in second.controllers if c.cell is not None) == [0, 1]
 
 
 @pytest.mark.libvirt
@@ -128,8 +128,8 @@ def test_disks_and_nics_without_an_address_stay_off_the_expander_buses(
     printed = virsh("dumpxml", "--inactive", NAME).stdout
     assert virsh("undefine", "--nvram", NAME).returncode == 0
     ours, theirs = (vm_of(open_domain(xml, "vm.xml")) for xml in (written, printed.encode()))
-    places = {hostdev.source: hostdev.address for hostdev in ours.hostdevs}
-    assert {hostdev.source: hostdev.address for hostdev in theirs.hostdevs} == places
+    places = {hostdev.bdf: hostdev.address for hostdev in ours.hostdevs}
+    assert {hostdev.bdf: hostdev.address for hostdev in theirs.hostdevs} == places
     controllers = {controller.index: controller for controller in theirs.controllers}
     ports = {controller.address for controller in theirs.controllers}
     others = set(theirs.addresses) - set(places.values()) - ports

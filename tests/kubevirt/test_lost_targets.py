@@ -51,7 +51,7 @@ def expanders(placed: Placed) -> list[GuestPciController]:
 
 def addresses(placed: Placed) -> dict[str, str]:
     read = vm_of(open_domain(placed.document, "placed"))
-    return {str(hostdev.source): str(hostdev.address) for hostdev in read.hostdevs}
+    return {str(hostdev.bdf): str(hostdev.address) for hostdev in read.hostdevs}
 
 
 @pytest.mark.parametrize("knows_targets", [False, True])

@@ -64,13 +64,13 @@ def cell_of_device(placed: Placed) -> dict[str, int | None]:
     for one in seen.hostdevs:
         port = None if one.address is None else by_index.get(one.address.bus)
         above = None if port is None or port.address is None else by_index.get(port.address.bus)
-        found[str(one.source)[5:]] = None if above is None else above.node
+        found[str(one.bdf)[5:]] = None if above is None else above.cell
     return found
 
 
 def expanders(placed: Placed) -> list[tuple[int | None, int | None]]:
     """(cell, bus number) of each expander bus."""
-    return [(c.node, c.bus_nr) for c in guest(placed).controllers if c.model == EXPANDER]
+    return [(c.cell, c.bus_nr) for c in guest(placed).controllers if c.model == EXPANDER]
 
 
 def warnings(placed: Placed) -> list[str]:
@@ -95,8 +95,8 @@ def test_devices_go_to_the_cells_of_their_nodes_in_any_order() -> None:
     placed = place(document(every))
     assert cell_of_device(placed) == {"01:00.0": 0, "03:00.0": 0, "02:00.0": 1, "04:00.0": 1}
     again = place(document(sorted(every)))
-    address_of = {h.source: h.address for h in guest(placed).hostdevs}
-    assert address_of == {h.source: h.address for h in guest(again).hostdevs}
+    address_of = {h.bdf: h.address for h in guest(placed).hostdevs}
+    assert address_of == {h.bdf: h.address for h in guest(again).hostdevs}
 
 
 def test_bus_windows_do_not_overlap_and_have_room() -> None:
@@ -116,8 +116,8 @@ def test_placing_again_changes_nothing() -> None:
 def test_taking_the_last_device_of_a_cell_away_moves_no_other() -> None:
     full = place(document(["01:00.0", "03:00.0", "02:00.0"]))
     less = place(document(["01:00.0", "02:00.0"]))
-    address_of = {h.source: h.address for h in guest(full).hostdevs}
-    assert all(address_of[h.source] == h.address for h in guest(less).hostdevs)
+    address_of = {h.bdf: h.address for h in guest(full).hostdevs}
+    assert all(address_of[h.bdf] == h.address for h in guest(less).hostdevs)
 
 
 def test_new_controllers_come_after_those_of_the_document() -> None:
@@ -281,7 +281,7 @@ def test_other_gpus_of_the_same_nodes_get_the_same_addresses() -> None:
     def places(gpus: Sequence[str]) -> list[str]:
         xml = place_devices(document(gpus, pins=((0, 1), (64, 65))).encode(), shipped(IBM)).document
         guest = vm_of(open_domain(xml, "placed"))
-        at = {str(h.source): str(h.address) for h in guest.hostdevs}
+        at = {str(h.bdf): str(h.address) for h in guest.hostdevs}
         return [at[f"0000:{gpu}"] for gpu in gpus]
 
     first, second = IBM_GPUS[:4], IBM_GPUS[4:]

@@ -15,6 +15,7 @@ from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.preparation import prepared
 from homenode.measure.run_folder import DOMAIN, PLAN
 from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.model import with_vm
 from homenode.plan.stored import read_plan
 from homenode.results.model import Condition, Origin, Switches
 from homenode.results.vantage import Vantage
@@ -113,7 +114,7 @@ def test_bare_metal_is_measured_on_the_pus_of_the_plan() -> None:
     orders = replace(HOST_ORDERS, plan=plan)
     assert restricted_to(orders) == CpuSet(pu for pins in plan.vcpu_pins for pu in pins)
     with pytest.raises(UsageError, match="pins vCPUs"):
-        restricted_to(replace(orders, plan=replace(plan, vcpu_pins=())))
+        restricted_to(replace(orders, plan=with_vm(plan, vcpu_pins=())))
 
 
 def test_programs_that_pin_nothing_are_kept_to_the_pus_of_the_run() -> None:

@@ -41,6 +41,7 @@ def plan_of(
 def test_a_plan_takes_its_pins_memory_and_devices() -> None:
     devices = bdfs("19:00.0", "9b:00.0")
     request = named(small_request(4, 8 * GIB, devices=[str(bdf) for bdf in devices]), "a")
+    request = replace(request, guest=structs.replace(request.guest, iothread_ids=(1,)))
     placement = replace(
         placed((2, 2), devices=devices),
         emulator_pus=CpuSet([8]),

@@ -232,7 +232,7 @@ def test_what_gpus_bring_is_written_for_every_target(
     written = (target, "-o", str(path), "--save-plan", str(saved))
     done = CliRunner().invoke(app, ["plan", *words.split(), *size.split(), *written])
     assert done.exit_code == 0, (done.output, done.exception)
-    devices = [one["bdf"] for one in json.loads(saved.read_text())["devices"]]
+    devices = [one["bdf"] for one in json.loads(saved.read_text())["vm"]["hostdevs"]]
     known = load_host("hgx-h100").device_at
     kinds = [known[Bdf.parse(bdf)].kind for bdf in devices]
     assert [kinds.count(kind) for kind in (DeviceKind.GPU, NIC, DeviceKind.NVSWITCH)] == expected

@@ -19,6 +19,7 @@ from homenode.plan.model import (
     Rejection,
     RunnerUp,
     is_critical,
+    with_vm,
 )
 from homenode.plan.planner import plan as plan_on
 from homenode.plan.words.cost_words import term_lines, term_words
@@ -99,7 +100,7 @@ def test_a_plan_without_runners_up_claims_no_more_than_was_shown() -> None:
 
 
 def test_iothreads_have_the_ids_of_the_document() -> None:
-    plan = replace(_plan(), iothread_pus=(CpuSet([7]), CpuSet([8])), iothread_ids=(2, 9))
+    plan = with_vm(_plan(), iothread_pins=((2, CpuSet([7])), (9, CpuSet([8]))))
     lines = _section(plan, h200_host(), "Emulator and IOThreads").lines
     assert "IOThread 2 runs on PU 7." in lines and "IOThread 9 runs on PU 8." in lines
 
@@ -224,10 +225,10 @@ def test_local_and_remote_parts_of_dma_are_said_once_for_equal_devices() -> None
 def test_devices_of_unknown_node_and_unbound_memory_are_not_given_figures() -> None:
     plan = _plan("pin")
     devices = (
-        replace(plan.devices[0], host_node=None, local_memory_ratio=None),
-        replace(plan.devices[1], local_memory_ratio=None),
+        structs.replace(plan.devices[0], host_node=None, local_memory_ratio=None),
+        structs.replace(plan.devices[1], local_memory_ratio=None),
     )
-    lines = _section(replace(plan, devices=devices), h200_host(), "Devices").lines
+    lines = _section(with_vm(plan, hostdevs=devices), h200_host(), "Devices").lines
     assert lines == (
         "1 device with no known node: which memory is local to them is unknown.",
         "1 device on node 0: this layout does not bind memory, so the local part of DMA is "
@@ -260,7 +261,7 @@ def test_enough_free_pages_need_no_command() -> None:
 
 
 def test_an_emulator_on_vcpu_pus_is_said_to_share_them() -> None:
-    plan = replace(_plan(), emulator_pus=CpuSet.parse("0,23"))
+    plan = with_vm(_plan(), emulator_pus=CpuSet.parse("0,23"))
     lines = _section(plan, h200_host(), "Emulator and IOThreads").lines
     assert lines[1] == "It shares PU 0 with vCPUs and may delay them."
 

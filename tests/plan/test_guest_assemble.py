@@ -45,7 +45,9 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
         rejections=(Rejection("memory", (), "expected more"),),
         gaps=(Gap("node 0 free memory", "not given"),),
     )
-    plan = assemble(even_host(2), small_request(4), placement)
+    request = small_request(4)
+    request = replace(request, guest=structs.replace(request.guest, iothread_ids=(1,)))
+    plan = assemble(even_host(2), request, placement)
     assert (plan.emulator_pus, plan.iothread_pus) == (CpuSet.parse("8"), (CpuSet.parse("9"),))
     assert (plan.cost, plan.optimal) == (placement.cost, None)
     assert plan.runners_up == placement.runners_up and plan.rejections == placement.rejections
@@ -99,10 +101,10 @@ def test_functions_that_the_document_has_in_one_slot_stay_a_group() -> None:
     guest = defined_guest(request.guest)
     first = guest.hostdevs[0].address
     assert first is not None
-    second = GuestHostdev(guest.hostdevs[1].source, type(first)(0, first.bus, 0, 1))
+    second = GuestHostdev(guest.hostdevs[1].bdf, type(first)(0, first.bus, 0, 1))
     request = replace(request, guest=structs.replace(guest, hostdevs=(guest.hostdevs[0], second)))
     plan = assemble(host, request, placed((4,), devices=["41:00.0", "41:00.1"]))
-    assert {device.group for device in plan.devices} == {guest.hostdevs[0].source}
+    assert {device.group for device in plan.devices} == {guest.hostdevs[0].bdf}
 
 
 def test_an_unknown_device_is_refused_in_every_layout() -> None:

@@ -9,12 +9,13 @@ from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.model import Plan
 from homenode.plan.placement import Placement
 from homenode.plan.shape.assemble import assemble
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells, Pinning
+from homenode.vm.model import GuestCache, GuestTopology
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 
@@ -45,7 +46,7 @@ def shaped(
 def test_the_studys_listing_b_has_a_socket_for_each_cell() -> None:
     plan = shaped((28, 28))
     assert plan.topology == GuestTopology(2, 1, 28, 1)
-    assert plan.cache is GuestCache.AS_IT_WAS and not plan.topoext
+    assert plan.cache is None and not plan.topoext
     assert [cell.distances for cell in plan.cells] == [(), ()]
 
 
@@ -58,7 +59,7 @@ def test_the_studys_listing_c_shows_two_threads_a_core() -> None:
 def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
     request = small_request(56, layout="pin")
     plan = assemble(None, request, placed((28, 28), bound=False))
-    assert plan.topology is None and plan.cache is GuestCache.AS_IT_WAS
+    assert plan.topology is None and plan.cache is None
     assert plan.aperture is None and plan.controllers == () and plan.host_fingerprint == ""
 
 
@@ -338,13 +339,13 @@ def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
     if stated == "passthrough" and not is_true:
         kept = False
     assert plan.topology is None
-    assert plan.cache is (GuestCache.AS_IT_WAS if kept else GuestCache.DISABLED)
+    assert plan.cache is (None if kept else GuestCache.DISABLED)
 
 
 def test_the_default_layout_leaves_caches_that_are_false() -> None:
     request = small_request(4, layout="default")
     plan = assemble(even_host(2), request, replace(placed(()), vcpu_nodes=()))
-    assert plan.cache is GuestCache.AS_IT_WAS and plan.topoext is None and not plan.findings
+    assert plan.cache is None and plan.topoext is None and not plan.findings
 
 
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
@@ -362,7 +363,7 @@ def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
     guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
     plan = assemble(host, replace(request, guest=guest), placement)
     assert plan.topology == GuestTopology(2, 1, 8, 1)
-    assert plan.cache is GuestCache.AS_IT_WAS and not plan.topoext
+    assert plan.cache is None and not plan.topoext
 
 
 def test_the_plan_names_the_llcs_under_the_vcpus() -> None:

@@ -6,11 +6,11 @@ import pytest
 from lxml import etree
 from msgspec import structs
 
+from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.requirements import INITIATORS, required_versions
 from homenode.domain.rewrite import rewrite
 from homenode.pci import DeviceKind
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
@@ -68,7 +68,7 @@ def test_eight_cells_without_vcpus_and_memory_follow_the_cells_of_the_vm() -> No
     assert [cell.memory_bytes for cell in plan.cells] == [4 * GIB] + [0] * 8
     assert [cell.host_nodes for cell in plan.cells[1:]] == [(node,) for node in range(4, 12)]
     assert plan.cells[0].distances == (10, *[80] * 8)
-    assert plan.devices[0].initiator_cells == tuple(range(1, 9))
+    assert plan.devices[0].initiator_cells == CpuSet(range(1, 9))
     assert "initiators-missing" not in [finding.id for finding in plan.findings]
     assert INITIATORS in required_versions(plan, is_virt=True)
     assert domain_of_plan(plan).memory_by_node == ((0, 4 * GIB),)
@@ -84,7 +84,7 @@ def test_the_document_names_them_and_a_flat_layout_takes_them_back() -> None:
     document = open_domain(tuned, "vm.xml")
     facts = vm_of(document)
     assert not list(as_planned(document, facts, plan))
-    for expected in (expectation_of(vm_of_plan(plan)), expectation_of(facts)):
+    for expected in (expectation_of(plan.vm), expectation_of(facts)):
         assert [cell.id for cell in expected.cells] == [0]
         assert expected.distances in (None, ((10,),))
     assert nodesets(rewrite(tuned, plan_on(NEW, "pin"))) == []

@@ -8,7 +8,7 @@ from msgspec import structs
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.rewrite import rewrite
-from homenode.plan.model import GuestTopology, Plan
+from homenode.plan.model import Plan
 from homenode.plan.planner import plan as plan_of
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
@@ -17,6 +17,7 @@ from homenode.report.topology_map import topology_map
 from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.pins import pins_alone, pins_on_host
 from homenode.vm.layout import PRESETS, Layout, Pinning
+from homenode.vm.model import GuestTopology
 from tests.explained import explained
 from tests.figures import numbers
 from tests.guest_shapes import placed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from homenode.cpuset import CpuSet
-from homenode.plan.model import GuestTopology, Plan
+from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.assemble import assemble
@@ -20,6 +20,7 @@ from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import tune
 from homenode.units import GIB
+from homenode.vm.model import GuestTopology
 from tests.guest_shapes import placed
 from tests.small_hosts import even_host, small_request
 

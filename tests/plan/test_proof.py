@@ -126,7 +126,8 @@ def other_placings(draw: random.Random, given: Document, proof: Proof) -> Iterat
         if document["cost"] == given["cost"]:
             continue
         document["nodes"] = [facts.nodes[node] for node in family.must]
-        document["devices"] = [{"bdf": facts.devices[one].bdf} for one in sorted(family.own)]
+        owned = [{"bdf": facts.devices[one].bdf} for one in sorted(family.own)]
+        document["vm"]["hostdevs"] = owned
         yield document
 
 

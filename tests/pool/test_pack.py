@@ -309,7 +309,7 @@ def test_vms_of_documents_are_tuned_for_the_hosts_that_they_are_packed_on() -> N
         guest = read_vm(tuning.document, name)
         (packed,) = found.vms
         assert (guest.name, guest.vcpus, guest.memory_bytes) == (name, 12, 64 * GIB)
-        assert {one.source for one in guest.hostdevs} == {d.bdf for d in packed.plan.devices}
+        assert {one.bdf for one in guest.hostdevs} == {d.bdf for d in packed.plan.devices}
         options = PlanOptions(layout="pin-numa-pci", gpu_count=1)
         alone = tune(tuning.original, "a.xml", options, pool.host(pool.hosts[0]))
         assert alone.document == tuning.document

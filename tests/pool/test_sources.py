@@ -247,7 +247,7 @@ def test_vms_of_a_document_are_packed_with_names_of_their_own(
     written = sorted(path.name for path in Path("packed").glob("*.xml"))
     assert written == ["vm.xml", "w-1.xml", "w-2.xml"]
     guests = [read_vm(path.read_bytes(), path.name) for path in Path("packed").glob("*.xml")]
-    assert len({one.hostdevs[0].source for one in guests}) == 3
+    assert len({one.hostdevs[0].bdf for one in guests}) == 3
 
 
 def test_a_recorded_vm_is_placed_again_where_it_was(

@@ -13,7 +13,7 @@ from homenode.cpuset import CpuSet
 from homenode.description.shipped import shipped_hosts
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, with_vm
 from homenode.plan.planner import plan
 from homenode.report.palette import CELL_COLOURS, CellColour, style_sheet
 from homenode.report.topology_map import topology_map
@@ -216,7 +216,7 @@ def test_pus_whose_node_is_unknown_are_drawn_too() -> None:
 
 def test_vcpus_that_share_pus_are_counted_on_each() -> None:
     host = tiny_host()
-    planned = replace(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
+    planned = with_vm(hand_plan(host, "pin", 2, (0,)), vcpu_pins=(CpuSet([0, 1]),) * 2)
     svg = topology_map(host, planned)
     assert_legible(svg)
     assert _texts(svg).count("2v") == 2
@@ -224,7 +224,7 @@ def test_vcpus_that_share_pus_are_counted_on_each() -> None:
 
 def test_the_emulator_on_a_vcpus_pu_is_marked() -> None:
     host = tiny_host()
-    planned = replace(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
+    planned = with_vm(hand_plan(host, "pin", 1, (0,)), emulator_pus=CpuSet([0]))
     outlines = [box for box in rects(_parsed(topology_map(host, planned))) if "outline" in box.what]
     assert len(outlines) == 2  # the PU and the legend's sample
 

@@ -11,7 +11,6 @@ from msgspec import structs
 
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions, Policy
 from homenode.snapshot.collector import parse_collected
@@ -49,7 +48,7 @@ def _bootable() -> None:
 def seen(words: tuple[str, ...], plan: Plan) -> GuestView:
     booted = boot_command(words, "vm", BootOptions(timeout_s=500))
     assert booted.guest is not None, booted.findings
-    return view_of_stand_in(expectation_of(vm_of_plan(plan)), booted.stand_in, booted.guest)
+    return view_of_stand_in(expectation_of(plan.vm), booted.stand_in, booted.guest)
 
 
 def wrong(view: GuestView) -> list[str]:

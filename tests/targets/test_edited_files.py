@@ -89,7 +89,7 @@ def test_line_ends_of_another_system_stay(target: str) -> None:
 
 def test_a_card_without_a_function_is_all_its_functions() -> None:
     vm = read_vm(QM.replace(b"0000:19:00,", b"0000:65:00,"), "101.conf")
-    assert vm.guest.hostdevs[0].source == Bdf.parse("0000:65:00.0")
+    assert vm.guest.hostdevs[0].bdf == Bdf.parse("0000:65:00.0")
     audio = "x86-1p1n8c16t-gpu-audio"
     conf = b"cores: 4\nmemory: 4096\nmachine: q35\nhostpci0: 01:00,pcie=1\nname: v\n"
     planned = edited(conf, audio, plain("pin"))
@@ -167,7 +167,7 @@ def test_a_chosen_gpu_takes_the_place_of_the_one_that_was_there() -> None:
         after = edited(FILES[target], HOST, plain("pin", gpu_count=1, reserve_defined=False))
         chosen = {str(device.bdf) for device in after.plan.devices}
         vm = target_named(target).read_vm(after.rendering.document, "vm")
-        there = {str(one.source) for one in vm.hostdevs}
+        there = {str(one.bdf) for one in vm.hostdevs}
         assert there == chosen
 
 

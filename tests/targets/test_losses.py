@@ -4,28 +4,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
-from homenode.plan.model import (
-    Aperture,
-    GuestCache,
-    GuestCellId,
-    GuestTopology,
-    Plan,
-    PlannedCell,
-    PlannedController,
-    PlannedDevice,
-    PortModel,
-)
+from homenode.plan.model import Aperture, Plan, with_vm
 from homenode.targets.docs_page import targets_page
 from homenode.targets.registry import TARGETS, target_named
 from homenode.targets.target import FACTS_OF, Feature, Target, features_of, lost_features
 from homenode.targets.vm_file import vm_of_options
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress, Vm
+from homenode.vm.model import (
+    GuestAddress,
+    GuestCache,
+    GuestHostdev,
+    GuestPciController,
+    GuestTopology,
+    PortModel,
+    Vm,
+)
 from tests.targets.written import host_named, options, written
 
 HOST = "small-2n8c-2gpu"
@@ -35,22 +33,32 @@ def asking_for_much() -> Plan:
     """A plan with every feature that one VM may ask for, made from one for a host of two nodes."""
     made = written("qemu", HOST, options("pin-numa-pci", gpu_count=2, page_bytes=2 * MIB)).plan
     first, second = made.cells
-    third = PlannedCell(GuestCellId(2), CpuSet(), 0, (NodeIndex(0),), (30, 30, 10))
+    third = structs.replace(
+        second,
+        id=2,
+        vcpus=CpuSet(),
+        memory_bytes=0,
+        host_nodes=(NodeIndex(0),),
+        nodes=CpuSet(made.memory_nodes),
+        distances=(30, 30, 10),
+    )
     cells = (
-        replace(first, distances=(10, 20, 30), memory_bytes=first.memory_bytes + 512 * MIB),
-        replace(second, distances=(20, 10, 30), memory_bytes=second.memory_bytes - 512 * MIB),
+        structs.replace(first, distances=(10, 20, 30), memory_bytes=first.memory_bytes + 512 * MIB),
+        structs.replace(
+            second, distances=(20, 10, 30), memory_bytes=second.memory_bytes - 512 * MIB
+        ),
         third,
     )
     one, other = made.devices
-    return replace(
-        made,
+    return with_vm(
+        replace(made, aperture=Aperture(64 * GIB, 44, 65536, 5 * GIB, 4096)),
         cells=cells,
-        topology=GuestTopology(1, 2, 1, 2),
-        cache=GuestCache.EMULATED,
-        iothread_pus=(CpuSet([2]),),
-        devices=(replace(one, initiator_cells=(GuestCellId(2),)), other),
-        aperture=Aperture(64 * GIB, 44, 65536, 5 * GIB, 4096),
-        iommu_needed=True,
+        cpu_topology=GuestTopology(1, 2, 1, 2),
+        cpu_cache=GuestCache.EMULATED,
+        iothread_ids=(1,),
+        iothread_pins=((1, CpuSet([2])),),
+        hostdevs=(structs.replace(one, initiator_cells=CpuSet([2])), other),
+        has_iommu=True,
     )
 
 
@@ -93,7 +101,9 @@ def test_a_feature_is_in_the_file_if_and_only_if_it_is_not_lost(target: str) -> 
     if target == "incus":  # which refuses cells of unequal memory
         sizes = [plan.memory_bytes // 2 if cell.vcpus else 0 for cell in plan.cells]
         cells = zip(plan.cells, sizes, strict=True)
-        plan = replace(plan, cells=tuple(replace(c, memory_bytes=size) for c, size in cells))
+        plan = with_vm(
+            plan, cells=tuple(structs.replace(c, memory_bytes=size) for c, size in cells)
+        )
     content = module.render(plan, guest, host, None, "vm").document
     vm = module.read_vm(content, "vm")
     if module.as_started is not None:
@@ -128,16 +138,14 @@ def test_a_flat_plan_asks_for_no_cells() -> None:
 
 def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
     made = asking_for_much()
-    switch = PlannedController(
+    switch = GuestPciController(
         9, PortModel.SWITCH_UPSTREAM, GuestAddress(0, 3, 0, 0), existing=False
     )
-    with_switch = replace(made, controllers=(*made.controllers, switch))
+    with_switch = with_vm(made, controllers=(*made.controllers, switch))
     assert Feature.DEVICE_TREE in features_of(with_switch)
 
 
 def test_devices_without_a_cell_are_no_loss() -> None:
     made = asking_for_much()
-    bare = tuple(
-        PlannedDevice(d.bdf, None, None, None, Bdf.parse(str(d.bdf)), None) for d in made.devices
-    )
-    assert Feature.DEVICE_CELLS not in features_of(replace(made, devices=bare))
+    bare = tuple(GuestHostdev(d.bdf, None) for d in made.devices)
+    assert Feature.DEVICE_CELLS not in features_of(with_vm(made, hostdevs=bare))

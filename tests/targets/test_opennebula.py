@@ -71,7 +71,7 @@ def test_cells_pages_and_devices_are_read() -> None:
     assert [cell.memory_bytes for cell in vm.cells] == [GIB, 2 * GIB, 0]
     assert [cell.distances for cell in vm.cells] == [(10, 32, 20), (), ()]
     assert (vm.page_bytes, vm.cpu_topology) == (2 * MIB, None)
-    assert [(str(d.source), str(d.initiator_cells)) for d in vm.hostdevs] == [("0000:19:00.0", "2")]
+    assert [(str(d.bdf), str(d.initiator_cells)) for d in vm.hostdevs] == [("0000:19:00.0", "2")]
 
 
 @pytest.mark.parametrize(

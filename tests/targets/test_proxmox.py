@@ -116,7 +116,7 @@ def test_the_command_reads_a_short_configuration_for_its_target_alone(tmp_path: 
     done = homenode(*command, "--target", "proxmox")
     assert done.returncode == 0 and b"machine: q35,viommu=intel" in out.read_bytes(), done.stderr
     assert homenode(*command, "--target", "xen", "--force").returncode == 2
-    assert json.loads(homenode(*command, "--target", "proxmox", "--json").stdout)["layout"]
+    assert json.loads(homenode(*command, "--target", "proxmox", "--json").stdout)["vm"]["record"]
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"a: b\n", b"services:\n  x: y\n", b"{}"])

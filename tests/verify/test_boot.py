@@ -15,8 +15,7 @@ import pytest
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import HomenodeError
-from homenode.plan.as_vm import vm_as_it_runs
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, vm_as_it_runs
 from homenode.plan.options import PlanOptions
 from homenode.process import run
 from homenode.sources import load_host

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
-from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.model import Plan, with_vm
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.caches import guest_cpu, told_l3
@@ -26,6 +26,7 @@ from homenode.units import GIB
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.initramfs import initramfs
 from homenode.verify.boot.stand_in_boot import kernel_command
+from homenode.vm.model import GuestCache, GuestTopology
 from tests.small_hosts import even_host, small_request
 
 pytestmark = pytest.mark.qemu
@@ -196,13 +197,13 @@ def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
 def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
     host, request, _ = CASES["3-and-2-amd"]
     made = plan(host, request)
-    assert made.topoext is False and made.topology is not None
-    seen = booted(replace(made, topoext=True), MODELS[AMD], 5, tmp_path)
+    assert made.topoext is False and made.topology is not None and made.cache is not None
+    seen = booted(with_vm(made, topoext=True), MODELS[AMD], 5, tmp_path)
     told = told_l3(made.cache, made.topology, guest_cpu(host, request.guest, topoext=True))
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}
 
 
 def test_a_cell_that_cuts_a_socket_of_amd_is_among_the_warnings_looked_for(tmp_path: Path) -> None:
     host, request, _ = CASES["two-llcs-a-cell-amd"]
-    made = replace(plan(host, request), topology=GuestTopology(1, 1, 8, 1))
+    made = with_vm(plan(host, request), cpu_topology=GuestTopology(1, 1, 8, 1))
     assert booted(made, MODELS[AMD], 8, tmp_path).warnings

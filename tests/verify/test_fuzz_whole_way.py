@@ -18,8 +18,7 @@ from homenode.domain.read import open_domain, vm_of
 from homenode.domain.schema import validate
 from homenode.errors import HomenodeError
 from homenode.findings import are_bad
-from homenode.plan.as_vm import vm_as_it_runs
-from homenode.plan.model import Unplannable
+from homenode.plan.model import Unplannable, vm_as_it_runs
 from homenode.plan.options import PciGranularity, PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host

@@ -1,7 +1,5 @@
 """A guest's own view is compared with its plan; every difference is named."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
 
@@ -9,20 +7,19 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
-from homenode.plan.as_vm import vm_as_it_runs, vm_of_plan
-from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.model import Plan, vm_as_it_runs, with_vm
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.verify.guest.expectation import expectation_of, groups_of
 from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
 from homenode.verify.guest.view import GuestView, view_of_guest
-from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestCache, GuestPciController, GuestTopology, Vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned
 from tests.verify_guests import guest_host
 
 
 def seen(guest: Host, layout: str = "pin-numa-pci", plan: Plan | None = None) -> GuestView:
-    expected = expectation_of(vm_of_plan(plan or tuned(layout).plan), host=small_host())
+    expected = expectation_of((plan or tuned(layout).plan).vm, host=small_host())
     return view_of_guest(expected, guest, small_host())
 
 
@@ -117,28 +114,26 @@ def test_a_device_that_is_not_there_is_missing_and_another_in_its_place_is_named
 
 def test_a_device_without_an_address_is_inconclusive_where_its_kind_differs() -> None:
     plan = tuned("pin-numa-pci").plan
-    unplaced = replace(plan, devices=tuple(replace(d, address=None) for d in plan.devices))
+    unplaced = with_vm(plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.devices))
     found = seen(guest_host(), plan=unplaced).findings
     assert {f.severity for f in found} == {Severity.INCONCLUSIVE}
     assert "virsh dumpxml" in (found[0].fix or "")
 
 
 def test_llcs_that_are_passed_through_are_those_of_the_pinned_pus() -> None:
-    plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.PASSTHROUGH)
-    expected = expectation_of(vm_of_plan(plan), host=small_host())
+    plan = with_vm(tuned("pin-numa-pci").plan, cpu_cache=GuestCache.PASSTHROUGH)
+    expected = expectation_of(plan.vm, host=small_host())
     assert expected.l3 == (CpuSet([0, 1]), CpuSet([2, 3]))
-    assert expectation_of(vm_of_plan(plan)).l3 is None
+    assert expectation_of(plan.vm).l3 is None
     first = plan.vcpu_pins[0]
     unknown = tuple(
         structs.replace(pu, llc=None) if pu.index in first else pu for pu in small_host().pus
     )
-    assert (
-        expectation_of(vm_of_plan(plan), host=structs.replace(small_host(), pus=unknown)).l3 is None
-    )
+    assert expectation_of(plan.vm, host=structs.replace(small_host(), pus=unknown)).l3 is None
 
 
 def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
-    plan = replace(tuned("pin-numa-pci").plan, cache=GuestCache.DISABLED)
+    plan = with_vm(tuned("pin-numa-pci").plan, cpu_cache=GuestCache.DISABLED)
     guest = guest_host()
     found = [f for f in seen(guest, plan=plan).findings if f.id == "guest-llcs"]
     assert [f.expected for f in found] == ["none"]
@@ -148,13 +143,13 @@ def test_a_guest_that_is_to_be_shown_no_l3_is_asked_for_one() -> None:
     assert [f.severity for f in found] == [Severity.INCONCLUSIVE]
     # AMD's siblings need topoext, with which Linux takes the socket for an L3.
     assert plan.topology is not None
-    siblings = replace(plan, topology=plan.topology._replace(cores=1, threads=2))
-    assert expectation_of(vm_of_plan(siblings)).l3 is None
+    siblings = with_vm(plan, cpu_topology=plan.topology._replace(cores=1, threads=2))
+    assert expectation_of(siblings.vm).l3 is None
 
 
 def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() -> None:
     plan = tuned("pin-numa-pci").plan
-    unplaced = replace(plan, devices=tuple(replace(d, address=None) for d in plan.devices))
+    unplaced = with_vm(plan, hostdevs=tuple(structs.replace(d, address=None) for d in plan.devices))
     guest = guest_host()
     merged = structs.replace(
         guest,
@@ -169,8 +164,8 @@ def test_a_device_without_a_node_is_not_at_home_because_its_cell_is_missing() ->
 
 def test_the_document_says_where_devices_are_when_the_plan_does_not() -> None:
     tuning = tuned("pin-numa-pci")
-    unplaced = replace(
-        tuning.plan, devices=tuple(replace(d, address=None) for d in tuning.plan.devices)
+    unplaced = with_vm(
+        tuning.plan, hostdevs=tuple(structs.replace(d, address=None) for d in tuning.plan.devices)
     )
     facts = vm_of(open_domain(tuning.document, "vm.xml"))
     expected = expectation_of(vm_as_it_runs(unplaced, facts), document=facts, host=small_host())

@@ -12,6 +12,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
+from homenode.indices import NodeIndex
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.verify.live.domain import what_to_watch
 from homenode.verify.live.procfs import (
@@ -65,7 +66,7 @@ EXPECTED = Vm(
         )
         for cell, vcpus in enumerate(("0-1", "2-3"))
     ),
-    hostdevs=(GuestHostdev(GPU, None, host_node=1),),
+    hostdevs=(GuestHostdev(GPU, None, host_node=NodeIndex(1)),),
 )
 
 

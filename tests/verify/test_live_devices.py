@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Findings, Severity
-from homenode.plan.as_vm import vm_as_it_runs
+from homenode.plan.model import vm_as_it_runs
 from homenode.units import GIB
 from homenode.verify.live.memory import MemoryPiece, memory_pieces
 from homenode.verify.live.procfs import parse_vfio_interrupts
@@ -93,7 +93,7 @@ def test_a_plan_says_of_a_process_what_its_document_does(layout: str) -> None:
     assert memory_pieces(planned) == memory_pieces(running)
     for field in ("vcpu_pins", "emulator_pus", "iothread_pins", "offline_vcpus"):
         assert getattr(planned, field) == getattr(running, field)
-    assert [(str(one.source), one.host_node) for one in planned.hostdevs] == [
+    assert [(str(one.bdf), one.host_node) for one in planned.hostdevs] == [
         (bdf, node) for node, bdf in enumerate(DEVICES)
     ]
 

@@ -3,13 +3,13 @@
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from homenode.cpuset import CpuSet
 from homenode.domain.read import read_vm
 from homenode.findings import Finding, Findings
+from homenode.plan.model import with_vm
 from homenode.process import run
 from homenode.verify.boot.libvirt import SYSTEM, answering
 from homenode.verify.live.domain import verify_running_domain
@@ -95,9 +95,8 @@ def test_threads_that_are_not_where_the_plan_has_them_are_named(
     name, (first, second, *_) = running
     guest = read_vm(DOCUMENT.format(name=name, a=first, b=second).encode(), "vm.xml")
     pins = tuple(CpuSet([pu]) for pu in (second, first, second, first))
-    plan = replace(
-        hand_plan(guest, "pin"), vcpu_pins=pins, emulator_pus=CpuSet([second]), iothread_pus=()
-    )
+    bare = hand_plan(guest, "pin")
+    plan = with_vm(bare, vcpu_pins=pins, emulator_pus=CpuSet([second]), iothread_pins=())
     found = of_the_vm(verify_running_domain(name, SYSTEM, plan))
     vcpus = [(f.subject, f.expected, f.observed) for f in found if f.id == "live-vcpu"]
     assert vcpus == [

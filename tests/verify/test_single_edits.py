@@ -14,28 +14,30 @@ from msgspec import structs
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.domain.aperture import QEMU_NAMESPACE as QEMU
-from homenode.domain.kept import read_kept
+from homenode.domain.kept import read_kept, with_kept
 from homenode.domain.read import open_domain
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import InputError
 from homenode.findings import are_bad
 from homenode.objective import Objective
-from homenode.plan.model import (
-    Aperture,
-    GuestCache,
-    KeptSettings,
-    Plan,
-    PlannedCell,
-    PlannedController,
-    PlannedDevice,
-    PortModel,
-)
-from homenode.plan.options import MemoryMode, PlanOptions, Policy
+from homenode.plan.model import Aperture, Plan, with_vm
+from homenode.plan.options import PlanOptions, Policy
+from homenode.plan.shape.memory_devices import together
 from homenode.tuning import tune
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, Siblings
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import (
+    GuestAddress,
+    GuestCache,
+    GuestHostdev,
+    GuestMediated,
+    GuestPciController,
+    LayoutRecord,
+    PortModel,
+    Vm,
+    VmCell,
+)
 from tests.single_edits import Edit, edits, users_vm
 from tests.verify_documents import DEVICES, PLAIN, changed, findings_of, small_host
 
@@ -48,32 +50,62 @@ WITH_OVMF = changed(
     ("<cpu mode='host-passthrough'/>", "<cpu mode='custom'><model>EPYC</model></cpu>"),
     ("<vcpu ", "<iothreads>1</iothreads><vcpu "),
 )
-NOT_IN_THE_DOCUMENT = {
-    "domain_name": "a plan also serves a copy of its domain",
-    "host_name": "a name; host_fingerprint says which host",
-    "policy": "how the placement was chosen",
-    "nodes": "vcpu_pins, memory_nodes and cells are made from it",
-    "llcs": "vcpu_pins are made from it",
-    "page_reservations": "of the host: its free pages are compared with the document's",
-    "fallback": "how the placement was chosen",
-    "cost": "how the placement was chosen",
-    "optimal": "how the placement was chosen",
-    "runners_up": "placements that were not chosen",
-    "rejections": "placements that were not chosen",
-    "findings": "text for the reader",
-    "consequences": "text for the reader",
-    "gaps": "text for the reader",
-    "aperture.memlock_bytes": "of the host: <memtune> is compared with what VFIO locks",
-    "aperture.dma_map_entries": "of the host: libvirt has no setting for it",
-    "devices.host_node": "of the host: the device's address there decides it",
-    "devices.cell": "the controllers above the device decide it",
-    "devices.group": "the addresses of its functions are made from it",
-    "devices.local_memory_ratio": "text for the reader",
-    "controllers.existing": "of the document before the plan",
-    "mediated_removed": "of the document before the plan",
-    "iothread_ids": "iothread_pus are compared by them",
-    "controllers.bus_count": "busNr and the buses below it are compared",
-}
+NOT_IN_THE_DOCUMENT = (
+    {
+        "host_name": "a name; host_fingerprint says which host",
+        "policy": "how the placement was chosen",
+        "nodes": "vcpu_pins, binding and cells are made from it",
+        "llcs": "vcpu_pins are made from it",
+        "page_reservations": "of the host: its free pages are compared with the document's",
+        "fallback": "how the placement was chosen",
+        "cost": "how the placement was chosen",
+        "optimal": "how the placement was chosen",
+        "runners_up": "placements that were not chosen",
+        "rejections": "placements that were not chosen",
+        "findings": "text for the reader",
+        "consequences": "text for the reader",
+        "gaps": "text for the reader",
+        "mediated_removed": "of the document before the plan",
+        "aperture.memlock_bytes": "of the host: <memtune> is compared with what VFIO locks",
+        "aperture.dma_map_entries": "of the host: libvirt has no setting for it",
+        "vm": "each of its fields is compared",
+        "vm.name": "a plan also serves a copy of its domain",
+        "vm.source": "text for the reader",
+        "vm.architecture": "the machine type decides it",
+        "vm.iothread_ids": "iothread_pins are compared by them",
+        "vm.record": "each of its fields is compared",
+        "record.host": "host_fingerprint is compared",
+        "cells.host_nodes": "nodes and vcpu_pins are made from it",
+        "hostdevs.host_node": "of the host: the device's address there decides it",
+        "hostdevs.cell": "the controllers above the device decide it",
+        "hostdevs.group": "the addresses of its functions are made from it",
+        "hostdevs.local_memory_ratio": "text for the reader",
+        "controllers.existing": "of the document before the plan",
+        "controllers.bus_count": "busNr and the buses below it are compared",
+    }
+    | {
+        f"vm.{name}": "a plan does not say it"
+        for name in (
+            "uuid",
+            "launch_security",
+            "physical_address_bits",
+            "max_memory_bytes",
+            "hard_limit_bytes",
+            "memory_access_shared",
+            "bound_nodes",
+            "has_dimms",
+            "addresses",
+            "pcihole64_bytes",
+            "has_acpi",
+            "iommu_model",
+            "has_qemu_commandline",
+        )
+    }
+    | {
+        "hostdevs.alias": "a plan does not say it",
+        "hostdevs.is_interface": "a plan does not say it",
+    }
+)
 """Fields of a plan that no element holds, and why. Every other field has a check."""
 
 ROOM = Aperture(2048 * GIB, 42, 2_097_152, 0, 0)
@@ -84,9 +116,11 @@ def with_room(layout: str) -> tuple[bytes, bytes, Plan]:
     """(the document before, with the plan in it, the plan) of a VM that needs all an aperture."""
     options = PlanOptions(layout=layout, policy=Policy.SPREAD)
     plan = tune(WITH_OVMF, "vm.xml", options, small_host()).plan
-    plan = replace(plan, aperture=ROOM, cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB)
+    plan = replace(plan, aperture=ROOM)
+    cells = tuple(structs.replace(cell, page_bytes=GIB) for cell in plan.vm.cells)
+    plan = with_vm(plan, cpu_cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB, cells=cells)
     after = rewrite(WITH_OVMF, plan)
-    return WITH_OVMF, after, replace(plan, kept=read_kept(open_domain(after, "vm.xml")))
+    return WITH_OVMF, after, with_kept(plan, open_domain(after, "vm.xml"))
 
 
 USERS_OWN = {
@@ -278,7 +312,7 @@ def test_settings_as_libvirt_prints_them_are_those_that_were_written(
 ) -> None:
     document = users_vm("2 GPUs").document
     one, other = (
-        read_kept(open_domain(changed(document, (place, text + place)), "vm.xml")).settings
+        read_kept(open_domain(changed(document, (place, text + place)), "vm.xml"))
         for text in (written, printed)
     )
     assert one == other
@@ -338,55 +372,74 @@ def test_a_device_that_no_one_gives_to_vfio_does_not_start() -> None:
 
 def changed_plans(plan: Plan) -> dict[str, Plan]:
     """By field, the plan with another value of it, for each field that a document holds."""
-    assert plan.aperture is not None and plan.topology is not None and plan.kept is not None
-    kept = plan.kept
-    aperture, cells, devices = plan.aperture, plan.cells, plan.devices
-    expander = next(c for c in plan.controllers if c.bus_nr is not None)
-    others = tuple(c for c in plan.controllers if c is not expander)
+    assert plan.aperture is not None and plan.topology is not None
+    vm, aperture, cells, devices = plan.vm, plan.aperture, plan.vm.cells, plan.vm.hostdevs
+    expander = next(c for c in vm.controllers if c.bus_nr is not None)
+    others = tuple(c for c in vm.controllers if c is not expander)
 
     def cell(**values: object) -> Plan:
-        return replace(plan, cells=(replace(cells[0], **values), *cells[1:]))  # type: ignore[arg-type]
+        return with_vm(plan, cells=(structs.replace(cells[0], **values), *cells[1:]))
 
     def controller(**values: object) -> Plan:
-        return replace(plan, controllers=(replace(expander, **values), *others))  # type: ignore[arg-type]
+        return with_vm(plan, controllers=(structs.replace(expander, **values), *others))
 
     def device(**values: object) -> Plan:
-        return replace(plan, devices=(replace(devices[0], **values), *devices[1:]))  # type: ignore[arg-type]
+        return with_vm(plan, hostdevs=(structs.replace(devices[0], **values), *devices[1:]))
+
+    def record(**values: object) -> Plan:
+        assert vm.record is not None
+        return with_vm(plan, record=structs.replace(vm.record, **values))
 
     def space(**values: int) -> Plan:
         return replace(plan, aperture=replace(aperture, **values))
 
     at = expander.address
+    assert at is not None
     far = GuestAddress(at.domain, at.bus, 30, 0)
-    return {
+    of_vm = {
+        "domain_type": "qemu",
+        "machine": "pc",
+        "firmware": "bios",
+        "vcpus": vm.vcpus + 2,
+        "offline_vcpus": CpuSet([3]),
+        "cpu_mode": "maximum",
+        "cpu_model": "Other",
+        "cpu_topology": plan.topology._replace(sockets=vm.vcpus, cores=1),
+        "cpu_cache": GuestCache.PASSTHROUGH,
+        "topoext": True,
+        "vcpu_pins": (CpuSet([7]), *vm.vcpu_pins[1:]),
+        "emulator_pus": CpuSet([7]),
+        "iothread_pins": ((1, CpuSet([7])),),
+        "memory_bytes": vm.memory_bytes + GIB,
+        "page_bytes": 2 * MIB,
+        "ballooned_bytes": GIB,
+        "binding": ("preferred", CpuSet(plan.memory_nodes)),
+        "memory_devices": together(GIB),
+        "cells": cells[:1],
+        "hostdevs": devices[:1],
+        "mediated": (GuestMediated("0" * 32, None),),
+        "controllers": (*vm.controllers, structs.replace(expander, index=99)),
+    }
+    return {f"vm.{name}": with_vm(plan, **{name: value}) for name, value in of_vm.items()} | {
+        "vm.has_iommu": with_vm(plan, has_iommu=True, vcpus=256),
         "host_fingerprint": replace(plan, host_fingerprint="f" * 64),
-        "layout": replace(
-            plan, layout=structs.replace(plan.layout, siblings=Siblings.AS_THEY_WERE)
+        "record.layout": record(
+            layout=structs.replace(plan.layout, siblings=Siblings.AS_THEY_WERE)
         ),
-        "vcpus": replace(plan, vcpus=plan.vcpus + 2),
-        "memory_bytes": replace(plan, memory_bytes=plan.memory_bytes + GIB),
-        "page_bytes": replace(plan, page_bytes=2 * MIB),
-        "vcpu_pins": replace(plan, vcpu_pins=(CpuSet([7]), *plan.vcpu_pins[1:])),
-        "emulator_pus": replace(plan, emulator_pus=CpuSet([7])),
-        "iothread_pus": replace(plan, iothread_pus=(CpuSet([7]),)),
-        "cells": replace(plan, cells=cells[:1]),
-        "cells.id": replace(plan, cells=cells[::-1]),
+        "kept": replace(plan, kept=()),
+        "record.objective": record(objective=Objective.LATENCY),
+        "cells.id": with_vm(plan, cells=cells[::-1]),
         "cells.vcpus": cell(vcpus=CpuSet([0])),
         "cells.memory_bytes": cell(memory_bytes=GIB),
-        "cells.host_nodes": cell(host_nodes=cells[1].host_nodes),
+        "cells.nodes": cell(nodes=cells[1].nodes),
+        "cells.mode": cell(mode="preferred"),
+        "cells.page_bytes": cell(page_bytes=2 * MIB),
         "cells.distances": cell(distances=(10, 32)),
-        "topology": replace(plan, topology=plan.topology._replace(sockets=plan.vcpus, cores=1)),
-        "cache": replace(plan, cache=GuestCache.PASSTHROUGH),
-        "topoext": replace(plan, topoext=True),
-        "memory_mode": replace(plan, memory_mode=MemoryMode.PREFERRED),
-        "memory_nodes": replace(plan, memory_nodes=plan.memory_nodes[:1]),
-        "devices": replace(plan, devices=devices[:1]),
-        "devices.bdf": device(bdf=Bdf(0, 0x99, 0, 0)),
-        "devices.address": device(address=devices[1].address),
-        "devices.uuid": device(uuid="0" * 32),
-        "devices.managed": device(managed=False),
-        "devices.initiator_cells": device(initiator_cells=(cells[1].id,)),
-        "controllers": replace(plan, controllers=(*plan.controllers, replace(expander, index=99))),
+        "hostdevs.bdf": device(bdf=Bdf(0, 0x99, 0, 0)),
+        "hostdevs.address": device(address=devices[1].address),
+        "hostdevs.uuid": device(uuid="0" * 32),
+        "hostdevs.managed": device(managed=False),
+        "hostdevs.initiator_cells": device(initiator_cells=CpuSet([cells[1].id])),
         "controllers.index": controller(index=99),
         "controllers.model": controller(model=PortModel.ROOT_PORT),
         "controllers.address": controller(address=far),
@@ -396,36 +449,22 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "aperture.pcihole64_bytes": space(pcihole64_bytes=4096 * GIB),
         "aperture.physical_address_bits": space(physical_address_bits=48),
         "aperture.firmware_mmio64_mib": space(firmware_mmio64_mib=4_194_304),
-        "iommu_needed": replace(plan, iommu_needed=True, vcpus=256),
-        "memory_device_bytes": replace(plan, memory_device_bytes=GIB),
-        "kept": replace(plan, kept=replace(kept, domain_type="qemu")),
-        "kept.domain_type": replace(plan, kept=replace(kept, domain_type="qemu")),
-        "kept.machine": replace(plan, kept=replace(kept, machine="pc")),
-        "kept.firmware": replace(plan, kept=replace(kept, firmware="bios")),
-        "kept.cpu_mode": replace(plan, kept=replace(kept, cpu_mode="maximum")),
-        "kept.cpu_model": replace(plan, kept=replace(kept, cpu_model="Other")),
-        "kept.offline_vcpus": replace(plan, kept=replace(kept, offline_vcpus=CpuSet([3]))),
-        "kept.ballooned_bytes": replace(plan, kept=replace(kept, ballooned_bytes=GIB)),
-        "kept.settings": replace(plan, kept=replace(kept, settings=())),
-        "objective": replace(plan, objective=Objective.LATENCY),
     }
 
 
 def test_each_field_of_a_plan_is_checked_or_says_why_not() -> None:
     _, after, plan = with_room("pin-numa-pci")
-    plan = replace(plan, topoext=False)
+    plan = with_vm(plan, topoext=None)
     after = after.replace(b"<feature policy='require' name='topoext'/>", b"")
-    plan = replace(plan, kept=read_kept(open_domain(after, "vm.xml")))
+    plan = with_kept(plan, open_domain(after, "vm.xml"))
     plans = changed_plans(plan)
-    parts = {
-        "cells": PlannedCell,
-        "devices": PlannedDevice,
-        "controllers": PlannedController,
-        "aperture": Aperture,
-        "kept": KeptSettings,
-    }
     every = {field.name for field in fields(Plan)}
-    every |= {f"{name}.{field.name}" for name, part in parts.items() for field in fields(part)}
+    every |= {f"vm.{name}" for name in Vm.__struct_fields__}
+    every |= {f"cells.{name}" for name in VmCell.__struct_fields__}
+    every |= {f"record.{name}" for name in LayoutRecord.__struct_fields__}
+    every |= {f"hostdevs.{name}" for name in GuestHostdev.__struct_fields__}
+    every |= {f"controllers.{name}" for name in GuestPciController.__struct_fields__}
+    every |= {f"aperture.{field.name}" for field in fields(Aperture)}
     assert every == plans.keys() | NOT_IN_THE_DOCUMENT.keys()
     assert not plans.keys() & NOT_IN_THE_DOCUMENT.keys()
     assert not are_bad(findings_of(after, plan))

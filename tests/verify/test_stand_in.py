@@ -161,7 +161,7 @@ def test_any_x86_document_has_a_stand_in(name: str) -> None:
             stand_in_of(opened, facts, SKYLAKE, "q35")
         return
     made = stand_in_of(opened, facts, SKYLAKE, "q35" if facts.is_q35 else "pc")
-    hostdevs = {hostdev.source for hostdev in facts.hostdevs}
+    hostdevs = {hostdev.bdf for hostdev in facts.hostdevs}
     assert hostdevs <= {bdf for _, bdf in made.devices}
     assert len({address for address, _ in made.devices}) == len(made.devices)
     xml = stand_in_xml(made, "n", FILES, "quiet", kvm=False).encode()

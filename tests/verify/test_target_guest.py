@@ -1,7 +1,6 @@
 """A guest of any hypervisor is compared with its plan, as far as that hypervisor can say it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,9 @@ from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import InputError
 from homenode.findings import Severity
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, with_vm
 from homenode.plan.options import Policy
+from homenode.plan.shape.memory_devices import together
 from homenode.plan.stored import encode_plan
 from homenode.snapshot.capture import capture
 from homenode.snapshot.memory import MemorySnapshot
@@ -167,11 +167,13 @@ def test_cells_that_incus_adds_to_a_flat_plan_are_its_own() -> None:
 @pytest.mark.parametrize("target", ["xen", "incus", "cloud-hypervisor"])
 def test_a_plan_that_the_target_never_has_is_refused(target: str) -> None:
     plan = plan_for(target)
-    vgpu = replace(plan, devices=tuple(replace(one, managed=False) for one in plan.devices))
+    vgpu = with_vm(
+        plan, hostdevs=tuple(structs.replace(one, managed=False) for one in plan.devices)
+    )
     with pytest.raises(InputError, match=r"the vGPU 0000:11:00\.0, 0000:81:00\.0"):
         expectation_for_target(vgpu, target)
     with pytest.raises(InputError, match="memory devices"):
-        expectation_for_target(replace(plan, memory_device_bytes=GIB), target)
+        expectation_for_target(with_vm(plan, memory_devices=together(GIB)), target)
 
 
 @pytest.fixture

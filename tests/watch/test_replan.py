@@ -101,7 +101,7 @@ def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_g
     assert daemon.definition() == before
     replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
     (hostdev,) = vm_of(open_domain(daemon.definition(), "x")).hostdevs
-    assert str(hostdev.source) == "0000:81:00.0"
+    assert str(hostdev.bdf) == "0000:81:00.0"
     with pytest.raises(InputError):
         replan(NAME, yes=True, device=["21:00.0=81:00.0"], host=HOST)
     with pytest.raises(UsageError):

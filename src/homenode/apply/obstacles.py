@@ -95,7 +95,7 @@ def _topology(guest: Vm) -> tuple[object, ...]:
         guest.cell_vcpus,
         guest.memory_bytes,
         guest.controllers,
-        tuple((device.source, device.address) for device in guest.hostdevs),
+        tuple((device.bdf, device.address) for device in guest.hostdevs),
     )
 
 

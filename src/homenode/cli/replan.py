@@ -118,11 +118,11 @@ def _refuse_missing(hostdevs: "tuple[GuestHostdev, ...]", host: "Host", name: st
     there = {one.bdf: one for one in host.pci_devices}
     if not there:
         return
-    missing = [str(one.source) for one in hostdevs if one.source not in there]
+    missing = [str(one.bdf) for one in hostdevs if one.bdf not in there]
     if missing:
         from homenode.pci import DeviceKind
 
-        free = {one.source for one in hostdevs}
+        free = {one.bdf for one in hostdevs}
         gpus = [str(g.bdf) for g in host.devices_of_kind(DeviceKind.GPU) if g.bdf not in free]
         raise UsageError(
             f"{name}: expected its devices on {host.name}, found no {', '.join(missing)}",

@@ -30,7 +30,7 @@ def _tree(host: Host, facts: Vm | None) -> GuestTree | None:
     if facts is None:
         own = sum(gpu.driver != "vfio-pci" for gpu in gpus)
         return tree_of_host(host) if own > 1 else None
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     if sum(gpu.bdf in passed for gpu in gpus) < 2:
         return None
     return tree_of_document(facts, host, {})

@@ -35,8 +35,8 @@ def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
 
 def edit_shared_slots(document: Document, plan: Plan) -> Document:
     """multifunction='on' at function 0 of each slot of the plan that holds other functions too."""
-    planned = {_slot(controller.address) for controller in plan.controllers}
-    planned |= {_slot(device.address) for device in plan.devices if device.address is not None}
+    addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
+    planned = {_slot(address) for address in addresses if address is not None}
     devices = addressed_devices(document)
     shared = {_slot(address) for address, _ in devices if address.function} & planned
     edits: list[Edit] = []

@@ -14,8 +14,9 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.domain.fields import decimal, format_set, format_size, needed, pu_set, size_bytes
-from homenode.plan.model import GuestCellId, Plan, PlannedCell
+from homenode.plan.model import Plan
 from homenode.vm.layout import GuestCells
+from homenode.vm.model import VmCell
 
 
 def cell_elements(document: Document) -> tuple[Element, ...]:
@@ -67,10 +68,10 @@ def edit_cells(document: Document, plan: Plan) -> Document:
             return document
         if len(before) > 1 and not _needs_a_cell(document):
             return _without_cells(document)
-        nodes = tuple(node for cell in plan.cells for node in cell.host_nodes)
         everything = CpuSet(range(plan.vcpus))
-        distances = () if len(before) > 1 else cell_distances(document, cell_elements(document)[0])
-        wanted = (PlannedCell(GuestCellId(0), everything, plan.memory_bytes, nodes, distances),)
+        distances = () if len(before) > 1 else read_distances(document, cell_elements(document)[0])
+        whole = VmCell(id=0, vcpus=everything, memory_bytes=plan.memory_bytes, distances=distances)
+        wanted = (whole,)
     document = _with_numa(document)
     document = _fit_count(document, wanted)
     document = apply(document, _cell_edits(document, wanted))
@@ -111,7 +112,7 @@ def _with_numa(document: Document) -> Document:
     return document
 
 
-def _fit_count(document: Document, wanted: tuple[PlannedCell, ...]) -> Document:
+def _fit_count(document: Document, wanted: tuple[VmCell, ...]) -> Document:
     """As many <cell> elements as are wanted: surplus ones go, new ones come behind the last."""
     cells = cell_elements(document)
     edits: list[Edit] = []
@@ -135,13 +136,13 @@ def _fit_count(document: Document, wanted: tuple[PlannedCell, ...]) -> Document:
     return apply(document, edits)
 
 
-def _new_attributes(cell: PlannedCell) -> tuple[tuple[str, str], ...]:
+def _new_attributes(cell: VmCell) -> tuple[tuple[str, str], ...]:
     number, unit = format_size(cell.memory_bytes, ("MiB",))
     cpus = (("cpus", format_set(cell.vcpus)),) if cell.vcpus else ()
     return (("id", str(cell.id)), *cpus, ("memory", number), ("unit", unit))
 
 
-def _cell_edits(document: Document, wanted: tuple[PlannedCell, ...]) -> list[Edit]:
+def _cell_edits(document: Document, wanted: tuple[VmCell, ...]) -> list[Edit]:
     edits: list[Edit] = []
     for (element, vcpus), cell in zip(read_cells(document), wanted, strict=True):
         values: dict[str, str | None] = {}
@@ -158,24 +159,10 @@ def _cell_edits(document: Document, wanted: tuple[PlannedCell, ...]) -> list[Edi
     return edits
 
 
-def cell_distances(document: Document, cell: Element) -> tuple[int, ...]:
-    """Distances of a <cell> to every cell by id; () where it gives none."""
-    distances = cell.child("distances")
-    if distances is None:
-        return ()
-    stated = {
-        decimal(document, e, needed(document, e, "id"), "a cell id"): decimal(
-            document, e, needed(document, e, "value"), "a distance"
-        )
-        for e in distances.all("sibling")
-    }
-    return tuple(stated[i] for i in sorted(stated))
-
-
-def _with_distances(document: Document, wanted: tuple[PlannedCell, ...]) -> Document:
+def _with_distances(document: Document, wanted: tuple[VmCell, ...]) -> Document:
     edits: list[Edit] = []
     for element, cell in zip(cell_elements(document), wanted, strict=True):
-        if cell_distances(document, element) == cell.distances:
+        if read_distances(document, element) == cell.distances:
             continue
         for old in element.all("distances"):
             edits += remove(document, old)

@@ -15,10 +15,10 @@ from homenode.domain.edits import (
 )
 from homenode.domain.fields import any_base, decimal, guest_address
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlannedController, PortModel
-from homenode.vm.model import GuestPciController
+from homenode.plan.model import Plan
+from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 
-_QEMU_DEVICE = {
+_QEMU_DEVICE: dict[str, str] = {
     PortModel.EXPANDER_BUS: "pxb-pcie",
     PortModel.ROOT_PORT: "pcie-root-port",
     PortModel.SWITCH_UPSTREAM: "x3130-upstream",
@@ -65,7 +65,7 @@ def read_controllers(document: Document) -> tuple[GuestPciController, ...]:
                 model=element.get("model") or ("pcie-root" if index == 0 else "pci-bridge"),
                 address=guest_address(document, element),
                 bus_nr=None if bus_text is None else any_base(document, element, bus_text, "busNr"),
-                node=None if node is None else decimal(document, node, node.text, "a guest cell"),
+                cell=None if node is None else decimal(document, node, node.text, "a guest cell"),
             )
         )
     return tuple(sorted(controllers, key=lambda controller: controller.index))
@@ -80,8 +80,8 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     """
     document = _without_dangling_nodes(document)
     have = {controller.index: controller for controller in read_controllers(document)}
-    missing: list[PlannedController] = []
-    adjusted: list[PlannedController] = []
+    missing: list[GuestPciController] = []
+    adjusted: list[GuestPciController] = []
     for controller in plan.controllers:
         there = have.get(controller.index)
         if there is None and not controller.existing:
@@ -116,32 +116,32 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     return apply(document, insert_after(document, first, new[1:]))
 
 
-def _words(controller: PlannedController) -> str:
+def _words(controller: GuestPciController) -> str:
     return f"{controller.model} at {controller.address}"
 
 
-def _same(there: GuestPciController, wanted: PlannedController) -> bool:
+def _same(there: GuestPciController, wanted: GuestPciController) -> bool:
     return (
         there.model == wanted.model
         and there.address == wanted.address
         and there.bus_nr == wanted.bus_nr
-        and there.node == wanted.cell
+        and there.cell == wanted.cell
     )
 
 
-def _can_become(there: GuestPciController, wanted: PlannedController) -> bool:
+def _can_become(there: GuestPciController, wanted: GuestPciController) -> bool:
     return (
         there.model == wanted.model
         and there.address in (None, wanted.address)
-        and there.node in (None, wanted.cell)
+        and there.cell in (None, wanted.cell)
     )
 
 
-def _adjust(document: Document, controllers: list[PlannedController]) -> Document:
+def _adjust(document: Document, controllers: list[GuestPciController]) -> Document:
     """Address, bus number and cell of controllers that the document has in part."""
     for controller in controllers:
         element = dict(pci_controllers(document))[controller.index]
-        edits = place(document, element, controller.address)
+        edits = place(document, element, _address(controller))
         document = apply(document, edits)
         if controller.bus_nr is None:
             continue
@@ -163,7 +163,12 @@ def _adjust(document: Document, controllers: list[PlannedController]) -> Documen
     return document
 
 
-def _has_chassis(controller: PlannedController) -> bool:
+def _address(controller: GuestPciController) -> GuestAddress:
+    assert controller.address is not None, "a plan plugs in every controller that it adds"
+    return controller.address
+
+
+def _has_chassis(controller: GuestPciController) -> bool:
     return controller.model in (PortModel.ROOT_PORT, PortModel.SWITCH_DOWNSTREAM)
 
 
@@ -185,7 +190,7 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
     return chosen
 
 
-def _new(controller: PlannedController, chassis: int | None) -> New:
+def _new(controller: GuestPciController, chassis: int | None) -> New:
     children = [New("model", (("name", _QEMU_DEVICE[controller.model]),))]
     if controller.model is PortModel.EXPANDER_BUS:
         node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
@@ -193,9 +198,10 @@ def _new(controller: PlannedController, chassis: int | None) -> New:
         children.append(New("target", given, node))
     elif chassis is not None:
         # libvirt's own numbering of ports: slot and function as one number.
-        port = controller.address.device << 3 | controller.address.function
+        at = _address(controller)
+        port = at.device << 3 | at.function
         children.append(New("target", (("chassis", str(chassis)), ("port", f"0x{port:x}"))))
-    children.append(new_address(controller.address))
+    children.append(new_address(_address(controller)))
     return New(
         "controller",
         (("type", "pci"), ("index", str(controller.index)), ("model", str(controller.model))),

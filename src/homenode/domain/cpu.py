@@ -13,8 +13,9 @@ from homenode.domain.edits import (
 from homenode.domain.fields import decimal
 from homenode.domain.vcpu import MAX_VCPUS
 from homenode.errors import InputError, ParseError
-from homenode.plan.model import GuestCache, GuestTopology, Plan
+from homenode.plan.model import Plan
 from homenode.vm.layout import Siblings
+from homenode.vm.model import GuestCache, GuestTopology
 
 
 def read_topology(document: Document, topology: Element) -> tuple[int, int, int, int]:
@@ -40,9 +41,10 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
         document = _without_stale_topology(document, plan)
     if plan.topoext:
         document = _with_topoext(document)
-    elif plan.forbids_topoext:
+    elif plan.topoext is False:
         document = _without_topoext(document)
-    document = _with_cache(document, plan.cache)
+    if plan.cache is not None:
+        document = _with_cache(document, plan.cache)
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         document = _with_address_bits(document, plan.aperture.physical_address_bits)
     return document
@@ -141,8 +143,6 @@ def _without_topoext(document: Document) -> Document:
 
 
 def _with_cache(document: Document, wanted: GuestCache) -> Document:
-    if wanted is GuestCache.AS_IT_WAS:
-        return document
     cpu = document.root.child("cpu")
     if wanted is GuestCache.PASSTHROUGH and (
         cpu is None or cpu.get("mode") not in ("host-passthrough", "maximum")

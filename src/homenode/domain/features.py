@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from homenode.domain.document import DOMAIN_ORDER, FEATURES_ORDER, Document
 from homenode.domain.edits import New, apply, insert_in_order, set_attributes
 from homenode.domain.read import vm_of
-from homenode.plan.model import Plan, PortModel
+from homenode.plan.model import Plan
 from homenode.vm.layout import GuestCells
+from homenode.vm.model import PortModel
 
 
 def has_acpi(document: Document) -> bool:

@@ -6,7 +6,8 @@ from homenode.domain.document import Document, Element
 from homenode.domain.features import has_acpi, needs_acpi
 from homenode.domain.launch_security import launch_findings
 from homenode.domain.read import open_domain, vm_of
-from homenode.plan.model import Plan, PlanFinding, PortModel, plan_finding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
+from homenode.vm.model import PortModel
 
 _PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
 _ON_PCI = frozenset({"interface", "sound", "video", "rng", "filesystem", "vsock", "crypto"})

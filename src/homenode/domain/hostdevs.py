@@ -19,7 +19,7 @@ from homenode.domain.edits import (
 from homenode.domain.fields import address_attributes, format_set, guest_address, host_address
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.model import Plan, PlannedDevice
+from homenode.plan.model import Plan
 from homenode.vm.model import GuestHostdev, GuestMediated
 
 
@@ -66,11 +66,11 @@ def read_hostdevs(document: Document) -> tuple[GuestHostdev, ...]:
         alias = element.child("alias")
         hostdevs.append(
             GuestHostdev(
-                source=bdf,
+                bdf=bdf,
                 address=guest_address(document, element),
                 alias=None if alias is None else alias.get("name"),
                 is_interface=is_interface,
-                is_managed=is_interface or element.get("managed") == "yes",
+                managed=is_interface or element.get("managed") == "yes",
             )
         )
     return tuple(hostdevs)
@@ -205,11 +205,11 @@ def _element_of_device(document: Document) -> dict[Bdf | str, Element]:
     return found | element_of_bdf(document)
 
 
-def _key(device: PlannedDevice) -> Bdf | str:
+def _key(device: GuestHostdev) -> Bdf | str:
     return device.bdf if device.uuid is None else device.uuid
 
 
-def _new(device: PlannedDevice) -> New:
+def _new(device: GuestHostdev) -> New:
     where = () if device.address is None else (new_address(device.address),)
     if device.uuid is not None:
         source = New("source", children=(New("address", (("uuid", device.uuid),)),))

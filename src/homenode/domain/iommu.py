@@ -20,10 +20,10 @@ from homenode.domain.edits import (
 )
 from homenode.domain.features import with_feature
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PlanFinding, PortModel, plan_finding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.tools.versions import Version
 from homenode.topology import Host
-from homenode.vm.model import Vm
+from homenode.vm.model import PortModel, Vm
 
 LIBVIRT_WITH_ACCEL: Version = (12, 7, 0)
 QEMU_WITH_ACCEL: Version = (11, 1, 0)
@@ -36,7 +36,7 @@ MOST_VCPUS_WITHOUT = 255
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
     nothing but passed-through devices of one root complex of the host, so of one SMMU."""
-    bus_of = {c.index: c.address.bus for c in plan.controllers}
+    bus_of = {c.index: c.address.bus for c in plan.controllers if c.address is not None}
     expanders = {c.index for c in plan.controllers if c.model is PortModel.EXPANDER_BUS}
 
     def top(bus: int) -> int | None:

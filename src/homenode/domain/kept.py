@@ -5,6 +5,9 @@ the same reads the same here.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+from msgspec import structs
 
 from homenode.cpuset import CpuSet
 from homenode.domain.aperture import QEMU_NAMESPACE
@@ -13,8 +16,18 @@ from homenode.domain.document import Document, Element
 from homenode.domain.fields import size_bytes
 from homenode.domain.hostdevs import hostdev_elements, read_hostdevs
 from homenode.domain.read import vm_of
-from homenode.plan.model import KeptSettings
+from homenode.plan.model import Plan
 
+_FIELDS = (
+    "domain_type",
+    "machine",
+    "firmware",
+    "cpu_mode",
+    "cpu_model",
+    "offline_vcpus",
+    "ballooned_bytes",
+)
+"""Of Vm, what no layout sets."""
 _SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
 _PINS = ("vcpupin", "emulatorpin", "iothreadpin")
 _OF_CPU = ("feature", "maxphysaddr")
@@ -27,19 +40,17 @@ _NOT_PRINTED = ("ioapic", "tcg")
 _VFIO = (None, "vfio")
 
 
-def read_kept(document: Document) -> KeptSettings:
-    """Those of a document. Raises ParseError or InputError."""
-    guest = vm_of(document)
-    return KeptSettings(
-        guest.domain_type,
-        guest.machine,
-        "bios" if guest.firmware in (None, "bios") else "efi",
-        guest.cpu_mode,
-        guest.cpu_model,
-        guest.offline_vcpus,
-        guest.ballooned_bytes,
-        tuple(sorted(_settings(document))),
-    )
+def with_kept(plan: Plan, document: Document) -> Plan:
+    """The plan with what its document has beyond it. Raises ParseError or InputError."""
+    found = vm_of(document)
+    left = {name: getattr(found, name) for name in _FIELDS}
+    return replace(plan, vm=structs.replace(plan.vm, **left), kept=read_kept(document))
+
+
+def read_kept(document: Document) -> tuple[str, ...]:
+    """A line for each element of a document that layouts share their sections with. Raises
+    ParseError or InputError."""
+    return tuple(sorted(_settings(document)))
 
 
 def _settings(document: Document) -> Iterator[str]:
@@ -93,9 +104,9 @@ def _of_devices(document: Document) -> Iterator[str]:
     pairs = zip(hostdev_elements(document), read_hostdevs(document), strict=True)
     for (element, _), hostdev in pairs:
         driver = element.child("driver")
-        yield f"hostdev {hostdev.source} managed={'yes' if hostdev.is_managed else 'no'}"
+        yield f"hostdev {hostdev.bdf} managed={'yes' if hostdev.managed else 'no'}"
         if driver is not None and driver.get("name") not in _VFIO:
-            yield f"hostdev {hostdev.source} driver={driver.get('name')}"
+            yield f"hostdev {hostdev.bdf} driver={driver.get('name')}"
 
 
 def _lines(document: Document, element: Element, above: str = "") -> Iterator[str]:

@@ -14,6 +14,7 @@ from homenode.domain.edits import (
     set_attributes,
 )
 from homenode.objective import Objective
+from homenode.plan.fingerprint import RECORDED
 from homenode.plan.model import Plan
 from homenode.vm.layout import (
     GuestCells,
@@ -62,7 +63,7 @@ def edit_metadata(document: Document, plan: Plan) -> Document:
         "cells": str(plan.layout.cells),
         "pcie": str(plan.layout.pcie),
         "memory": str(plan.layout.memory),
-        "host": plan.host_fingerprint[:16] or None,
+        "host": plan.host_fingerprint[:RECORDED] or None,
         "objective": None if plan.objective is None else str(plan.objective),
     }
     if element is not None:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from homenode.domain.iommu import LIBVIRT_WITH_ACCEL, MOST_VCPUS_WITHOUT, QEMU_WITH_ACCEL
 from homenode.errors import HostError
-from homenode.plan.model import GuestCache, Plan, PortModel
+from homenode.plan.model import Plan
 from homenode.tools.versions import Version
 from homenode.vm.layout import GuestCells, MemoryBinding
+from homenode.vm.model import PortModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _needed(plan: Plan, is_virt: bool, iommu_model: str | None) -> Iterator[Requ
         yield DIES
     if plan.topoext:
         yield TOPOEXT
-    if plan.cache is not GuestCache.AS_IT_WAS:
+    if plan.cache is not None:
         yield CACHE
     if plan.memory_mode is not None:
         yield MEMORY

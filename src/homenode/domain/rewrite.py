@@ -25,8 +25,8 @@ from homenode.domain.numatune import edit_numatune
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.vcpu import edit_vcpus
 from homenode.errors import InputError
-from homenode.plan.model import Plan, PortModel
-from homenode.vm.model import Vm
+from homenode.plan.model import Plan
+from homenode.vm.model import PortModel, Vm
 
 STEPS: tuple[Callable[[Document, Plan], Document], ...] = (
     edit_vcpus,

@@ -6,16 +6,16 @@ KubeVirt has decided it already: by <memnode>, else by the pins. Nothing here ch
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
-from homenode.domain.cells import cell_bytes, cell_distances, read_cells
+from homenode.domain.cells import cell_bytes, read_cells, read_distances
 from homenode.domain.cputune import read_pins
 from homenode.domain.document import Document
 from homenode.domain.fields import decimal
 from homenode.domain.numatune import read_memnodes
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import GuestCellId, PlannedCell
 from homenode.plan.shape.guest_numa import guest_distances
 from homenode.topology import Host
+from homenode.vm.model import VmCell
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +67,19 @@ def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
 
 def planned_cells(
     document: Document, host: Host, nodes: CellNodes, gaps: list[Gap]
-) -> tuple[PlannedCell, ...]:
+) -> tuple[VmCell, ...]:
     """The cells exactly as the document has them, with the host's distances where it gives none."""
     found = read_cells(document)
-    stated = [cell_distances(document, element) for element, _ in found]
+    stated = [read_distances(document, element) for element, _ in found]
     known = tuple(node for node in nodes.node_of_cell if node is not None)
     online = {node.index for node in host.nodes}
     if not any(stated) and len(known) == len(found) and set(known) <= online:
         stated = list(guest_distances(host, known, gaps)) or stated
     return tuple(
-        PlannedCell(
-            id=GuestCellId(
-                i
-                if element.get("id") is None
-                else decimal(document, element, element.get("id") or "", "a cell id")
-            ),
+        VmCell(
+            id=i
+            if element.get("id") is None
+            else decimal(document, element, element.get("id") or "", "a cell id"),
             vcpus=vcpus,
             memory_bytes=cell_bytes(document, element),
             host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),

@@ -27,7 +27,7 @@ from homenode.indices import NodeIndex
 from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
 from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import GuestCache, GuestCellId, Plan, PlannedCell, PlannedDevice
+from homenode.plan.model import Plan
 from homenode.plan.options import PciGranularity, PlanOptions
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.initiators import is_grace, with_initiator_cells
@@ -36,7 +36,14 @@ from homenode.plan.shape.pcie_document import EXPANDER, expander_above
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells, GuestPcie, Layout, MemoryBinding, Pinning, Siblings
-from homenode.vm.model import GuestAddress, GuestHostdev, GuestPciController, Vm
+from homenode.vm.model import (
+    GuestAddress,
+    GuestHostdev,
+    GuestPciController,
+    LayoutRecord,
+    Vm,
+    VmCell,
+)
 
 LAYOUT = Layout(
     "kubevirt",
@@ -91,7 +98,7 @@ def place_devices(
                 "spec.domain.cpu.numa.guestMappingPassthrough and dedicatedCpuPlacement",
             ),
         )
-    host = needed_host(snapshot, tuple(sorted(h.source for h in guest.hostdevs)))
+    host = needed_host(snapshot, tuple(sorted(h.bdf for h in guest.hostdevs)))
     host = _with_claimed_nodes(host, snapshot)
     nodes = cell_nodes(document, host)
     is_bound = bool(read_memnodes(document))
@@ -109,12 +116,12 @@ def place_devices(
     guest, regained = _with_lost_targets(guest, by_bdf, nodes.cell_of_node)
     staying = [h for h in guest.hostdevs if _stays(guest, h, asked_for, regained)]
     if guest.is_virt:
-        staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.source], h, nodes)]
-    moving = [h.source for h in guest.hostdevs if h not in staying]
+        staying = [h for h in staying if not _lacks_initiators(guest, by_bdf[h.bdf], h, nodes)]
+    moving = [h.bdf for h in guest.hostdevs if h not in staying]
     notes = [
         note
         for h in staying
-        if (note := _note_of_staying(guest, h, by_bdf[h.source], nodes)) is not None
+        if (note := _note_of_staying(guest, h, by_bdf[h.bdf], nodes)) is not None
     ]
     notes += [note for bdf in moving if (note := _unplaceable(by_bdf[bdf], nodes)) is not None]
     placeable = tuple(sorted(bdf for bdf in moving if by_bdf[bdf].node in nodes.cell_of_node))
@@ -148,7 +155,7 @@ def place_devices(
     mirrored = mirror_cells(
         placed_host, by_bdf, request, placeable, nodes.cell_of_node, len(guest.cell_vcpus)
     )
-    cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]] = {}
+    cells_of_gpu: dict[Bdf, CpuSet] = {}
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
     if grace and guest.is_virt:
@@ -190,19 +197,19 @@ def _with_lost_targets(
         at = hostdev.address
         above = None if at is None else expander_above(controllers, at.bus)
         if above is not None and above.index in cells_below:
-            node = by_bdf[hostdev.source].node
+            node = by_bdf[hostdev.bdf].node
             cells_below[above.index].add(None if node is None else cell_of_node.get(node))
     cell_of = {
         index: cell
         for index, cells in cells_below.items()
         if len(cells) == 1 and (cell := next(iter(cells))) is not None
     }
-    named = {*cell_of.values(), *(c.node for c in guest.controllers)}
+    named = {*cell_of.values(), *(c.cell for c in guest.controllers)}
     without = [cell for cell in range(len(guest.cell_vcpus)) if cell not in named]
     empty = [index for index in lost if not cells_below[index]]
     cell_of |= dict(zip(empty, without, strict=False))
     regained = tuple(
-        replace(controller, node=cell_of[controller.index])
+        replace(controller, cell=cell_of[controller.index])
         if controller.index in cell_of
         else controller
         for controller in guest.controllers
@@ -211,7 +218,7 @@ def _with_lost_targets(
 
 
 def _has_lost_target(controller: GuestPciController) -> bool:
-    return controller.model == EXPANDER and controller.bus_nr is None and controller.node is None
+    return controller.model == EXPANDER and controller.bus_nr is None and controller.cell is None
 
 
 def _with_claimed_nodes(host: Host, snapshot: Snapshot) -> Host:
@@ -277,7 +284,7 @@ def _cell_stated(guest: Vm, at: GuestAddress | None) -> int | None:
     expander = None if at is None else _expander_above(guest, at)
     if expander is None:
         return None
-    return -1 if expander.node is None else expander.node
+    return -1 if expander.cell is None else expander.cell
 
 
 def _expander_above(guest: Vm, at: GuestAddress) -> GuestPciController | None:
@@ -338,51 +345,43 @@ def _refuse_machine(guest: Vm, source: str) -> None:
 def _plan(
     guest: Vm,
     host: Host,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     by_bdf: Mapping[Bdf, PciDevice],
     mirrored: MirroredPcie,
-    cells_of_gpu: Mapping[Bdf, tuple[GuestCellId, ...]],
+    cells_of_gpu: Mapping[Bdf, CpuSet],
 ) -> Plan:
     """A plan whose pins, cells and memory are those of the document."""
-    devices: list[PlannedDevice] = []
-    for hostdev in sorted(guest.hostdevs, key=lambda h: h.source):
-        bdf = hostdev.source
-        cell = mirrored.cell_of.get(bdf)
+    devices: list[GuestHostdev] = []
+    for hostdev in sorted(guest.hostdevs, key=lambda h: h.bdf):
+        bdf = hostdev.bdf
         devices.append(
-            PlannedDevice(
-                bdf,
-                by_bdf[bdf].node,
-                None if cell is None else GuestCellId(cell),
-                mirrored.address_of.get(bdf, hostdev.address),
-                mirrored.group_of.get(bdf, bdf),
-                None,
-                cells_of_gpu.get(bdf, ()),
+            GuestHostdev(
+                bdf=bdf,
+                host_node=by_bdf[bdf].node,
+                cell=mirrored.cell_of.get(bdf),
+                address=mirrored.address_of.get(bdf, hostdev.address),
+                group=mirrored.group_of.get(bdf, bdf),
+                initiator_cells=cells_of_gpu.get(bdf, CpuSet()),
             )
         )
     return Plan(
-        domain_name=guest.name,
+        vm=Vm(
+            name=guest.name,
+            vcpus=guest.vcpus,
+            memory_bytes=guest.memory_bytes,
+            page_bytes=guest.page_bytes,
+            cells=cells,
+            hostdevs=tuple(devices),
+            controllers=mirrored.controllers,
+            has_iommu=guest.has_iommu,
+            record=LayoutRecord(layout=LAYOUT, host=None),
+        ),
         host_name=host.name,
         host_fingerprint="",
-        layout=LAYOUT,
         policy="kubelet",
-        vcpus=guest.vcpus,
-        memory_bytes=guest.memory_bytes,
-        page_bytes=guest.page_bytes,
         nodes=tuple(sorted({node for cell in cells for node in cell.host_nodes})),
         llcs=(),
-        vcpu_pins=(),
-        emulator_pus=None,
-        iothread_pus=(),
-        cells=cells,
-        topology=None,
-        cache=GuestCache.AS_IT_WAS,
-        topoext=None,
-        memory_mode=None,
-        memory_nodes=(),
-        devices=tuple(devices),
-        controllers=mirrored.controllers,
         aperture=None,
-        iommu_needed=guest.has_iommu,
         page_reservations=(),
         fallback="as-kubelet-chose",
         cost=(),

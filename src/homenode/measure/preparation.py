@@ -23,9 +23,8 @@ from homenode.measure.orders import AppOrder, BenchOptions, restricted_to
 from homenode.measure.record import RunRecord
 from homenode.measure.suite import suite_for
 from homenode.pci import DeviceKind
-from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, vm_as_it_runs
 from homenode.results.model import (
     CPU_ONLY,
     UNKNOWN_SWITCHES,

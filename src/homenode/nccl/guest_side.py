@@ -9,7 +9,6 @@ from homenode.domain.document import Document
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
@@ -44,7 +43,7 @@ def guest_side(
     """
     if plan is not None:
         _refuse_other_plan(plan, facts)
-    vm = facts if plan is None else vm_of_plan(plan)
+    vm = facts if plan is None else plan.vm
     if guest is None:
         nodes = nodes_in_order(vm.cells)
         bus_ids = _derived(document, facts)
@@ -55,7 +54,7 @@ def guest_side(
 
 
 def _refuse_other_plan(plan: Plan, facts: Vm) -> None:
-    given = {hostdev.source: hostdev.address for hostdev in facts.hostdevs}
+    given = {hostdev.bdf: hostdev.address for hostdev in facts.hostdevs}
     for device in plan.devices:
         if device.bdf not in given:
             raise InputError(
@@ -105,15 +104,15 @@ def _observed(wanted: Vm, guest: Host, source: str) -> dict[Bdf, Bdf]:
     for hostdev in wanted.hostdevs:
         path = _path(hostdev, wanted.controllers)
         if path is None:
-            raise _not_plugged_in(hostdev.source, source)
+            raise _not_plugged_in(hostdev.bdf, source)
         if path not in at:
             raise InputError(
-                f"{source}: expected device {hostdev.source} at {path} in guest {guest.name!r}, "
+                f"{source}: expected device {hostdev.bdf} at {path} in guest {guest.name!r}, "
                 "found no function there",
                 hint="the capture must be made inside this very guest, from the document it runs "
                 "with: virsh dumpxml NAME",
             )
-        found[hostdev.source] = at[path]
+        found[hostdev.bdf] = at[path]
     return found
 
 
@@ -128,11 +127,11 @@ def _derived(document: Document, wanted: Vm) -> dict[Bdf, Bdf]:
     for hostdev in wanted.hostdevs:
         path = _path(hostdev, wanted.controllers)
         if path is None or hostdev.address is None:
-            raise _not_plugged_in(hostdev.source, document.source)
+            raise _not_plugged_in(hostdev.bdf, document.source)
         if path.root_bus == 0 and len(path.steps) > 1 and loose is not None:
             raise InputError(
                 f"{document.source}:{loose.line}: expected an address on every device, so that "
-                f"the bus number of {hostdev.source} on the root bus follows; found {loose.what}: "
+                f"the bus number of {hostdev.bdf} on the root bus follows; found {loose.what}: "
                 "libvirt will add ports, and the guest's firmware counts them",
                 hint="virsh define it and give the document of virsh dumpxml NAME, or a capture "
                 "made inside the guest with --guest",
@@ -140,11 +139,11 @@ def _derived(document: Document, wanted: Vm) -> dict[Bdf, Bdf]:
         address = kernel_address(hostdev.address, buses)
         if address is None:
             raise InputError(
-                f"{document.source}: expected a bus number for device {hostdev.source} at {path}, "
+                f"{document.source}: expected a bus number for device {hostdev.bdf} at {path}, "
                 "found more bridges than 256 buses have space for",
                 hint="give a capture made inside the guest with --guest",
             )
-        found[hostdev.source] = address
+        found[hostdev.bdf] = address
     _refuse_twice(found, document.source)
     return found
 

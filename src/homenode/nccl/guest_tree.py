@@ -15,7 +15,6 @@ from homenode.gap import Gap
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address
 from homenode.nccl.guest_side import nodes_in_order
 from homenode.pci import DeviceKind, LinkKind, PciDevice, PciLink
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.topology import Host
 from homenode.verify.document.devices import cell_of_hostdev
@@ -206,8 +205,8 @@ def tree_of_document(facts: Vm, host: Host, addresses: Mapping[Bdf, Bdf]) -> Gue
     for hostdev in facts.hostdevs:
         cell = cell_of_hostdev(facts, hostdev)
         node = None if cell is None else node_of_cell.get(cell)
-        address = addresses.get(hostdev.source, hostdev.source)
-        passed.append(_Passed(hostdev.source, address, hostdev.address, node))
+        address = addresses.get(hostdev.bdf, hostdev.bdf)
+        passed.append(_Passed(hostdev.bdf, address, hostdev.address, node))
     vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in facts.cells if cell.vcpus}
     everyone = {0: CpuSet(range(facts.vcpus))}
     return _tree(facts.source, vcpus or everyone, passed, facts.controllers, host)
@@ -218,7 +217,7 @@ def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
 
     Raises InputError for a plan without a GPU.
     """
-    controllers = vm_of_plan(plan).controllers
+    controllers = plan.vm.controllers
     numbers = bus_numbers(controllers)
     flat = plan.layout.cells is GuestCells.FLAT
     cells = [cell for cell in plan.cells if cell.vcpus]

@@ -5,6 +5,9 @@ import hashlib
 from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.topology import Host
 
+RECORDED = 16
+"""So much of a fingerprint is in the record of a domain."""
+
 
 def host_fingerprint(host: Host) -> str:
     """sha256 (hex) over PUs, nodes, LLCs, cores, distances and PCI functions with their nodes.

@@ -63,7 +63,7 @@ def mediated_gaps(guest: Vm, host: Host | None) -> tuple[Gap, ...]:
 
 
 def refuse_second(function: Bdf, hostdevs: list[GuestHostdev]) -> None:
-    if any(one.source == function for one in hostdevs):
+    if any(one.bdf == function for one in hostdevs):
         raise InputError(
             f"device {function}: expected one mediated device of it in a VM, found two",
             hint="give the VM one of a larger type, or parts of two functions",

@@ -1,11 +1,10 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import NamedTuple, NewType
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from homenode.bdf import Bdf
 from homenode.catalogue import entry_of
@@ -16,99 +15,14 @@ from homenode.indices import LlcIndex, NodeIndex
 from homenode.objective import Objective
 from homenode.plan.options import MemoryMode
 from homenode.vm.layout import Layout
-from homenode.vm.model import GuestAddress
-
-VcpuId = NewType("VcpuId", int)
-GuestCellId = NewType("GuestCellId", int)
-
-
-class GuestTopology(NamedTuple):
-    """sockets x dies x cores x threads; the product is the vCPU count."""
-
-    sockets: int
-    dies: int
-    cores: int
-    threads: int
-
-    @property
-    def vcpus(self) -> int:
-        return self.sockets * self.dies * self.cores * self.threads
-
-
-class GuestCache(StrEnum):
-    """What the guest is shown of its caches."""
-
-    AS_IT_WAS = "as-it-was"
-    PASSTHROUGH = "passthrough"  # the host's leaves, which say what is true of the guest
-    EMULATED = "emulate"  # one emulated L3 a die
-    DISABLED = "disable"  # no L3
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedCell:
-    """A guest NUMA cell. A flat guest has exactly one.
-
-    vcpus: vCPU numbers. memory_bytes: whole pages. host_nodes: where its memory is bound (or, flat
-    and unbound, where its vCPUs are). distances: to every cell, in cell order; SLIT; ()() =
-    unknown.
-    """
-
-    id: GuestCellId
-    vcpus: CpuSet
-    memory_bytes: int
-    host_nodes: tuple[NodeIndex, ...]
-    distances: tuple[int, ...]
-
-
-class PortModel(StrEnum):
-    """Controllers that a plan adds, in libvirt's spelling."""
-
-    EXPANDER_BUS = "pcie-expander-bus"
-    ROOT_PORT = "pcie-root-port"
-    SWITCH_UPSTREAM = "pcie-switch-upstream-port"
-    SWITCH_DOWNSTREAM = "pcie-switch-downstream-port"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedController:
-    """A PCI controller of the guest's mirrored tree.
-
-    index: libvirt's controller index, which is also the `bus` of what is plugged into it.
-    address: where it is plugged in. existing: the document has it already, exactly so.
-    bus_nr, cell: of an expander bus. bus_count: buses in its window, itself included.
-    """
-
-    index: int
-    model: PortModel
-    address: GuestAddress
-    existing: bool
-    bus_nr: int | None = None
-    bus_count: int | None = None
-    cell: GuestCellId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDevice:
-    """A passed-through function.
-
-    host_node: None where unknown. cell: the guest cell that it hangs on, None on pcie.0.
-    address: its guest address, None where the layout leaves it as it was and it had none.
-    group: functions that must stay together (a GPU and its audio) share the first one's Bdf.
-    local_memory_ratio: share of the guest's memory on the device's own node; None where unknown.
-    initiator_cells: the cells without PUs or memory where the guest's driver puts a Grace GPU's own
-    memory online. uuid: of the mediated device that it is. managed: False where its driver on the
-    host stays: a vGPU, which libvirt must not bind to vfio-pci.
-    """
-
-    bdf: Bdf
-    host_node: NodeIndex | None
-    cell: GuestCellId | None
-    address: GuestAddress | None
-    group: Bdf
-    local_memory_ratio: float | None
-    initiator_cells: tuple[GuestCellId, ...] = ()
-    uuid: str | None = None
-    managed: bool = True
+from homenode.vm.model import (
+    GuestCache,
+    GuestHostdev,
+    GuestPciController,
+    GuestTopology,
+    Vm,
+    VmCell,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,68 +125,22 @@ def plan_finding(
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSettings:
-    """What a plan leaves as the document has it, and relies on.
-
-    machine: as written; None = the default. firmware: "efi" or "bios". cpu_mode, cpu_model: None =
-    not named. offline_vcpus: not there at the start. ballooned_bytes: <memory> less
-    <currentMemory>. settings: a line for each other element that layouts share their sections with.
-    """
-
-    domain_type: str
-    machine: str | None
-    firmware: str
-    cpu_mode: str | None
-    cpu_model: str | None
-    offline_vcpus: CpuSet
-    ballooned_bytes: int
-    settings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The placement of one VM; the value that every later step reads."""
 
-    domain_name: str
+    vm: Vm
+    """The guest as it is with the plan in it. What a layout leaves as it was is None or () there:
+    see `unsaid`."""
     host_name: str
     host_fingerprint: str
     """sha256 over the host's topology: a plan for another host is recognised by it."""
-    layout: Layout
     policy: str
-    vcpus: int
-    memory_bytes: int
-    """Without memory devices."""
-    page_bytes: int | None
-    """Of the huge pages that back the guest; None = ordinary pages."""
     nodes: tuple[NodeIndex, ...]
     """Chosen host nodes, ascending; () where nothing is pinned or bound."""
     llcs: tuple[LlcIndex, ...]
     """Last-level caches that hold vCPUs, ascending."""
-    vcpu_pins: tuple[CpuSet, ...]
-    """PUs of each vCPU, in vCPU order; () = not pinned."""
-    emulator_pus: CpuSet | None
-    """PUs of QEMU's own threads; None = not pinned."""
-    iothread_pus: tuple[CpuSet, ...]
-    """PUs of each IOThread, ascending by its id; () = not pinned."""
-    cells: tuple[PlannedCell, ...]
-    """NUMA cells that the guest is shown; () = a flat guest."""
-    topology: GuestTopology | None
-    """Sockets, dies, cores and threads of the guest; None = as the document has them."""
-    cache: GuestCache
-    topoext: bool | None
-    """The CPU feature by which AMD's CPUs show siblings: True = the guest gets it; False = it must
-    not have it, where an L3 would be shown with it; None = as it was."""
-    memory_mode: MemoryMode | None
-    """Mode of numatune; None = as the document has it."""
-    memory_nodes: tuple[NodeIndex, ...]
-    """Host nodes that memory is bound to; () = not bound."""
-    devices: tuple[PlannedDevice, ...]
-    controllers: tuple[PlannedController, ...]
-    """PCI controllers of the guest that the layout adds or keeps."""
     aperture: Aperture | None
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
-    iommu_needed: bool
-    """The guest needs a virtual IOMMU: it has more than 255 vCPUs."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
     fallback: str = field(metadata={"name": "rung"})
@@ -289,28 +157,138 @@ class Plan:
     """What the guest's user will see change, one sentence each."""
     gaps: tuple[Gap, ...]
     """What is not known of the host, and could have changed the plan."""
-    memory_device_bytes: int = 0
-    """Of the document's memory devices, in addition to memory_bytes."""
     mediated_removed: tuple[str, ...] = ()
     """UUIDs of the document's mediated devices that others replace."""
-    kept: KeptSettings | None = None
-    """None in plans of earlier versions, and where there is no document."""
-    objective: Objective | None = None
-    """What the evidence chose the layout for; None: the user named it."""
-    iothread_ids: tuple[int, ...] = ()
-    """The document's ids of the IOThreads; () in plans of earlier versions, which have the PUs
-    alone."""
+    kept: tuple[str, ...] | None = None
+    """A line for each other element of the document that layouts share their sections with, which
+    the plan relies on; None where there is no document, or in plans of earlier versions."""
 
     @property
-    def pus_of_iothreads(self) -> dict[int, CpuSet]:
-        """PUs of each IOThread by its id; numbered from 1 where a stored plan has no ids."""
-        ids = self.iothread_ids or range(1, len(self.iothread_pus) + 1)
-        return dict(zip(ids, self.iothread_pus, strict=False))
+    def layout(self) -> Layout:
+        assert self.vm.record is not None, "a plan is of a layout"
+        return self.vm.record.layout
 
     @property
-    def forbids_topoext(self) -> bool:
-        """Earlier versions say False where they leave the feature as it was, but show an L3."""
-        return self.topoext is False and self.cache is GuestCache.DISABLED
+    def objective(self) -> Objective | None:
+        """What the evidence chose the layout for; None: the user named it."""
+        return None if self.vm.record is None else self.vm.record.objective
+
+    @property
+    def cells(self) -> tuple[VmCell, ...]:
+        """The guest's NUMA cells; a flat guest has exactly one, which lies on all nodes."""
+        if self.vm.cells:
+            return self.vm.cells
+        (whole,) = self.vm.cells_or_whole
+        return (structs.replace(whole, host_nodes=self.memory_nodes or self.nodes),)
+
+    @property
+    def domain_name(self) -> str:
+        return self.vm.name
+
+    @property
+    def vcpus(self) -> int:
+        return self.vm.vcpus
+
+    @property
+    def memory_bytes(self) -> int:
+        """Without memory devices."""
+        return self.vm.memory_bytes
+
+    @property
+    def memory_device_bytes(self) -> int:
+        return self.vm.memory_device_bytes
+
+    @property
+    def page_bytes(self) -> int | None:
+        return self.vm.page_bytes
+
+    @property
+    def emulator_pus(self) -> CpuSet | None:
+        return self.vm.emulator_pus
+
+    @property
+    def topology(self) -> GuestTopology | None:
+        """Sockets, dies, cores and threads of the guest; None = as the document has them."""
+        return None if self.vm.cpu_topology is None else GuestTopology(*self.vm.cpu_topology)
+
+    @property
+    def cache(self) -> GuestCache | None:
+        """None = as the document has it."""
+        return None if self.vm.cpu_cache is None else GuestCache(self.vm.cpu_cache)
+
+    @property
+    def topoext(self) -> bool | None:
+        return self.vm.topoext
+
+    @property
+    def memory_mode(self) -> MemoryMode | None:
+        """Mode of numatune; None = as the document has it."""
+        return None if self.vm.binding is None else MemoryMode(self.vm.binding[0])
+
+    @property
+    def memory_nodes(self) -> tuple[NodeIndex, ...]:
+        """Host nodes that memory is bound to; () = not bound."""
+        return () if self.vm.binding is None else tuple(map(NodeIndex, self.vm.binding[1]))
+
+    @property
+    def devices(self) -> tuple[GuestHostdev, ...]:
+        return self.vm.hostdevs
+
+    @property
+    def controllers(self) -> tuple[GuestPciController, ...]:
+        return self.vm.controllers
+
+    @property
+    def iommu_needed(self) -> bool:
+        return self.vm.has_iommu
+
+    @property
+    def vcpu_pins(self) -> tuple[CpuSet, ...]:
+        """PUs of each vCPU, in vCPU order; () = not pinned. A plan pins all or none."""
+        return tuple(pin for pin in self.vm.vcpu_pins if pin is not None)
+
+    @property
+    def iothread_pus(self) -> tuple[CpuSet, ...]:
+        """PUs of each IOThread, ascending by its id; () = not pinned."""
+        return tuple(pus for _, pus in self.vm.iothread_pins)
+
+    @property
+    def unsaid(self) -> frozenset[str]:
+        """Ids of the facts that the plan leaves as they were."""
+        vm = self.vm
+        left = {
+            "pages": vm.page_bytes is None,
+            "cell-pages": vm.page_bytes is None,
+            "topology": vm.cpu_topology is None,
+            "binding": vm.binding is None,
+            "cell-binding": vm.binding is None,
+        }
+        return frozenset(fact for fact, is_left in left.items() if is_left) | (
+            frozenset() if self.kept is not None else KEPT
+        )
+
+
+KEPT = frozenset(("domain-type", "machine", "firmware", "cpu", "vcpus-online", "current-memory"))
+"""Facts that no layout sets."""
+
+
+def with_vm(plan: Plan, **changed: Any) -> Plan:
+    """The plan with other values of its guest."""
+    return replace(plan, vm=structs.replace(plan.vm, **changed))
+
+
+def vm_as_it_runs(plan: Plan, document: Vm | None) -> Vm:
+    """The guest of a plan, with what no plan sets as the document has it by now: memory devices,
+    vCPUs that are offline, the balloon, a topology that is left as it was."""
+    if document is None:
+        return plan.vm
+    return structs.replace(
+        plan.vm,
+        cpu_topology=plan.vm.cpu_topology or document.cpu_topology,
+        memory_devices=document.memory_devices,
+        offline_vcpus=document.offline_vcpus,
+        ballooned_bytes=document.ballooned_bytes,
+    )
 
 
 def is_critical(plan: Plan) -> bool:

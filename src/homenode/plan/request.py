@@ -211,13 +211,13 @@ def request_for(guest: Vm, options: PlanOptions, host: Host | None) -> GuestRequ
         )
     guest = with_mediated(guest, host)
     _check_profile(options, host)
-    documented = {hostdev.source for hostdev in guest.hostdevs}
+    documented = {hostdev.bdf for hostdev in guest.hostdevs}
     if host is not None and options.gpu_count is not None:
         documented = _without_gpus(documented, host)
     page_bytes = guest.page_bytes if options.page_bytes is None else options.page_bytes
     if page_bytes == 0:
         page_bytes = default_huge_page_bytes(host)
-    mediated = {one.source: one.uuid for one in guest.hostdevs if one.uuid is not None}
+    mediated = {one.bdf: one.uuid for one in guest.hostdevs if one.uuid is not None}
     mediated = {bdf: uuid for bdf, uuid in mediated.items() if bdf in documented}
     named_bdfs = {one for one in options.devices if isinstance(one, Bdf)}
     for uuid in (one for one in options.devices if isinstance(one, str)):

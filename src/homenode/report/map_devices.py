@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import Plan, PlannedDevice
+from homenode.plan.model import Plan
 from homenode.report.device_groups import (
     KIND_NAMES,
     DeviceCard,
@@ -27,6 +27,7 @@ from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import wrap
 from homenode.topology import Host
+from homenode.vm.model import GuestHostdev
 from homenode.wording import plural, printable
 
 _LEAST_CARD, _MOST_CARD = 140.0, 190.0
@@ -47,7 +48,7 @@ class DeviceFacts:
 
     gpus: Mapping[Bdf, int]
     short: bool
-    planned: Mapping[Bdf, PlannedDevice]
+    planned: Mapping[Bdf, GuestHostdev]
     used_by: Mapping[Bdf, str]
     memory_nodes: Mapping[Bdf, tuple[int, ...]]
     c2c_nodes: Mapping[Bdf, int]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from homenode.indices import NodeIndex
-from homenode.plan.model import GuestCellId, Plan
+from homenode.plan.model import Plan
 from homenode.report.cpu_groups import NodeBlock, PackageFrame
 from homenode.report.map_cores import CellSize, draw_core_groups
 from homenode.report.map_devices import DeviceFacts, draw_devices
@@ -14,6 +14,7 @@ from homenode.report.svg_canvas import SvgCanvas
 from homenode.report.text_extent import text_width, wrap
 from homenode.topology import Host, NumaNode
 from homenode.units import format_bytes
+from homenode.vm.model import GuestCellId
 from homenode.wording import nodes_text, number_list, plural
 
 _PAD, _GAP = 12.0, 12.0

@@ -127,7 +127,7 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
     else:
         notes.append("The emulator's threads are not pinned.")
     if plan.iothread_pus:
-        said = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.pus_of_iothreads.items())
+        said = ", ".join(f"{i} on {pus_text(pus)}" for i, pus in plan.vm.iothread_pins)
         notes.append(f"IOThread {said}.")
     elsewhere = [scene.facts.name(d.bdf) for d in plan.devices if d.cell is None]
     if elsewhere and len(plan.cells) > 1:

@@ -74,7 +74,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
                 uses[sibling] = replace(use(sibling), other_cell=home)
     for own in plan.emulator_pus or ():
         uses[own] = replace(use(own), emulator=True)
-    for number, threads in plan.pus_of_iothreads.items():
+    for number, threads in plan.vm.iothread_pins:
         for own in threads:
             uses[own] = replace(use(own), iothreads=(*use(own).iothreads, number))
     return uses

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
-from homenode.plan.model import Plan, PlanFinding, PlannedCell
+from homenode.plan.model import Plan, PlanFinding
 from homenode.targets.target import (
     FACTS_OF,
     Feature,
@@ -24,7 +24,7 @@ from homenode.targets.target import (
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import Vm
+from homenode.vm.model import Vm, VmCell
 
 File = TypeVar("File")
 """What `Codec.parse` makes of a file."""
@@ -50,7 +50,7 @@ class Writing(Struct, Generic[File], frozen=True, kw_only=True):
         """Of the VM. Raises InputError where it is not whole."""
         return whole_units(self.plan.memory_bytes, MIB, "memory", self.target)
 
-    def mib_of(self, cell: PlannedCell) -> int:
+    def mib_of(self, cell: VmCell) -> int:
         """As `memory_mib`."""
         return whole_units(cell.memory_bytes, MIB, f"memory of cell {cell.id}", self.target)
 

@@ -13,12 +13,12 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
+from homenode.plan.model import Plan
 from homenode.plan.options import MemoryMode
 from homenode.targets.target import is_vgpu, passed_through
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
+from homenode.vm.model import GuestAddress, GuestCache, GuestHostdev, GuestPciController, Vm, VmCell
 
 DEVICE_OF_MODEL: Mapping[str, str] = {
     "pcie-expander-bus": "pxb-pcie",
@@ -118,7 +118,7 @@ def distance_words(plan: Plan) -> Iterator[tuple[str, str]]:
                 yield "-numa", f"dist,src={cell.id},dst={other},val={distance}"
 
 
-def backend(plan: Plan, cell: PlannedCell, id: str) -> str:
+def backend(plan: Plan, cell: VmCell, id: str) -> str:
     """The memory of a cell: its size, its pages and the host nodes that it comes from."""
     kind = "memory-backend-ram"
     pages = ""
@@ -147,7 +147,7 @@ def smp_text(plan: Plan) -> str:
 def cpu_text(plan: Plan, model: str = "host") -> str:
     """-cpu: what the plan says of SMT on AMD, of caches and of the address space."""
     words = [model]
-    if plan.topoext or plan.forbids_topoext:
+    if plan.topoext is not None:
         words.append(f"topoext={'on' if plan.topoext else 'off'}")
     if plan.cache is GuestCache.EMULATED:
         words.append("l3-cache=on")
@@ -161,7 +161,7 @@ def cpu_text(plan: Plan, model: str = "host") -> str:
     return ",".join(words)
 
 
-def vfio_text(device: PlannedDevice) -> str:
+def vfio_text(device: GuestHostdev) -> str:
     """-device of a passed-through function or mediated device, without its place.
 
     Source: NVIDIA vGPU user guide, "Adding a vGPU to a Linux with KVM VM by QEMU command line".
@@ -196,8 +196,8 @@ class Tree:
         words = f"{DEVICE_OF_MODEL[controller.model]},id={self.prefix}{controller.index}"
         if controller.bus_nr is not None:
             words += f",bus_nr={controller.bus_nr}"
-            if controller.node is not None:
-                words += f",numa_node={controller.node}"
+            if controller.cell is not None:
+                words += f",numa_node={controller.cell}"
         if controller.model in _WITH_CHASSIS:
             words += f",chassis={self.chassis_base + controller.index}"
         elif controller.model == "pci-bridge":

@@ -126,7 +126,7 @@ def read_vm(content: bytes, source: str) -> Vm:
     sockets, cores = count_of(values, "sockets", source), count_of(values, "cores", source)
     machine = (values.get("machine") or "pc").partition(",")[0].removeprefix("type=")
     vm = vm_of_command(options_of(command(content, source)[1:], source), source)
-    names = [*(one.source for one in vm.hostdevs), *(one.uuid for one in vm.mediated)]
+    names = [*(one.bdf for one in vm.hostdevs), *(one.uuid for one in vm.mediated)]
     if len(set(names)) < len(names):
         raise InputError(f"{source}: expected each host device once, found one twice")
     cpu = dict(pairs_of(values.get("cpu", "")))
@@ -221,7 +221,7 @@ def whole_cards(content: bytes, source: str) -> tuple[Bdf, ...]:
 def with_whole_cards(vm: Vm, content: bytes, source: str, host: Host) -> Vm:
     """The VM with every function that the host has of cards named without one."""
     cards = {(bdf.domain, bdf.bus, bdf.device) for bdf in whole_cards(content, source)}
-    there = {hostdev.source for hostdev in vm.hostdevs}
+    there = {hostdev.bdf for hostdev in vm.hostdevs}
     more = tuple(
         GuestHostdev(device.bdf, None)
         for device in host.pci_devices

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, with_vm
 from homenode.targets.qm_conf import start_timeout_s
 from homenode.targets.script import PIN, PREPARE, plan_values
 
@@ -51,7 +51,9 @@ def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
     if not plan.vcpu_pins and not mirrored:
         return None
     # Proxmox reserves huge pages itself, and devices of hostpciN.
-    own = replace(plan, page_reservations=(), devices=plan.devices if mirrored else ())
+    own = replace(plan, page_reservations=())
+    if not mirrored:
+        own = with_vm(own, hostdevs=())
     head = _HOOK.replace("{layout}", plan.layout.name)
     # From before `prepare` until the VM runs, with as many NICs as Proxmox takes.
     start_s = start_timeout_s(("hostpci0", "hugepages"), plan.memory_bytes) + 5 * 32

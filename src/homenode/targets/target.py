@@ -10,18 +10,11 @@ from msgspec import Struct
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.plan.model import (
-    GuestCache,
-    Plan,
-    PlanFinding,
-    PlannedDevice,
-    PortModel,
-    plan_finding,
-)
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.options import MemoryMode
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, Vm
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated, PortModel, Vm
 
 
 class Feature(StrEnum):
@@ -185,7 +178,7 @@ class Target(Struct, frozen=True, kw_only=True):
     """The command of QEMU that the file starts; None where no test guest can be made of it."""
 
 
-def is_vgpu(device: PlannedDevice) -> bool:
+def is_vgpu(device: GuestHostdev) -> bool:
     """A device that binding to vfio-pci would end."""
     return device.uuid is not None or not device.managed
 
@@ -203,7 +196,7 @@ def features_of(plan: Plan) -> frozenset[Feature]:
         Feature.TOPOLOGY: plan.topology is not None,
         Feature.THREADS: plan.topology is not None and plan.topology.threads > 1,
         Feature.DIES: plan.topology is not None and plan.topology.dies > 1,
-        Feature.CACHE: plan.cache is not GuestCache.AS_IT_WAS,
+        Feature.CACHE: plan.cache is not None,
         Feature.CELLS: mirrored,
         Feature.UNEQUAL_CELLS: mirrored
         and len({(len(cell.vcpus), cell.memory_bytes) for cell in sized}) > 1,

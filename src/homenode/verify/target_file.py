@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from homenode.catalogue import entry_of, finding
 from homenode.findings import Finding, Findings, Severity, in_order
-from homenode.plan.as_vm import KEPT, unsaid, vm_of_plan
-from homenode.plan.model import Plan
+from homenode.plan.model import KEPT, Plan
 from homenode.plan.options import MemoryMode
 from homenode.targets.registry import target_named
 from homenode.targets.script import pins_in
@@ -129,7 +128,7 @@ def _differs(
 
 def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> set[str]:
     """Facts that a target's file does not say, or that the plan leaves to it."""
-    facts = {*unsaid(plan), *KEPT, *_OF_DOCUMENTS, *target.unread}
+    facts = {*plan.unsaid, *KEPT, *_OF_DOCUMENTS, *target.unread}
     facts |= {fact for feature in lost for fact in FACTS_OF.get(feature, ())}
     # Where memory follows the vCPUs, or another program pins the emulator.
     facts |= {"binding"} if vm.binding is None else set()
@@ -140,7 +139,7 @@ def _unsaid(plan: Plan, vm: Vm, target: Target, lost: Collection[Feature]) -> se
 def as_said(plan: Plan, lost: Collection[Feature]) -> Vm:
     """The planned VM as far as the target can say it: cores where it has no dies, no cells of a
     GPU's own memory where it has no initiators, strict binding where it has no memory modes."""
-    vm = vm_of_plan(plan)
+    vm = plan.vm
     if Feature.DIES in lost and vm.cpu_topology is not None:
         sockets, dies, cores, threads = vm.cpu_topology
         vm = replace(vm, cpu_topology=(sockets, 1, dies * cores, threads))

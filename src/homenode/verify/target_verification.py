@@ -6,7 +6,6 @@ from pathlib import Path
 from homenode.errors import InputError, UsageError
 from homenode.findings import Findings, in_order
 from homenode.input_files import read_file
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan
 from homenode.targets.registry import TARGETS, target_named
 from homenode.targets.vm_file import kind_of
@@ -65,7 +64,7 @@ def verify_target_file(
     views: tuple[GuestView, ...] = ()
     guests: tuple[Host, ...] = ()
     if booted.guest is not None:
-        expected = expectation_of(vm_of_plan(plan), host=host)
+        expected = expectation_of(plan.vm, host=host)
         views = (view_of_stand_in(expected, booted.stand_in, booted.guest),)
         guests = (as_passed_through(booted.guest, expected, booted.stand_in, host),)
         extra += views[0].findings

@@ -11,9 +11,8 @@ from homenode.errors import UsageError
 from homenode.findings import Finding, Findings, in_order, merged
 from homenode.hypervisor.parser import parsed_by_libvirt
 from homenode.input_files import read_input
-from homenode.plan.as_vm import vm_as_it_runs
 from homenode.plan.fingerprint import host_fingerprint
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, vm_as_it_runs
 from homenode.plan.stored import read_plan, read_plan_for
 from homenode.sources import files_of, load_host
 from homenode.targets.vm_file import target_of

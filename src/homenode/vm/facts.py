@@ -96,7 +96,7 @@ def _cells(vm: Vm, get: Callable[[VmCell], Any], what: str = "") -> Said:
 
 
 def _devices(vm: Vm, get: Callable[[Any], Any]) -> Said:
-    found = {one.uuid or str(one.source): get(one) for one in vm.hostdevs}
+    found = {one.uuid or str(one.bdf): get(one) for one in vm.hostdevs}
     return {one.uuid: get(one) for one in vm.mediated} | found
 
 
@@ -360,7 +360,7 @@ FACTS: tuple[VmFact, ...] = (
     ),
     VmFact(
         id="expander-cell",
-        of=lambda vm: {f"PCI controller {c.index}": c.node for c in vm.controllers},
+        of=lambda vm: {f"PCI controller {c.index}": c.cell for c in vm.controllers},
         fields=("controllers",),
         show="on cell {}".format,
         nothing="on no cell",
@@ -400,8 +400,7 @@ FACTS: tuple[VmFact, ...] = (
     VmFact(
         id="initiators",
         of=lambda vm: {
-            f"own memory of {device.source}": device.initiator_cells or None
-            for device in vm.hostdevs
+            f"own memory of {device.bdf}": device.initiator_cells or None for device in vm.hostdevs
         },
         fields=("hostdevs",),
         show="cells {}".format,

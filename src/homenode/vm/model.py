@@ -1,11 +1,47 @@
 """Vm: one VM as a plan, a document, a target's file, a process or a guest says it."""
 
+from enum import StrEnum
+from typing import NamedTuple, NewType
+
 from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
+from homenode.indices import NodeIndex
 from homenode.objective import Objective
 from homenode.vm.layout import Layout, MemoryBinding
+
+GuestCellId = NewType("GuestCellId", int)
+
+
+class GuestTopology(NamedTuple):
+    """sockets x dies x cores x threads; the product is the vCPU count."""
+
+    sockets: int
+    dies: int
+    cores: int
+    threads: int
+
+    @property
+    def vcpus(self) -> int:
+        return self.sockets * self.dies * self.cores * self.threads
+
+
+class GuestCache(StrEnum):
+    """What the guest is shown of its caches, in libvirt's modes."""
+
+    PASSTHROUGH = "passthrough"  # the host's leaves, which say what is true of the guest
+    EMULATED = "emulate"  # one emulated L3 a die
+    DISABLED = "disable"  # no L3
+
+
+class PortModel(StrEnum):
+    """Controllers that a plan adds, in libvirt's spelling."""
+
+    EXPANDER_BUS = "pcie-expander-bus"
+    ROOT_PORT = "pcie-root-port"
+    SWITCH_UPSTREAM = "pcie-switch-upstream-port"
+    SWITCH_DOWNSTREAM = "pcie-switch-downstream-port"
 
 
 class GuestAddress(PciAddress):
@@ -21,35 +57,47 @@ class GuestAddress(PciAddress):
 class GuestPciController(Struct, frozen=True):
     """A <controller type='pci'>.
 
+    index: libvirt's, which is also the `bus` of what is plugged into it.
     model: libvirt's ("pcie-root", "pcie-root-port", "pcie-expander-bus", "pcie-switch-...").
-    bus_nr, node: <target busNr> and its <node>, on expander buses only.
     address: where it is plugged in; None on pcie-root and where libvirt is to choose.
+    bus_nr, cell: <target busNr> and its <node>, on expander buses only. bus_count: buses in its
+    window, itself included, where a plan says so.
+    existing: the document has it already, exactly so; False: a plan adds it.
     """
 
     index: int
     model: str
     address: GuestAddress | None = None
     bus_nr: int | None = None
-    node: int | None = None
+    cell: int | None = None
+    bus_count: int | None = None
+    existing: bool = True
 
 
 class GuestHostdev(Struct, frozen=True):
     """A passed-through PCI function: <hostdev mode='subsystem' type='pci'>, or an
-    <interface type='hostdev'> (is_interface). uuid: the mediated device on that function.
-    is_managed: libvirt binds it to VFIO at the start. cell: the guest cell that it is on, where the
-    source says it by itself rather than by the bus; host_node: of the function, likewise.
-    initiator_cells: those of a GPU's own memory.
+    <interface type='hostdev'> (is_interface).
+
+    address: its guest address; None where it is left to libvirt. uuid: the mediated device on that
+    function. managed: libvirt binds it to VFIO at the start; False of a vGPU, whose driver stays.
+    cell: the guest cell that it is on, where the source says it by itself rather than by the bus.
+    host_node: of the function, likewise. initiator_cells: those without vCPUs and memory where the
+    guest's driver puts a Grace GPU's own memory online.
+    group: functions that a plan keeps together (a GPU and its audio) share the first one's address.
+    local_memory_ratio: share of the guest's memory on the function's own node, where it is known.
     """
 
-    source: Bdf
+    bdf: Bdf
     address: GuestAddress | None
     alias: str | None = None
     is_interface: bool = False
     uuid: str | None = None
-    is_managed: bool = True
+    managed: bool = True
     cell: int | None = None
-    host_node: int | None = None
+    host_node: NodeIndex | None = None
     initiator_cells: CpuSet = CpuSet()
+    group: Bdf | None = None
+    local_memory_ratio: float | None = None
 
 
 class GuestMediated(Struct, frozen=True):
@@ -60,7 +108,7 @@ class GuestMediated(Struct, frozen=True):
     cell: int | None = None
 
 
-class MemoryDevice(Struct, frozen=True, kw_only=True, gc=False):
+class MemoryDevice(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A <memory model=...> device that counts as memory: DIMM, NVDIMM, virtio-mem, virtio-pmem.
 
     cell: the guest cell that it is plugged into; 0 where the document names none. size_bytes: the
@@ -92,12 +140,12 @@ class MemoryDevice(Struct, frozen=True, kw_only=True, gc=False):
         return self.follows_cell or (self.has_nodemask and bound)
 
 
-class VmCell(Struct, frozen=True, kw_only=True, gc=False):
+class VmCell(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A guest NUMA cell.
 
-    nodes: the host nodes that its memory is bound to; empty where nothing binds it. mode: of the
-    binding, in libvirt's word; None = not said. page_bytes: None = ordinary pages, 0 = the default
-    huge page size.
+    nodes: the host nodes that its memory is bound to; empty where nothing binds it. host_nodes:
+    those that a plan has laid it on, bound or not. mode: of the binding, in libvirt's word; None =
+    not said. page_bytes: None = ordinary pages, 0 = the default huge page size.
     distances: to every cell, in cell order; SLIT; () = none given.
     """
 
@@ -105,6 +153,7 @@ class VmCell(Struct, frozen=True, kw_only=True, gc=False):
     vcpus: CpuSet
     memory_bytes: int = 0
     nodes: CpuSet = CpuSet()
+    host_nodes: tuple[NodeIndex, ...] = ()
     mode: str | None = None
     page_bytes: int | None = None
     distances: tuple[int, ...] = ()
@@ -120,7 +169,7 @@ class LayoutRecord(Struct, frozen=True, kw_only=True):
     objective: Objective | None = None
 
 
-class Vm(Struct, frozen=True, kw_only=True, gc=False):
+class Vm(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A VM. None = this source does not say, or there is none where the field says so.
 
     The defaults are those of a source that says nothing of it.

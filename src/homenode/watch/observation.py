@@ -114,7 +114,7 @@ def _domains(
         if connect is not None and uuid is not None:
             findings += _changed(facts, connect, uuid, child.get("id"), not_read)
             findings += _live(facts, uuid, files, not_read)
-        devices = tuple(hostdev.source for hostdev in facts.hostdevs)
+        devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(DomainState(name, devices, is_ours is False, tuple(findings)))
     return tuple(found)
 

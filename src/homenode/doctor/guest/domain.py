@@ -73,7 +73,7 @@ def domain_checked(facts: Vm, host: Host) -> list[str]:
         else f"{facts.source}: references, devices and limits of {facts.name}; "
         f"{host.name} gives no PUs to hold its pins against"
     ]
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if devices:
         lines.append(describe_limits(limits(facts, devices), len(devices)))

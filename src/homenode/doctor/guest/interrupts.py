@@ -43,7 +43,7 @@ def _is_spread(interrupts: tuple[PciInterrupt, ...], host: Host) -> bool:
 
 
 def _of_the_host(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     quiet = CpuSet(pu.index for pu in host.pus if pu.isolated or pu.nohz_full)
     here: list[tuple[PciDevice, PciInterrupt]] = []
     for device in host.pci_devices:
@@ -93,7 +93,7 @@ def _of_the_vm(facts: Vm, ours: CpuSet, host: Host) -> Iterator[Finding]:
     near = CpuSet(
         pu for package in host.packages if package.index in packages for pu in package.pus
     )
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     for device in host.pci_devices:
         interrupts = device.interrupts or ()
         if device.bdf not in passed or not interrupts or not near:

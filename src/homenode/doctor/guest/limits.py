@@ -95,7 +95,7 @@ def describe_limits(needs: Limits, devices: int) -> str:
 
 def limit_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """What will exceed a limit: DMA mappings, address bits, the window for BARs."""
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
         return

@@ -113,7 +113,7 @@ def _far_devices(facts: Vm, host: Host) -> Iterator[Finding]:
     for cell in facts.cells:
         here |= cell.nodes
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    passed = [by_bdf.get(hostdev.source) for hostdev in facts.hostdevs]
+    passed = [by_bdf.get(hostdev.bdf) for hostdev in facts.hostdevs]
     pulling = [
         device
         for device in passed

@@ -19,7 +19,7 @@ from homenode.vm.model import Vm
 
 def passthrough_findings(facts: Vm, document: Document, host: Host) -> Iterator[Finding]:
     """No IOMMU, companions of the same IOMMU group, and what boards and Grace GPUs need."""
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     devices = [device for device in host.pci_devices if device.bdf in passed]
     if not devices:
         return

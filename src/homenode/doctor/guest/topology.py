@@ -9,7 +9,6 @@ from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
 from homenode.domain.document import Document
 from homenode.findings import Finding
-from homenode.plan.model import GuestCache
 from homenode.plan.shape.caches import (
     guest_cpu,
     llc_threads,
@@ -19,7 +18,7 @@ from homenode.plan.shape.caches import (
     told_l3,
 )
 from homenode.topology import Host
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestCache, Vm
 
 _MANY_SOCKETS = 2
 

@@ -26,7 +26,7 @@ def gpus_of_domain(xml: bytes, host: Host) -> tuple[Bdf, ...]:
     Virtual functions are left out: their link belongs to all that share it. Raises ParseError or
     InputError for a document that is none.
     """
-    passed = {hostdev.source for hostdev in read_hostdevs(open_domain(xml, "domain"))}
+    passed = {hostdev.bdf for hostdev in read_hostdevs(open_domain(xml, "domain"))}
     return tuple(
         path.device.bdf
         for path in device_paths(host)

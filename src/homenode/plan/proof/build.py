@@ -28,11 +28,11 @@ from homenode.plan.proof.statement import (
     Home,
     NotProved,
     Outcome,
-    PlanDocument,
     Proof,
     Search,
     Splits,
     Step,
+    plan_document,
 )
 from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_set, tree_of
 from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
@@ -112,7 +112,7 @@ def _search(host: Host, request: GuestRequest) -> PlacementSearch:
 class _Builder:
     def __init__(self, search: PlacementSearch, plan: Plan) -> None:
         self.search, self.plan = search, plan
-        self.document = msgspec.convert(decode_json(encode_plan(plan)), PlanDocument)
+        self.document = plan_document(decode_json(encode_plan(plan)))
         self.cost: Goal = [(term.name, term.value) for term in plan.cost]
         value: dict[str, Any] = dict(self.cost)
         self.nodes, self.split = value["nodes"], tuple(-part for part in value["split"])

@@ -183,6 +183,17 @@ REST = """gpu_link_groups gpu_sets_lost unisolated_cores llcs_spanned unequal_ll
 balance_cores balance_memory gpus_without_nic unevenness gpu_nodes_used nodes split gpus""".split()
 
 
+def plan_document(document: Any) -> PlanDocument:
+    """What a verifier reads of a document. Raises ValidationError. Version 1 of the format had no
+    `vm` around its devices and its layout."""
+    vm = document.get("vm") if isinstance(document, dict) else None
+    if isinstance(vm, dict):
+        record = vm.get("record")
+        layout = record.get("layout") if isinstance(record, dict) else None
+        document = {**document, "devices": vm.get("hostdevs", []), "layout": layout}
+    return msgspec.convert(document, PlanDocument)
+
+
 def terms_of(plan: PlanDocument, step: Step) -> tuple[list[str], list[str]]:
     """The terms in the order of comparison: those that a set of nodes decides, and the rest."""
     first, rest = list(FIRST[plan.policy]), list(REST)
@@ -220,7 +231,7 @@ def conclusions(plan: PlanDocument, proof: Proof) -> list[str]:
 def decode_plan(content: bytes, source: str) -> tuple[PlanDocument, Proof | NotProved]:
     """A stored plan with its proof. Raises InputError for one without, or of another form."""
     try:
-        plan = msgspec.convert(decode_json(content), PlanDocument)
+        plan = plan_document(decode_json(content))
         if plan.proof is None:
             raise InputError(
                 f"{source}: expected a plan with a proof, found none",

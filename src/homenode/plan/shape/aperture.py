@@ -84,7 +84,7 @@ def aperture(
     findings: tuple[PlanFinding, ...] = ()
     hole = bits = firmware = None
     is_mirrored = request.layout.pcie is GuestPcie.MIRRORED
-    stated = {hostdev.source for hostdev in guest.hostdevs}
+    stated = {hostdev.bdf for hostdev in guest.hostdevs}
     is_ours = is_mirrored or any(device.bdf not in stated for device in passed)
     has_space = window <= max(DEFAULT_WINDOW_BYTES, guest.pcihole64_bytes or 0)
     if is_ours and guest.architecture == "x86_64" and (guest.is_q35 or is_mirrored):

@@ -1,9 +1,10 @@
 """Assemble: the guest's shape on a placement, and with it the whole Plan."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import reduce
 from operator import or_
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -12,16 +13,9 @@ from homenode.gap import Gap
 from homenode.indices import LlcIndex, NodeIndex
 from homenode.pci import PciDevice
 from homenode.plan.allocations import uuid_of_device
-from homenode.plan.fingerprint import host_fingerprint
+from homenode.plan.fingerprint import RECORDED, host_fingerprint
 from homenode.plan.gpu_parts import mediated_gaps, parts_at
-from homenode.plan.model import (
-    GuestCellId,
-    Plan,
-    PlanFinding,
-    PlannedCell,
-    PlannedDevice,
-    plan_finding,
-)
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.options import MemoryMode, Policy
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -29,16 +23,24 @@ from homenode.plan.search.ladder import Concession
 from homenode.plan.shape.aperture import ApertureChoice, aperture
 from homenode.plan.shape.caches import guest_cache, shared_llcs
 from homenode.plan.shape.consequences import consequences
-from homenode.plan.shape.guest_numa import guest_memory, page_size
+from homenode.plan.shape.guest_numa import bound, guest_memory, page_size
 from homenode.plan.shape.guest_topology import guest_topology, may_share_sockets
 from homenode.plan.shape.initiators import initiator_cells
-from homenode.plan.shape.memory_devices import device_bytes_of_cells
+from homenode.plan.shape.memory_devices import device_bytes_of_cells, together
 from homenode.plan.shape.numbering import numbering, offline_vcpus, without_online
 from homenode.plan.shape.pcie import MirroredPcie, mirror_pcie
 from homenode.plan.shape.pcie_document import PcieDocument
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells, GuestPcie, MemoryBinding, Pinning
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import (
+    GuestAddress,
+    GuestCellId,
+    GuestHostdev,
+    GuestMediated,
+    LayoutRecord,
+    Vm,
+    VmCell,
+)
 from homenode.wording import plural
 
 MOST_VCPUS_WITHOUT_IOMMU = 255
@@ -75,39 +77,64 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
     pcie = _pcie(host, by_bdf, request, placement)
     devices = _devices(host, request, placement, cells, by_bdf, pcie)
     initiators = initiator_cells(host, by_bdf, request, placement, cells)
+    nothing = CpuSet()
     devices = tuple(
-        replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, ()))
+        structs.replace(device, initiator_cells=initiators.cells_of_gpu.get(device.bdf, nothing))
         for device in devices
     )
-    iommu_needed = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
-    window = _aperture(host, request, placement, by_bdf, iommu_needed)
-
-    mode, nodes = _binding(request, placement)
-    return Plan(
-        domain_name=request.guest.name,
-        host_name="" if host is None else host.name,
-        host_fingerprint="" if host is None else host_fingerprint(host),
-        layout=layout,
-        policy=request.options.policy.value,
+    has_iommu = request.guest.has_iommu or (is_x86 and vcpus > MOST_VCPUS_WITHOUT_IOMMU)
+    window = _aperture(host, request, placement, by_bdf, has_iommu)
+    binding = _binding(request, placement)
+    guest = request.guest
+    fingerprint = "" if host is None else host_fingerprint(host)
+    vm = Vm(
+        name=guest.name,
+        source=f"plan of layout {layout.name}",
+        domain_type=guest.domain_type,
+        architecture=guest.architecture,
+        machine=guest.machine,
+        firmware=guest.firmware,
         vcpus=vcpus,
+        offline_vcpus=offline,
+        cpu_mode=guest.cpu_mode,
+        cpu_model=guest.cpu_model,
+        cpu_topology=shape.topology,
+        cpu_cache=cache.cache,
+        topoext=cache.topoext,
+        vcpu_pins=placement.vcpu_pins or (None,) * vcpus,
+        emulator_pus=placement.emulator_pus,
+        iothread_ids=guest.iothread_ids,
+        iothread_pins=tuple(zip(guest.iothread_ids, placement.iothread_pus, strict=False)),
         memory_bytes=request.memory_bytes,
         page_bytes=request.page_bytes,
+        ballooned_bytes=guest.ballooned_bytes,
+        binding=binding,
+        memory_devices=together(guest.memory_device_bytes),
+        cells=()
+        if layout.cells is GuestCells.FLAT
+        else tuple(bound(cell, layout, binding, request.page_bytes) for cell in initiators.cells),
+        hostdevs=devices,
+        mediated=tuple(
+            GuestMediated(one.uuid, None)
+            for one in guest.mediated
+            if one.uuid not in {device.uuid for device in (*guest.hostdevs, *devices)}
+        ),
+        controllers=() if pcie is None else pcie.controllers,
+        has_iommu=has_iommu,
+        record=LayoutRecord(
+            layout=layout,
+            host=fingerprint[:RECORDED] or None,
+            objective=request.options.objective,
+        ),
+    )
+    return Plan(
+        vm=vm,
+        host_name="" if host is None else host.name,
+        host_fingerprint=fingerprint,
+        policy=request.options.policy.value,
         nodes=placement.nodes,
         llcs=_llcs(host, placement),
-        vcpu_pins=placement.vcpu_pins,
-        emulator_pus=placement.emulator_pus,
-        iothread_pus=placement.iothread_pus,
-        iothread_ids=request.guest.iothread_ids,
-        cells=initiators.cells,
-        topology=shape.topology,
-        cache=cache.cache,
-        topoext=cache.topoext,
-        memory_mode=mode,
-        memory_nodes=nodes,
-        devices=devices,
-        controllers=() if pcie is None else pcie.controllers,
         aperture=window.aperture,
-        iommu_needed=iommu_needed,
         page_reservations=memory.reservations,
         fallback=placement.fallback,
         cost=placement.cost,
@@ -144,13 +171,11 @@ def assemble(host: Host | None, request: GuestRequest, placement: Placement) -> 
             *initiators.gaps,
             *mediated_gaps(request.guest, host),
         ),
-        memory_device_bytes=request.guest.memory_device_bytes,
         mediated_removed=tuple(
             one.uuid
             for one in request.guest.hostdevs
             if one.uuid is not None and one.uuid not in {device.uuid for device in devices}
         ),
-        objective=request.options.objective,
     )
 
 
@@ -182,11 +207,11 @@ def _devices(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     by_bdf: dict[Bdf, PciDevice],
     pcie: MirroredPcie | None,
-) -> tuple[PlannedDevice, ...]:
-    before = {hostdev.source: hostdev.address for hostdev in request.guest.hostdevs}
+) -> tuple[GuestHostdev, ...]:
+    before = {hostdev.bdf: hostdev.address for hostdev in request.guest.hostdevs}
     if pcie is None:
         address_of: dict[Bdf, GuestAddress] = {}
         cell_of = _cells_stated(request, len(cells))
@@ -195,12 +220,12 @@ def _devices(
         address_of, cell_of, group_of = pcie.address_of, pcie.cell_of, pcie.group_of
     local = _memory_of_node(request, placement, cells)
     whole = request.memory_bytes + request.guest.memory_device_bytes
-    planned: list[PlannedDevice] = []
+    planned: list[GuestHostdev] = []
     for bdf in placement.devices:
         known = by_bdf.get(bdf)
         node = None if known is None else known.node
         planned.append(
-            PlannedDevice(
+            GuestHostdev(
                 bdf=bdf,
                 host_node=node,
                 cell=cell_of.get(bdf),
@@ -225,8 +250,8 @@ def _cells_stated(request: GuestRequest, cells: int) -> dict[Bdf, GuestCellId]:
     for hostdev in request.guest.hostdevs:
         if hostdev.address is not None:
             expander = document.expander_above(hostdev.address.bus)
-            if expander is not None and expander.node is not None:
-                stated[hostdev.source] = GuestCellId(expander.node)
+            if expander is not None and expander.cell is not None:
+                stated[hostdev.bdf] = GuestCellId(expander.cell)
     return stated
 
 
@@ -243,7 +268,7 @@ def _groups_stated(before: dict[Bdf, GuestAddress | None]) -> dict[Bdf, Bdf]:
 
 
 def _memory_of_node(
-    request: GuestRequest, placement: Placement, cells: tuple[PlannedCell, ...]
+    request: GuestRequest, placement: Placement, cells: tuple[VmCell, ...]
 ) -> dict[NodeIndex, int] | None:
     """Bytes of the guest on each host node; None where that is left to the kernel."""
     if not placement.memory_nodes:
@@ -268,7 +293,7 @@ def _aperture(
     request: GuestRequest,
     placement: Placement,
     by_bdf: dict[Bdf, PciDevice],
-    iommu_needed: bool,
+    has_iommu: bool,
 ) -> ApertureChoice:
     if host is None:
         return ApertureChoice(None)
@@ -282,16 +307,14 @@ def _aperture(
     passed = [by_bdf[bdf] for bdf in placement.devices]
     ignored: list[Gap] = []  # guest_memory has given them
     pages = page_size(host, request, ignored)
-    return aperture(request, passed, iommu_needed, pages, host.settings)
+    return aperture(request, passed, has_iommu, pages, host.settings)
 
 
-def _binding(
-    request: GuestRequest, placement: Placement
-) -> tuple[MemoryMode | None, tuple[NodeIndex, ...]]:
-    """How numatune binds; (None, ()) = as it was."""
+def _binding(request: GuestRequest, placement: Placement) -> tuple[str, CpuSet] | None:
+    """How numatune binds; None = as it was."""
     if request.layout.memory is MemoryBinding.AS_IT_WAS or not placement.memory_nodes:
-        return None, ()
-    return request.options.memory_mode, placement.memory_nodes
+        return None
+    return str(request.options.memory_mode), CpuSet(placement.memory_nodes)
 
 
 def _shared_cores(

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.indices import LlcIndex
-from homenode.plan.model import GuestCache, GuestTopology, PlanFinding, plan_finding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_topology import AMD_VENDORS, INTEL_VENDOR
 from homenode.topology import Host, Llc
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestCache, GuestTopology, Vm
 
 PASSTHROUGH_MODES = frozenset({"host-passthrough", "maximum"})
 """CPU modes with which libvirt takes <cache mode='passthrough'/>."""
@@ -58,7 +58,7 @@ class CacheChoice:
     topoext: True = the guest needs the feature; False = it must not have it; None = as it was.
     """
 
-    cache: GuestCache
+    cache: GuestCache | None
     topoext: bool | None
     findings: tuple[PlanFinding, ...] = ()
     gaps: tuple[Gap, ...] = ()
@@ -169,7 +169,7 @@ def stated_topology(guest: Vm, vcpus: int) -> GuestTopology:
 
 def stated_cache(guest: Vm) -> GuestCache:
     """What the document's <cache> says; without one QEMU emulates an L3."""
-    known = {str(cache): cache for cache in GuestCache if cache is not GuestCache.AS_IT_WAS}
+    known = {str(cache): cache for cache in GuestCache}
     return known.get(guest.cpu_cache or "", GuestCache.EMULATED)
 
 
@@ -189,13 +189,13 @@ def guest_cache(
     can_say = guest.cpu_mode is not None or (topology is not None and topology.threads > 1)
     wanted = True if vendor in AMD_VENDORS and is_x86 and can_say and topology else None
     if host is None or not is_x86 or not pins:
-        return CacheChoice(GuestCache.AS_IT_WAS, wanted)
+        return CacheChoice(None, wanted)
     shape = topology or stated_topology(guest, len(pins))
     threads = llc_threads(host, shared)
     if topology is None:
         stated = told_l3(stated_cache(guest), shape, guest_cpu(host, guest), threads)
         if stated == () or (shared is not None and stated == shared.groups):
-            return CacheChoice(GuestCache.AS_IT_WAS, None)
+            return CacheChoice(None, None)
     cpu = guest_cpu(host, guest, wanted)
     for cache in _ways(host, guest, placement, shape, shared):
         if shared is not None and told_l3(cache, shape, cpu, threads) == shared.groups:

@@ -4,20 +4,20 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import (
-    Aperture,
-    GuestTopology,
-    PlannedCell,
-    PlannedController,
-    PlannedDevice,
-    PortModel,
-)
+from homenode.plan.model import Aperture
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import offline_vcpus, online_text
 from homenode.topology import Host
 from homenode.units import format_bytes, format_limit
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import (
+    GuestAddress,
+    GuestHostdev,
+    GuestPciController,
+    GuestTopology,
+    PortModel,
+    VmCell,
+)
 
 
 def consequences(
@@ -25,10 +25,10 @@ def consequences(
     by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
     vcpus: int,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     topology: GuestTopology | None,
-    devices: tuple[PlannedDevice, ...],
-    controllers: tuple[PlannedController, ...],
+    devices: tuple[GuestHostdev, ...],
+    controllers: tuple[GuestPciController, ...],
     window: Aperture | None,
 ) -> tuple[str, ...]:
     """Sentences in the order in which a user would meet them. by_bdf: the host's functions."""
@@ -44,7 +44,7 @@ def consequences(
     said += _cells(host, request, cells, offline_vcpus(request, vcpus))
     said += _topology(host, request, cells, topology)
     if host is not None:
-        before = {hostdev.source: hostdev.address for hostdev in guest.hostdevs}
+        before = {hostdev.bdf: hostdev.address for hostdev in guest.hostdevs}
         said += _moved(by_bdf, before, devices)
         said += _locality(by_bdf, devices)
     empty = _empty_ports(devices, controllers)
@@ -62,7 +62,7 @@ def consequences(
 
 
 def _cells(
-    host: Host | None, request: GuestRequest, cells: tuple[PlannedCell, ...], offline: CpuSet
+    host: Host | None, request: GuestRequest, cells: tuple[VmCell, ...], offline: CpuSet
 ) -> list[str]:
     if request.layout.cells is GuestCells.FLAT:
         return []
@@ -80,7 +80,7 @@ def _cells(
 def _topology(
     host: Host | None,
     request: GuestRequest,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     topology: GuestTopology | None,
 ) -> list[str]:
     if topology is None:
@@ -115,7 +115,7 @@ def _topology(
 def _moved(
     by_bdf: dict[Bdf, PciDevice],
     before: dict[Bdf, GuestAddress | None],
-    devices: tuple[PlannedDevice, ...],
+    devices: tuple[GuestHostdev, ...],
 ) -> list[str]:
     said: list[str] = []
     nics = 0
@@ -138,7 +138,7 @@ def _moved(
     return said
 
 
-def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[PlannedDevice, ...]) -> list[str]:
+def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[GuestHostdev, ...]) -> list[str]:
     """How much of the guest's memory is local to the GPUs' and NICs' own nodes, as ranges."""
     shares: dict[tuple[str, float, NodeIndex | None], list[str]] = {}
     for device in devices:
@@ -157,10 +157,10 @@ def _locality(by_bdf: dict[Bdf, PciDevice], devices: tuple[PlannedDevice, ...]) 
 
 
 def _empty_ports(
-    devices: tuple[PlannedDevice, ...], controllers: tuple[PlannedController, ...]
+    devices: tuple[GuestHostdev, ...], controllers: tuple[GuestPciController, ...]
 ) -> int:
     used = {device.address.bus for device in devices if device.address is not None}
-    parents = {controller.address.bus for controller in controllers}
+    parents = {c.address.bus for c in controllers if c.address is not None}
     return sum(
         controller.model is not PortModel.EXPANDER_BUS
         and not controller.existing

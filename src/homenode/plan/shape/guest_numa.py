@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.plan.model import GuestCellId, PageReservation, PlanFinding, PlannedCell, plan_finding
+from homenode.plan.model import PageReservation, PlanFinding, plan_finding
 from homenode.plan.options import MemoryMode
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.memory_devices import device_bytes_of_cells, device_gaps
 from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.units import KIB, MIB, bytes_of, format_bytes
-from homenode.vm.layout import GuestCells
+from homenode.vm.layout import GuestCells, Layout, MemoryBinding
+from homenode.vm.model import VmCell
 
 DEFAULT_HUGE_PAGE_BYTES = 2 * MIB
 """Where <hugepages/> names no size and the kernel command line names none either (x86-64)."""
@@ -29,7 +32,7 @@ _ORDINARY_GRANULES = (MIB, 4 * KIB, KIB)
 class GuestMemory:
     """The cells of a guest, and what was found on the way."""
 
-    cells: tuple[PlannedCell, ...]
+    cells: tuple[VmCell, ...]
     reservations: tuple[PageReservation, ...]
     findings: tuple[PlanFinding, ...]
     gaps: tuple[Gap, ...]
@@ -49,8 +52,8 @@ def guest_memory(
         if page_bytes is not None:
             memory_granule(request.memory_bytes, page_bytes)
         nodes = placement.memory_nodes or placement.nodes
-        cells: tuple[PlannedCell, ...] = (
-            PlannedCell(GuestCellId(0), vcpus[0], request.memory_bytes, nodes, ()),
+        cells: tuple[VmCell, ...] = (
+            VmCell(id=0, vcpus=vcpus[0], memory_bytes=request.memory_bytes, host_nodes=nodes),
         )
     else:
         granule = memory_granule(request.memory_bytes, page_bytes)
@@ -61,18 +64,29 @@ def guest_memory(
         distances = guest_distances(host, placement.nodes, gaps)
         homes = memory_homes(host, placement)
         cells = tuple(
-            PlannedCell(
-                GuestCellId(i),
-                vcpus[i],
-                sizes[i],
-                homes[i],
-                distances[i] if distances else (),
+            VmCell(
+                id=i,
+                vcpus=vcpus[i],
+                memory_bytes=sizes[i],
+                host_nodes=homes[i],
+                distances=distances[i] if distances else (),
             )
             for i in range(len(counts))
         )
     reservations, findings = _reserve(host, request, placement, cells, page_bytes)
     gaps += device_gaps(request.guest, request.layout)
     return GuestMemory(cells, reservations, findings, tuple(gaps))
+
+
+def bound(
+    cell: VmCell, layout: Layout, binding: tuple[str, CpuSet] | None, page_bytes: int | None
+) -> VmCell:
+    """The cell with where its memory comes from. One without memory of its own is bound where the
+    rest is."""
+    mode, nodes = binding or (None, CpuSet())
+    if layout.memory is MemoryBinding.BOUND_PER_CELL and cell.host_nodes and cell.memory_bytes:
+        nodes = CpuSet(cell.host_nodes)
+    return structs.replace(cell, nodes=nodes, mode=mode, page_bytes=page_bytes)
 
 
 def page_size(host: Host | None, request: GuestRequest, gaps: list[Gap]) -> int | None:
@@ -239,7 +253,7 @@ def _reserve(
     host: Host | None,
     request: GuestRequest,
     placement: Placement,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     page_bytes: int | None,
 ) -> tuple[tuple[PageReservation, ...], tuple[PlanFinding, ...]]:
     """Pages per bound node, and a finding for each node that has too few free."""

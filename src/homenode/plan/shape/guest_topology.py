@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from math import gcd
 
 from homenode.errors import InputError
-from homenode.plan.model import GuestTopology, PlanFinding, plan_finding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.numbering import Numbering
 from homenode.topology import Host
 from homenode.vm.layout import GuestCells, Siblings
+from homenode.vm.model import GuestTopology
 from homenode.wording import plural
 
 INTEL_VENDOR = "GenuineIntel"

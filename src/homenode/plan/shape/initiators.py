@@ -8,7 +8,9 @@ enhancement 199; ids of device_kinds in KubeVirt pkg/util/hardware/grace.go.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -16,12 +18,13 @@ from homenode.discover.device_kinds import NVIDIA
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
 from homenode.pci import PciDevice
-from homenode.plan.model import GuestCellId, PlanFinding, PlannedCell, plan_finding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_distances
 from homenode.topology import Host
 from homenode.vm.layout import GuestPcie
+from homenode.vm.model import VmCell
 
 GRACE_GPUS = frozenset({0x2342, 0x2348, 0x2941})
 """Device ids of NVIDIA's GPUs with a Grace CPU."""
@@ -35,8 +38,8 @@ QEMU_WITH_INITIATORS = (9, 0, 0)
 class InitiatorCells:
     """The guest's cells with those of initiators behind them, and which are each GPU's."""
 
-    cells: tuple[PlannedCell, ...]
-    cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]]
+    cells: tuple[VmCell, ...]
+    cells_of_gpu: dict[Bdf, CpuSet]
     findings: tuple[PlanFinding, ...] = ()
     gaps: tuple[Gap, ...] = ()
 
@@ -50,7 +53,7 @@ def initiator_cells(
     by_bdf: dict[Bdf, PciDevice],
     request: GuestRequest,
     placement: Placement,
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
 ) -> InitiatorCells:
     """The cells that the Grace GPUs of the VM need, where the layout shows the guest its PCIe tree
     and the host's libvirt and QEMU can give them; else a finding."""
@@ -145,22 +148,22 @@ def initiator_nodes(
 
 
 def with_initiator_cells(
-    cells: tuple[PlannedCell, ...],
+    cells: tuple[VmCell, ...],
     homes: Sequence[NodeIndex | None],
     nodes_of_gpu: dict[Bdf, tuple[NodeIndex, ...]],
     host: Host,
     gaps: list[Gap],
-) -> tuple[tuple[PlannedCell, ...], dict[Bdf, tuple[GuestCellId, ...]]]:
+) -> tuple[tuple[VmCell, ...], dict[Bdf, CpuSet]]:
     """The cells and, behind them, one without PUs or memory for each host node of each GPU; these
     by GPU. homes: the node of each cell before.
 
     Distances are the host's. What the document gives between its own cells stays.
     """
     added: list[NodeIndex] = []
-    cells_of_gpu: dict[Bdf, tuple[GuestCellId, ...]] = {}
+    cells_of_gpu: dict[Bdf, CpuSet] = {}
     for bdf, nodes in sorted(nodes_of_gpu.items()):
         start = len(cells) + len(added)
-        cells_of_gpu[bdf] = tuple(GuestCellId(start + i) for i in range(len(nodes)))
+        cells_of_gpu[bdf] = CpuSet(range(start, start + len(nodes)))
         added += nodes
     if not added:
         return cells, cells_of_gpu
@@ -172,8 +175,8 @@ def with_initiator_cells(
     if rows:
         for i, cell in enumerate(cells):
             own = cell.distances or rows[i][:count]
-            grown[i] = replace(cell, distances=own + rows[i][count:])
+            grown[i] = structs.replace(cell, distances=own + rows[i][count:])
     for i, node in enumerate(added, start=count):
         stated = rows[i] if rows else ()
-        grown.append(PlannedCell(GuestCellId(i), CpuSet(), 0, (node,), stated))
+        grown.append(VmCell(id=i, vcpus=CpuSet(), host_nodes=(node,), distances=stated))
     return tuple(grown), cells_of_gpu

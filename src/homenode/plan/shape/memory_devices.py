@@ -3,7 +3,7 @@
 from homenode.gap import Gap
 from homenode.units import format_bytes
 from homenode.vm.layout import Layout
-from homenode.vm.model import Vm
+from homenode.vm.model import MemoryDevice, Vm
 
 
 def device_bytes_of_cells(guest: Vm, layout: Layout, cells: int) -> tuple[int, ...]:
@@ -30,3 +30,11 @@ def device_gaps(guest: Vm, layout: Layout) -> tuple[Gap, ...]:
             "node",
         ),
     )
+
+
+def together(size_bytes: int) -> tuple[MemoryDevice, ...]:
+    """One device in place of all: a plan counts them together, and leaves where each is."""
+    if not size_bytes:
+        return ()
+    one = MemoryDevice(model="", cell=0, size_bytes=size_bytes, plugged_bytes=size_bytes)
+    return (one,)

@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex
 from homenode.pci import DeviceKind, PciDevice
-from homenode.plan.model import GuestCellId, PlanFinding, PlannedController, PortModel, plan_finding
+from homenode.plan.model import PlanFinding, plan_finding
 from homenode.plan.options import PciGranularity
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
@@ -35,7 +35,7 @@ from homenode.plan.shape.port_assignments import (
     right_ones,
 )
 from homenode.topology import CoreKind, Host
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
 
 MOST_SPARE_PORTS = 16
 
@@ -45,7 +45,7 @@ class MirroredPcie:
     """The guest's PCIe tree. address_of holds devices with a place only; cell_of likewise, and
     whatever else the document has put on a cell's expander bus."""
 
-    controllers: tuple[PlannedController, ...]
+    controllers: tuple[GuestPciController, ...]
     address_of: dict[Bdf, GuestAddress]
     cell_of: dict[Bdf, GuestCellId]
     group_of: dict[Bdf, Bdf]
@@ -116,7 +116,7 @@ def mirror_cells(
     with_bus = _cells_with_bus(stated, places, devices, cells)
     tree = pcie_tree(places, with_bus, request.options.pci_granularity, request.options.spare_ports)
     assignments = assignments_of(tree, devices)
-    hostdevs = {hostdev.source: hostdev for hostdev in request.guest.hostdevs}
+    hostdevs = {hostdev.bdf: hostdev for hostdev in request.guest.hostdevs}
     addresses = {bdf: device.address for bdf, device in hostdevs.items() if device.address}
     base = base_of(stated, tree, assignments, addresses, any_port)
     kept = right_ones(stated, assignments, addresses) if stated.has_tree else {}
@@ -158,8 +158,8 @@ def mirror_cells(
             group_of[bdf] = assignment.first
     for bdf, address in addresses.items():
         expander = document.expander_above(address.bus)
-        if bdf not in cell_of and expander is not None and expander.node is not None:
-            cell_of[bdf] = GuestCellId(expander.node)
+        if bdf not in cell_of and expander is not None and expander.cell is not None:
+            cell_of[bdf] = GuestCellId(expander.cell)
     controllers = build.controllers()
     findings = _unplaced(by_bdf, devices, cell_of_node, address_of, cell_of)
     near = [
@@ -262,7 +262,7 @@ def _unplaced(
 
 def _unguarded(
     request: GuestRequest,
-    controllers: tuple[PlannedController, ...],
+    controllers: tuple[GuestPciController, ...],
     address_of: dict[Bdf, GuestAddress],
 ) -> tuple[PlanFinding, ...]:
     """Empty ports in a document that libvirt has never seen, which names no controllers.
@@ -273,7 +273,7 @@ def _unguarded(
     if request.guest.controllers:
         return ()
     used = {address.bus for address in address_of.values()}
-    used |= {controller.address.bus for controller in controllers}
+    used |= {c.address.bus for c in controllers if c.address is not None}
     empty = [c for c in controllers if c.index not in used and c.model != PortModel.EXPANDER_BUS]
     if not empty:
         return ()

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from homenode.plan.model import GuestCellId, PlannedController, PortModel, Unplannable
+from homenode.plan.model import Unplannable
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
 from homenode.plan.shape.pcie_document import EXPANDER, PcieDocument
 from homenode.plan.shape.pcie_tree import SLOTS_PER_BUS, PcieTree, TreeNode
-from homenode.vm.model import GuestAddress
+from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, PortModel
 
 LARGEST_INDEX = 255
 """libvirt writes a controller's index as `bus` of an address, which has 8 bits."""
@@ -107,7 +107,7 @@ class PcieBuild:
                 if slot not in self._slots.get(port.index, set()):
                     self._add(self._next_index(), PortModel.ROOT_PORT, port.cell, port.index, slot)
 
-    def controllers(self) -> tuple[PlannedController, ...]:
+    def controllers(self) -> tuple[GuestPciController, ...]:
         """The tree by index, with bus windows. Raises Unplannable if bus numbers run out."""
         ours = [port for port in self.ports.values() if port.model is PortModel.EXPANDER_BUS]
         ours.sort(key=lambda port: (port.cell, port.index))
@@ -129,12 +129,12 @@ class PcieBuild:
         usual = max(self.tree.expanders, len(ours))
         windows = assign_windows(needs, usual, root_buses, foreign)
         window_of = {need.index: window for need, window in zip(needs, windows, strict=True)}
-        planned: list[PlannedController] = []
+        planned: list[GuestPciController] = []
         for index in sorted(self.ports):
             port = self.ports[index]
             window = window_of.get(index)
             planned.append(
-                PlannedController(
+                GuestPciController(
                     index=index,
                     model=port.model,
                     address=port.address,
@@ -157,7 +157,7 @@ class PcieBuild:
         if index in self.ports or controller.model not in set(PortModel):
             return
         expander = self.document.controllers[self._below.get(index, index)]
-        cell = expander.node or 0
+        cell = expander.cell or 0
         address = controller.address
         if address is None:  # libvirt has not given one yet
             address = GuestAddress(0, 0, self._root_slot(), 0)
@@ -192,7 +192,7 @@ class PcieBuild:
 
     def _expander_with_space(self, cell: int) -> int:
         for index, controller in sorted(self.document.controllers.items()):
-            if controller.model == EXPANDER and controller.node == cell:
+            if controller.model == EXPANDER and controller.cell == cell:
                 self._adopt(index)
         for index, port in sorted(self.ports.items()):
             has_space = len(self._slots.get(index, ())) < SLOTS_PER_BUS

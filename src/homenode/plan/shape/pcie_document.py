@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from homenode.errors import InputError
-from homenode.plan.model import PortModel
 from homenode.plan.shape.pcie_tree import PcieTree, TreeNode
-from homenode.vm.model import GuestAddress, GuestPciController, Vm
+from homenode.vm.model import GuestAddress, GuestPciController, PortModel, Vm
 
 EXPANDER = PortModel.EXPANDER_BUS.value
 
@@ -27,8 +26,8 @@ class PcieDocument:
     def __init__(self, guest: Vm, cells: int, leaving: Iterable[GuestAddress]) -> None:
         self.controllers = {
             controller.index: controller
-            if controller.node is None or controller.node < cells
-            else replace(controller, node=None)
+            if controller.cell is None or controller.cell < cells
+            else replace(controller, cell=None)
             for controller in guest.controllers
         }
         self.cells = cells
@@ -47,7 +46,7 @@ class PcieDocument:
     @property
     def has_tree(self) -> bool:
         """An expander bus belongs to a cell already."""
-        return any(controller.node is not None for controller in self.controllers.values())
+        return any(controller.cell is not None for controller in self.controllers.values())
 
     def bases_of(self, tree: PcieTree) -> list[int]:
         """Indices before the first controller of such a tree, as far as its first ones show."""
@@ -65,7 +64,7 @@ class PcieDocument:
         if controller is None or controller.model != node.model.value:
             return False
         if node.parent is None:
-            return controller.node == node.cell
+            return controller.cell == node.cell
         return controller.address is not None and controller.address.bus == base + 1 + node.parent
 
     def expander_slots(self) -> list[int]:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
-from homenode.plan.model import PortModel
 from homenode.plan.options import PciGranularity
 from homenode.plan.shape.device_places import Place, Section
+from homenode.vm.model import PortModel
 
 SLOTS_PER_BUS = 32
 """Device numbers on an expander bus or below a switch's upstream port."""

@@ -136,6 +136,6 @@ def _right_address(
         port = stated.controllers.get(address.bus)
         expander = stated.expander_above(address.bus)
         is_port = port is not None and port.model != EXPANDER
-        if is_port and expander is not None and expander.node == assignment.cell:
+        if is_port and expander is not None and expander.cell == assignment.cell:
             return address
     return None

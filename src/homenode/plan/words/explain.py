@@ -262,7 +262,7 @@ def _host_threads(plan: Plan) -> Section:
         shared = plan.emulator_pus & used
         if shared:
             lines.append(f"It shares {pus_text(shared)} with vCPUs and may delay them.")
-    lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.pus_of_iothreads.items()]
+    lines += [f"IOThread {i} runs on {pus_text(pus)}." for i, pus in plan.vm.iothread_pins]
     return section("Emulator and IOThreads", tuple(lines))
 
 

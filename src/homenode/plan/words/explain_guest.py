@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from homenode.cpuset import CpuSet
 from homenode.doc import Section, Table
 from homenode.indices import NodeIndex
-from homenode.plan.model import GuestCache, Plan, PlannedCell, PlannedDevice
+from homenode.plan.model import Plan
 from homenode.plan.words.explanation import section
 from homenode.topology import Host
 from homenode.units import KIB, MIB, format_bytes, format_limit
 from homenode.vm.layout import GuestCells
+from homenode.vm.model import GuestCache, GuestHostdev, VmCell
 from homenode.wording import nodes_text, number_list, plural
 
 
 def cells_section(plan: Plan) -> Section:
     pinned = bool(plan.vcpu_pins)
-    offline = CpuSet() if plan.kept is None else plan.kept.offline_vcpus
+    offline = plan.vm.offline_vcpus
     rows = tuple(
         (
             "flat" if plan.layout.cells is GuestCells.FLAT else str(cell.id),
@@ -35,8 +36,8 @@ def cells_section(plan: Plan) -> Section:
         line = f"Memory is bound to host {nodes_text(plan.memory_nodes)}, mode {plan.memory_mode}."
     lines = [line]
     lines += [
-        f"Cells {number_list(device.initiator_cells)} are for the memory of GPU {device.bdf}: the "
-        "guest's driver puts it online there."
+        f"Cells {number_list(tuple(device.initiator_cells))} are for the memory of GPU "
+        f"{device.bdf}: the guest's driver puts it online there."
         for device in plan.devices
         if device.initiator_cells
     ]
@@ -60,7 +61,7 @@ def topology_section(plan: Plan) -> Section:
         GuestCache.PASSTHROUGH: "Its caches are the host's: they match its threads and LLCs.",
         GuestCache.EMULATED: "Its L3 is emulated, one for each die.",
         GuestCache.DISABLED: "It is shown no L3: none could be true of its vCPUs.",
-        GuestCache.AS_IT_WAS: "Its caches stay as the document has them.",
+        None: "Its caches stay as the document has them.",
     }
     lines.append(caches[plan.cache])
     if plan.topoext:
@@ -101,7 +102,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
     """Local and remote parts of DMA; devices with the same parts together."""
     if not plan.devices:
         return ()
-    alike: dict[tuple[bool, float | None, int | None], list[PlannedDevice]] = {}
+    alike: dict[tuple[bool, float | None, int | None], list[GuestHostdev]] = {}
     for device in plan.devices:
         node = device.host_node
         farthest = None if node is None else _farthest(plan.cells, host, node)
@@ -143,7 +144,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _farthest(cells: Sequence[PlannedCell], host: Host | None, node: NodeIndex) -> int | None:
+def _farthest(cells: Sequence[VmCell], host: Host | None, node: NodeIndex) -> int | None:
     if host is None or host.node(node) is None:
         return None
     others = [

@@ -408,7 +408,9 @@ def _words(
         words.append(("--platform", _merged(platform, {})))
     given_ids = ids or {}
     names = {d.bdf: given_ids.get(d.bdf, "homenode" + str(i)) for i, d in enumerate(plan.devices)}
-    owner = {cell: names[device.bdf] for device in plan.devices for cell in device.initiator_cells}
+    owner: dict[int, str] = {
+        cell: names[device.bdf] for device in plan.devices for cell in device.initiator_cells
+    }
     if plan.layout.cells is GuestCells.MIRRORED:
         for cell in plan.cells:
             pairs = [f"guest_numa_id={cell.id}"]

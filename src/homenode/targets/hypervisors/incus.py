@@ -17,7 +17,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlanFinding, PlannedCell, plan_finding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
     Feature,
@@ -365,7 +365,7 @@ def _refuse(plan: Plan, host: Host | None) -> None:
     _refuse_by_number(cells)
 
 
-def _refuse_by_number(cells: Sequence[PlannedCell]) -> None:
+def _refuse_by_number(cells: Sequence[VmCell]) -> None:
     """What a file would say of cells by their number, which is another at each start."""
     numbered = range(len(cells)) if all(cell.distances for cell in cells) else ()
     found: dict[str, set[object]] = {

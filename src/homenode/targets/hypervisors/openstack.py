@@ -15,7 +15,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.gpu_parts import parts_at
-from homenode.plan.model import Plan, PlanFinding, PlannedDevice, plan_finding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.json_edit import members, with_members
 from homenode.targets.script import quoted
 from homenode.targets.target import (
@@ -34,7 +34,7 @@ from homenode.targets.target import (
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
-from homenode.vm.model import Vm, VmCell
+from homenode.vm.model import GuestHostdev, Vm, VmCell
 from homenode.wording import printable
 
 SUPPORT = {
@@ -356,7 +356,7 @@ def _aliases(
 
     Source: nova.pci.request (get_alias_from_config), nova.pci.devspec, nova.pci.stats.
     """
-    kinds: dict[tuple[str | None, str | None, str | None], list[PlannedDevice]] = {}
+    kinds: dict[tuple[str | None, str | None, str | None], list[GuestHostdev]] = {}
     functions = [device for device in plan.devices if device.uuid is None]
     for device in functions:
         kinds.setdefault(_kind(device.bdf, host), []).append(device)

@@ -15,8 +15,7 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
-from homenode.plan.as_vm import vm_of_plan
-from homenode.plan.model import GuestCache, Plan, PlanFinding, plan_finding
+from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
     Tree,
     distance_words,
@@ -64,7 +63,7 @@ from homenode.targets.target import (
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import GuestCells
-from homenode.vm.model import Vm
+from homenode.vm.model import GuestCache, Vm
 
 SUPPORT = {
     Feature.VCPU_PINS: indirect(
@@ -339,7 +338,7 @@ def _hostpci(
     groups: dict[Bdf, list[Bdf]] = {}
     for device in plan.devices:
         if device.bdf not in there and not is_vgpu(device):
-            groups.setdefault(device.group, []).append(device.bdf)
+            groups.setdefault(device.group or device.bdf, []).append(device.bdf)
     pcie = ",pcie=1" if "q35" in conf.values.get("machine", "" if conf.values else "q35") else ""
     for members in groups.values():
         key = next(free, "")
@@ -369,7 +368,7 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
         if not cell.vcpus and plan.layout.cells is GuestCells.MIRRORED
     ]
     words += distance_words(plan)
-    if plan.topoext or plan.forbids_topoext:
+    if plan.topoext is not None:
         words.append(("-global", f"x86_64-cpu.topoext={'on' if plan.topoext else 'off'}"))
     if plan.cache is GuestCache.PASSTHROUGH:
         words.append(("-global", "x86_64-cpu.host-cache-info=on"))
@@ -394,7 +393,7 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
 
 
 def _tree_words(plan: Plan) -> list[tuple[str, str]]:
-    controllers = vm_of_plan(plan).controllers
+    controllers = plan.vm.controllers
     places = [d.address for d in plan.devices if d.address is not None]
     places += [c.address for c in controllers if c.address is not None]
     tree = Tree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)

@@ -5,7 +5,6 @@ from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
-from homenode.plan.as_vm import vm_of_plan
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
     Tree,
@@ -263,11 +262,11 @@ def _tree(
     # Cells of the document are no more, but for those that the plan mirrors.
     cells = len(plan.cells) if plan.layout.cells is GuestCells.MIRRORED else 0
     known = {
-        c.index: c if c.node is None or c.node < cells else replace(c, node=None)
+        c.index: c if c.cell is None or c.cell < cells else replace(c, cell=None)
         for c in guest.controllers
         if c.model != "pcie-root"
     }
-    known |= {c.index: c for c in vm_of_plan(plan).controllers}
+    known |= {c.index: c for c in plan.vm.controllers}
     used: dict[int, GuestPciController] = {}
 
     def use(index: int) -> bool:
@@ -279,7 +278,7 @@ def _tree(
         used[index] = controller
         return True
 
-    for controller in vm_of_plan(plan).controllers:
+    for controller in plan.vm.controllers:
         use(controller.index)
     places: dict[object, GuestAddress] = {}
     for device in plan.devices:

@@ -42,7 +42,7 @@ class AddressMap:
 def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
     """The map of a guest's devices; None where none of them has a large BAR that is known."""
     passed = [
-        device for hostdev in guest.hostdevs if (device := host.device(hostdev.source)) is not None
+        device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
     ]
     sizes = {
         device.bdf: max(

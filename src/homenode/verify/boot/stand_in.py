@@ -300,7 +300,7 @@ def _tree(
             endpoints[address] = None
     for hostdev in guest.hostdevs:
         if hostdev.address is not None and hostdev.address.bus in buses:
-            endpoints[hostdev.address] = hostdev.source
+            endpoints[hostdev.address] = hostdev.bdf
     slots = _free_slots({a.device for a in (*places, *endpoints) if a.bus == 0})
     controllers = [
         c if c.address is not None else placed(c, address=GuestAddress(0, 0, next(slots), 0))
@@ -314,7 +314,7 @@ def _tree(
                 controllers.append(GuestPciController(next_index, "pcie-root-port", at))
                 at = GuestAddress(0, next_index, 0, 0)
                 next_index += 1
-            endpoints[at] = hostdev.source
+            endpoints[at] = hostdev.bdf
     ordered = sorted(endpoints.items(), key=lambda item: item[0])
     return _parents_first(controllers), tuple(ordered)
 

@@ -134,7 +134,7 @@ def _controllers(stand_in: StandIn) -> list[str]:
             f"    <controller type='pci' index='{controller.index}' model='{controller.model}'>"
         )
         if controller.bus_nr is not None:
-            node = f"<node>{controller.node}</node>" if controller.node is not None else ""
+            node = f"<node>{controller.cell}</node>" if controller.cell is not None else ""
             lines.append(f"      <target busNr='{controller.bus_nr}'>{node}</target>")
         if controller.address is not None:
             lines.append(f"      {_address(stand_in, controller.address)}")

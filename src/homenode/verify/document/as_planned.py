@@ -19,7 +19,6 @@ from homenode.domain.metadata import edit_metadata
 from homenode.domain.rewrite import STEPS
 from homenode.errors import InputError
 from homenode.findings import Finding
-from homenode.plan.as_vm import unsaid, vm_of_plan
 from homenode.plan.model import Plan
 from homenode.vm.facts import diff
 from homenode.vm.model import Vm
@@ -46,7 +45,7 @@ def as_planned(
     change, and for what else the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)
-    for one in diff(vm_of_plan(plan, vm), vm, unsaid(plan) | _BY_ADDRESS):
+    for one in diff(plan.vm, vm, plan.unsaid | _BY_ADDRESS):
         named.update(one.fact.fields)
         yield finding(
             f"plan-{one.fact.id}", one.subject, one.expected, one.observed, document.source
@@ -95,7 +94,7 @@ def _settings(document: Document, plan: Plan, known: set[str]) -> Iterator[Findi
         return
     if plan.aperture is not None and plan.aperture.physical_address_bits is not None:
         known = known | {"maxphysaddr"}  # at least those of the plan, which its step checks
-    before, now = Counter(plan.kept.settings), Counter(read_kept(document).settings)
+    before, now = Counter(plan.kept), Counter(read_kept(document))
     gone, new = (
         sorted(one for one in lines.elements() if one.partition(" ")[0] not in known)
         for lines in (before - now, now - before)

@@ -26,7 +26,7 @@ def cell_of_hostdev(guest: Vm, hostdev: GuestHostdev) -> int | None:
         return None
     controllers = {controller.index: controller for controller in guest.controllers}
     above = expander_above(controllers, hostdev.address.bus)
-    return None if above is None or above.model != EXPANDER else above.node
+    return None if above is None or above.model != EXPANDER else above.cell
 
 
 def devices_alone(facts: Vm) -> Iterator[Finding]:
@@ -83,19 +83,19 @@ def devices_on_host(facts: Vm, host: Host) -> Iterator[Finding]:
             source=facts.source,
         )
     by_bdf = {device.bdf: device for device in host.pci_devices}
-    passed = {hostdev.source for hostdev in facts.hostdevs}
+    passed = {hostdev.bdf for hostdev in facts.hostdevs}
     for hostdev in with_mediated(facts, host).hostdevs:
-        device = by_bdf.get(hostdev.source)
+        device = by_bdf.get(hostdev.bdf)
         if device is None or device.kind is DeviceKind.BRIDGE:
             yield finding(
                 "device-of-no-host",
-                str(hostdev.source),
+                str(hostdev.bdf),
                 expected=f"a device of {host.name}",
                 observed="none there" if device is None else "a bridge",
                 source=facts.source,
             )
             continue
-        yield from _in_use(facts, host, hostdev.uuid or hostdev.source)
+        yield from _in_use(facts, host, hostdev.uuid or hostdev.bdf)
         if hostdev.uuid is None:
             yield from _unmanaged(facts, host, hostdev, device)
             yield from _group(facts, host, device, passed)
@@ -120,7 +120,7 @@ def _unmanaged(
     facts: Vm, host: Host, hostdev: GuestHostdev, device: PciDevice
 ) -> Iterator[Finding]:
     is_vgpu = any(part.profile for part in parts_at(host.device_at, device.bdf))
-    if hostdev.is_managed or is_vgpu or "vfio" in (device.driver or ""):
+    if hostdev.managed or is_vgpu or "vfio" in (device.driver or ""):
         return
     yield finding(
         "not-bound-to-vfio",
@@ -166,7 +166,7 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     if cell is None:
         yield finding(
             "device-without-cell",
-            str(hostdev.source),
+            str(hostdev.bdf),
             expected=f"the expander bus of cell {home}, whose memory is on the device's node "
             f"{node}",
             observed=f"at {hostdev.address or 'no address'}, on the root bus",
@@ -175,7 +175,7 @@ def _place(facts: Vm, hostdev: GuestHostdev, node: NodeIndex | None) -> Iterator
     elif cell not in homes:
         yield finding(
             "device-on-other-cell",
-            str(hostdev.source),
+            str(hostdev.bdf),
             expected=f"the expander bus of cell {home}, whose memory is on the device's node "
             f"{node}",
             observed=f"at {hostdev.address}, on that of cell {cell}",

@@ -99,13 +99,13 @@ def expectation_of(vm: Vm, *, host: Host | None = None, document: Vm | None = No
     device really is plugged in. host: for the devices' ids and for LLCs that are passed through.
     """
     really = vm if document is None else document
-    address_of = {one.source: one.address for one in (*vm.hostdevs, *really.hostdevs)}
+    address_of = {one.bdf: one.address for one in (*vm.hostdevs, *really.hostdevs)}
 
     def device(one: GuestHostdev) -> ExpectedDevice:
-        address = address_of[one.source]
+        address = address_of[one.bdf]
         path = None if address is None else path_of_address(address, really.controllers)
         cell = cell_of_hostdev(vm, one) if one.cell is None else one.cell
-        return ExpectedDevice(one.source, cell, path, *_ids(host, one.source))
+        return ExpectedDevice(one.bdf, cell, path, *_ids(host, one.bdf))
 
     return Expectation(vm, tuple(map(device, vm.hostdevs)), _l3(vm, host))
 

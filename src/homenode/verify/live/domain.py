@@ -5,8 +5,7 @@ from homenode.errors import UsageError
 from homenode.findings import Findings
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
-from homenode.plan.as_vm import vm_as_it_runs
-from homenode.plan.model import Plan
+from homenode.plan.model import Plan, vm_as_it_runs
 from homenode.verify.live.capture import Watch, capture_running_vm
 from homenode.verify.live.memory import memory_pieces
 from homenode.verify.live.running_vm import RunningVm
@@ -54,7 +53,7 @@ def what_to_watch(expected: Vm, seconds: float = 0.5) -> Watch:
     """What such a VM is looked at with."""
     return Watch(
         expected.pinned_pus,
-        tuple(hostdev.source for hostdev in expected.hostdevs),
+        tuple(hostdev.bdf for hostdev in expected.hostdevs),
         tuple(piece.memory_bytes for piece in memory_pieces(expected)),
         seconds,
     )

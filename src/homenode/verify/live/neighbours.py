@@ -16,11 +16,9 @@ a daemon that woke up."""
 def interrupt_findings(expected: Vm, vm: RunningVm) -> Iterator[Finding]:
     """Devices whose interrupts other nodes serve. One finding for each device."""
     node_of = dict(vm.node_of_device) | {
-        one.source: NodeIndex(one.host_node)
-        for one in expected.hostdevs
-        if one.host_node is not None
+        one.bdf: NodeIndex(one.host_node) for one in expected.hostdevs if one.host_node is not None
     }
-    for bdf in sorted({one.source for one in expected.hostdevs}):
+    for bdf in sorted({one.bdf for one in expected.hostdevs}):
         node = node_of.get(bdf)
         if node is None:
             continue

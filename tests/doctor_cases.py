@@ -12,7 +12,7 @@ from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import Circumstances, diagnose
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.links.rate import LinkRate
-from homenode.doctor.retrain.execution import explain_interrupted, retrain
+from homenode.doctor.retrain.execution import explain_interrupted
 from homenode.doctor.retrain.hook import dropped_links
 from homenode.doctor.retrain.plan import Use, plan_retrain
 from homenode.findings import Finding
@@ -21,7 +21,7 @@ from homenode.topology import Host, PagePool
 from tests.doctor_domains import diagnosed as found_in
 from tests.doctor_domains import domain, gpus, host
 from tests.doctor_listings import arc, port
-from tests.simulated_config import MemoryJournal, NoTime, PowerCutError, SimulatedConfig
+from tests.simulated_config import MemoryJournal, PowerCutError, SimulatedConfig, retrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _retrained(reaches: int | None) -> Sequence[Finding]:
     plan = plan_retrain(there, gpu, space, uses)
     if reaches is not None:
         space.reaches[plan.port] = reaches
-    return retrain(plan, space, MemoryJournal(), NoTime()).findings
+    return retrained(plan, space).findings
 
 
 def _interrupted(cut_at: int | None) -> Sequence[Finding]:
@@ -117,8 +117,8 @@ def _interrupted(cut_at: int | None) -> Sequence[Finding]:
     uses = {device.bdf: Use(()) for device in there.pci_devices}
     plan = plan_retrain(there, gpus(SICK, 1)[0], space, uses)
     with suppress(PowerCutError):
-        retrain(plan, space, journal, NoTime())
-    entry = journal.load(plan.port)
+        retrained(plan, space, journal)
+    entry = journal.open_entry
     return () if entry is None else (explain_interrupted(entry, plan.before),)
 
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from homenode.bdf import Bdf
-from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
-from homenode.doctor.retrain.execution import JournalEntry
+from homenode.change.step import UNSETTLED, ChangeEntry, to_undo
+from homenode.doctor.retrain.config_registers import SPEED_OF_CODE, ConfigSpace
+from homenode.doctor.retrain.execution import RetrainResult, RetrainStep
+from homenode.doctor.retrain.plan import RetrainPlan
 from homenode.errors import HostError
 from homenode.topology import Host
 
@@ -115,18 +117,24 @@ class SimulatedConfig:
 
 @dataclass
 class MemoryJournal:
-    """A journal that outlives the program under test."""
+    """Lines that outlive the program under test."""
 
-    entries: dict[Bdf, JournalEntry] = field(default_factory=dict)
+    lines: list[ChangeEntry] = field(default_factory=list)
 
-    def load(self, port: Bdf) -> JournalEntry | None:
-        return self.entries.get(port)
+    @property
+    def open_entry(self) -> ChangeEntry | None:
+        """The retrain that was cut short."""
+        return next((one for one in to_undo(self.lines) if one.what in UNSETTLED), None)
 
-    def save(self, entry: JournalEntry) -> None:
-        self.entries[entry.port] = entry
 
-    def clear(self, port: Bdf) -> None:
-        self.entries.pop(port, None)
+def retrained(
+    plan: RetrainPlan, space: ConfigSpace, journal: MemoryJournal | None = None
+) -> RetrainResult:
+    """A retrain carried out, or taken up again."""
+    journal = journal or MemoryJournal()
+    step = RetrainStep(plan, space, NoTime(), journal.open_entry)
+    step.do(journal.lines.append)
+    return step.result
 
 
 class NoTime:

@@ -110,14 +110,15 @@ def head_line(kind: str, value: Any) -> str:
     return _line({"format": _format(kind), **_changed_fields(value)})
 
 
-def is_kind(text: bytes, kind: str) -> bool:
-    """Whether a document, or a first line, is of that kind; of whatever version."""
+def kind_of(text: bytes) -> str | None:
+    """The kind of a document, or of a first line, of whatever version; None where it has none."""
     try:
         document = decode_json(text)
     except NotJsonError:
-        return False
+        return None
     found = document.get("format") if isinstance(document, dict) else None
-    return isinstance(found, str) and found.startswith(f"homenode.{kind}/")
+    owner, _, kind = found.partition(".") if isinstance(found, str) else ("", "", "")
+    return kind.partition("/")[0] if owner == "homenode" else None
 
 
 def line(value: Any) -> str:

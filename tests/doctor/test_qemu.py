@@ -8,13 +8,12 @@ import pytest
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.retrain.config_registers import SPEED_OF_CODE, find_express, read_registers
-from homenode.doctor.retrain.execution import retrain
 from homenode.doctor.retrain.plan import Refused, RetrainPlan, Use, plan_retrain
 from homenode.errors import HostError
 from homenode.topology import Host
 from tests.doctor_listings import port
 from tests.qemu_config import QEMU, QemuConfig, qemu_config
-from tests.simulated_config import MemoryJournal, NoTime
+from tests.simulated_config import retrained
 
 pytestmark = [
     pytest.mark.qemu,
@@ -77,7 +76,7 @@ def test_only_two_fields_of_qemus_port_are_written() -> None:
         registers = read_registers(space, PORT)
         plan = RetrainPlan(PORT, DEVICE, replace(registers, status=0x2011), 3, 1)
         space.accesses.clear()
-        result = retrain(plan, space, MemoryJournal(), NoTime())
+        result = retrained(plan, space)
         assert [finding.id for finding in result.findings] == ["retrain-failed"]
         writes = [access for access in space.accesses if access.kind == "write"]
         assert {(a.bdf, a.offset, a.size) for a in writes} == {

@@ -1,22 +1,21 @@
 """Retraining writes two fields of one port, and can be undone."""
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
+from homenode.change.step import ChangeEntry, ChangeState
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.retrain.config_registers import read_registers
 from homenode.doctor.retrain.device_use import device_uses
-from homenode.doctor.retrain.execution import (
-    JournalEntry,
-    RetrainResult,
-    explain_interrupted,
-    retrain,
-)
-from homenode.doctor.retrain.journal import FileJournal
+from homenode.doctor.retrain.execution import RetrainResult, RetrainStep, explain_interrupted
+from homenode.doctor.retrain.journal import open_retrain, retrain_journal, retrain_journals
 from homenode.doctor.retrain.plan import (
     RetrainPlan,
     Use,
@@ -40,6 +39,7 @@ from tests.simulated_config import (
     NoTime,
     PowerCutError,
     SimulatedConfig,
+    retrained,
 )
 
 SICK = "rtx5090-epyc7702"
@@ -79,7 +79,7 @@ def carried_out(
     space: SimulatedConfig, journal: MemoryJournal | None = None
 ) -> tuple[RetrainPlan, RetrainResult]:
     plan = planned(space.host, space)
-    return plan, retrain(plan, space, journal or MemoryJournal(), NoTime())
+    return plan, retrained(plan, space, journal)
 
 
 def test_only_the_two_fields_of_the_port_change() -> None:
@@ -154,7 +154,7 @@ def test_a_target_that_is_no_generation_is_refused(target: int) -> None:
 def test_a_lower_target_may_be_asked_for() -> None:
     space = SimulatedConfig(sick())
     plan = planned(space.host, space, 3)
-    result = retrain(plan, space, MemoryJournal(), NoTime())
+    result = retrained(plan, space)
     assert result.findings == () and result.registers.current_code == 3
 
 
@@ -184,7 +184,7 @@ def test_a_link_that_stays_slow_gets_back_the_target_that_was_found() -> None:
     (finding,) = result.findings
     assert (finding.id, finding.severity) == ("retrain-failed", Severity.CRITICAL)
     assert space.read(port, LINK_CONTROL_2, 2) == 0x1042
-    assert journal.entries == {}
+    assert journal.open_entry is None
 
 
 def test_a_link_that_comes_up_narrow_is_put_back() -> None:
@@ -215,14 +215,16 @@ def test_an_interruption_is_explained_and_resumed(cut_at: int, cut_after_write: 
         carried_out(space, journal)
     space.cut_at = None
     plan = planned(space.host, space)
-    entry = journal.load(plan.port)
-    assert entry is not None and entry.control_2 == 0x1042 and entry.target_code == 4
+    entry = journal.open_entry
+    assert entry is not None and (entry.before, entry.after) == ("0x1042", "4")
     said = explain_interrupted(entry, plan.before).observed
     untouched = cut_at == 1 and not cut_after_write
     assert ("nothing had been written" in said) is untouched
     assert ("new target was written" in said) is not untouched
-    result = retrain(plan, space, journal, NoTime())
-    assert result.registers.current_code == 4 and result.findings == () and journal.entries == {}
+    result = retrained(plan, space, journal)
+    assert (
+        result.registers.current_code == 4 and result.findings == () and journal.open_entry is None
+    )
 
 
 def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
@@ -234,7 +236,7 @@ def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
     plan = planned(space.host, space)
     assert plan.before.target_code == 4  # of the interrupted run
     space.reaches[plan.port] = 2
-    result = retrain(plan, space, journal, NoTime())
+    result = retrained(plan, space, journal)
     assert [finding.id for finding in result.findings] == ["retrain-failed"]
     assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1042
 
@@ -242,22 +244,50 @@ def test_what_was_found_first_is_put_back_after_an_interruption() -> None:
 def test_somebody_elses_target_after_an_interruption_is_said() -> None:
     space = SimulatedConfig(sick())
     plan = planned(space.host, space)
-    entry = JournalEntry(plan.port, plan.device, 0x1043, 4)
+    lines: list[ChangeEntry] = []
+    RetrainStep(plan, space, NoTime()).do(lines.append)
+    entry = structs.replace(lines[0], before="0x1043")
+    plan = dataclasses.replace(plan, before=dataclasses.replace(plan.before, control_2=0x1041))
     assert "somebody else" in explain_interrupted(entry, plan.before).observed
 
 
-def test_a_journal_on_disk_keeps_entries_whole_and_refuses_rubbish(tmp_path: Path) -> None:
-    journal = FileJournal(str(tmp_path / "retrain"))
-    entry = JournalEntry(Bdf.parse("10000:40:01.0"), GPU, 0x1042, 4)
-    assert journal.load(entry.port) is None
-    journal.save(entry)
-    assert journal.load(entry.port) == entry
-    assert [file.name for file in (tmp_path / "retrain").iterdir()] == [f"{entry.port}.json"]
-    (tmp_path / "retrain" / f"{entry.port}.json").write_text("{}")
-    with pytest.raises(HostError, match=r"expected .format.: .homenode\.retrain/1"):
-        journal.load(entry.port)
-    journal.clear(entry.port)
-    assert journal.load(entry.port) is None
+def test_a_journal_on_disk_keeps_what_was_found_and_refuses_rubbish(tmp_path: Path) -> None:
+    space, folder = SimulatedConfig(sick(), cut_at=2), str(tmp_path / "retrain")
+    plan = planned(space.host, space)
+    journal = retrain_journal(plan.port, folder)
+    assert open_retrain(journal) is None
+    with pytest.raises(PowerCutError):
+        RetrainStep(plan, space, NoTime()).do(journal.write)
+    (kept,) = retrain_journals(folder)
+    entry = open_retrain(kept)
+    assert entry is not None and (entry.subject, entry.before) == (str(plan.port), "0x1042")
+    assert "CAP_EXP+30.w=0002:000f" in entry.by_hand
+    space.cut_at = None
+    RetrainStep(planned(space.host, space), space, NoTime(), entry).do(journal.write)
+    assert open_retrain(kept) is None
+    assert [one.what for one in kept.to_undo()] == [ChangeState.DONE]
+    journal.files.journal_path.write_text("{}\n")
+    with pytest.raises(InputError, match=r"journal\.jsonl") as refused:
+        open_retrain(journal)
+    assert "setpci" in (refused.value.hint or "")
+
+
+def test_a_retrain_that_an_earlier_version_left_open_is_taken_up(tmp_path: Path) -> None:
+    space = SimulatedConfig(sick())
+    plan = planned(space.host, space)
+    old = {
+        "format": "homenode.retrain/1",
+        "port": str(plan.port),
+        "device": str(plan.device),
+        "control_2": 0x1041,
+        "target_code": 4,
+    }
+    (tmp_path / f"{plan.port}.json").write_text(json.dumps(old))
+    (journal,) = retrain_journals(str(tmp_path))
+    space.reaches[plan.port] = 2
+    RetrainStep(plan, space, NoTime(), open_retrain(journal)).do(journal.write)
+    assert space.read(plan.port, LINK_CONTROL_2, 2) == 0x1041
+    assert open_retrain(journal) is None
 
 
 def test_a_gpu_behind_a_switch_of_its_own_is_trained_at_the_slot() -> None:
@@ -315,7 +345,7 @@ def test_a_lower_target_brings_a_fast_link_down() -> None:
     carried_out(space)
     plan = planned(space.host, space, 3)
     assert plan.is_needed
-    result = retrain(plan, space, MemoryJournal(), NoTime())
+    result = retrained(plan, space)
     assert (result.findings, result.registers.current_code) == ((), 3)
     assert not planned(space.host, space, 3).is_needed
 
@@ -340,8 +370,8 @@ def test_an_interrupted_failure_ends_with_the_target_that_was_found(
         carried_out(space, journal)
     space.cut_at = None
     plan = planned(space.host, space)
-    entry = journal.load(port)
+    entry = journal.open_entry
     assert entry is not None and explain_interrupted(entry, plan.before).observed
-    result = retrain(plan, space, journal, NoTime())
+    result = retrained(plan, space, journal)
     assert [finding.id for finding in result.findings] == ["retrain-failed"]
-    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042 and journal.entries == {}
+    assert space.read(port, LINK_CONTROL_2, 2) == 0x1042 and journal.open_entry is None

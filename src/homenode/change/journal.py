@@ -71,27 +71,20 @@ class Journal:
         self.head = head
         self._earlier = earlier
 
-    @property
-    def is_current(self) -> bool:
-        """Whether there is a journal of this kind; else an earlier record, or none."""
-        content = self.files.journal()
-        return bool(content) and formats.is_kind(content.partition(b"\n")[0], KIND)
-
     def stored_head(self) -> ChangeHead:
         """As the journal has it; where there is none, as it would be."""
-        if not self.is_current:
+        first = self._first()
+        if formats.kind_of(first) != KIND:
             return self.head
-        first = self.files.journal().partition(b"\n")[0]
         return formats.decode_head(first, KIND, ChangeHead, str(self.files.journal_path))
 
     def entries(self) -> tuple[ChangeEntry, ...]:
         """All lines. Raises InputError."""
-        if not self.is_current:
+        first = self._first()
+        if not first or formats.kind_of(first) not in (KIND, None):
             return self._earlier(self.files)
-        source = str(self.files.journal_path)
-        return formats.decode_journal(self.files.journal(), KIND, ChangeHead, ChangeEntry, source)[
-            1
-        ]
+        source, content = str(self.files.journal_path), self.files.journal()
+        return formats.decode_journal(content, KIND, ChangeHead, ChangeEntry, source)[1]
 
     def last(self, kind: str, subject: str) -> ChangeEntry | None:
         """The last line of a step; None where nothing was ever done."""
@@ -104,7 +97,7 @@ class Journal:
     def write(self, *entries: ChangeEntry) -> None:
         """Write lines; they are on the disk when this returns."""
         text = "".join(map(formats.line, entries))
-        if self.is_current:
+        if formats.kind_of(self._first()) == KIND:
             self.files.append(text)
             return
         earlier = "".join(map(formats.line, self.entries()))
@@ -126,3 +119,6 @@ class Journal:
     def undo(self, step_of: Callable[[ChangeEntry], ChangeStep]) -> tuple[ChangeEntry, ...]:
         """Undo what was done, the last first; what each left."""
         return tuple(step_of(entry).undo(entry, self.write) for entry in reversed(self.to_undo()))
+
+    def _first(self) -> bytes:
+        return self.files.journal().partition(b"\n")[0]

@@ -123,24 +123,26 @@ def _one(
 ) -> "tuple[Finding, ...]":
     from homenode.doctor.retrain.config_file import SysfsConfigSpace
     from homenode.doctor.retrain.device_use import device_uses
-    from homenode.doctor.retrain.execution import explain_interrupted
-    from homenode.doctor.retrain.execution import retrain as carry_out
-    from homenode.doctor.retrain.journal import FileJournal, WallClock
+    from homenode.doctor.retrain.execution import RetrainStep, explain_interrupted
+    from homenode.doctor.retrain.journal import WallClock, open_retrain, retrain_journal
     from homenode.doctor.retrain.plan import describe, plan_retrain
 
-    space, journal = SysfsConfigSpace(), FileJournal()
+    space = SysfsConfigSpace()
     plan = plan_retrain(host, bdf, space, device_uses(host.pci_devices), target)
     for line in describe(plan):
         say(line)
-    entry = journal.load(plan.port)
+    journal = retrain_journal(plan.port)
+    entry = open_retrain(journal)
     if entry is not None:
         say(str(explain_interrupted(entry, plan.before)))
     if not apply:
         say("dry run: nothing was written; --apply writes")
         return () if entry is None else (explain_interrupted(entry, plan.before),)
-    result = carry_out(plan, space, journal, WallClock())
-    _say_result(plan, result, say)
-    return result.findings
+    with journal.files.locked("no other homenode that trains this link", wait_s=10):
+        step = RetrainStep(plan, space, WallClock(), open_retrain(journal))
+        step.do(journal.write)
+    _say_result(plan, step.result, say)
+    return step.result.findings
 
 
 def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> None:

@@ -14,39 +14,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from homenode import formats
+from homenode.change.host_lock import host_locked
+from homenode.change.journal import Journal
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
 from homenode.durable import PARTS, check_links, part_name, remove_file, replace_watched_file
 from homenode.errors import UsageError, of_os
 from homenode.host_setup.files import SetupFile
+from homenode.hypervisor.connection import DEFAULT
 from homenode.input_files import read_plain
 from homenode.record_folder import RecordFolder
+from homenode.wording import command_line
 
-KIND = "host-setup"
+KIND = "put-file"
+EARLIER_KIND = "host-setup"
 FOLDER = "host-setup"
+_UNDO = "homenode host-setup undo"
 _MOST_BYTES = 1 << 20
 _PARTS = "/etc/homenode/parts"
 _NO_PARTS = (errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM)
 """Why a file cannot be written there first: for one, a mount below /etc."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetupHead:
-    """Which folder the paths are below; "/" but for tests and images."""
-
-    root: str
-
-
-@dataclass(frozen=True, slots=True)
-class SetupEntry:
-    """A file is about to be put in place (sha256), or has been removed (None).
-
-    part: where it is written first. made: folders that are not there yet, and will be.
-    """
-
-    path: str
-    sha256: str | None
-    part: str | None = None
-    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +46,24 @@ class FileChange:
     action: str
 
 
+def setup_journal(state: Path) -> Journal:
+    """Of the files that are installed. state: homenode's own folder."""
+    head = ChangeHead(run=FOLDER, command="homenode host-setup install", undo=_UNDO)
+    return Journal(RecordFolder(state / FOLDER, hint=lambda number: "run as root"), head, _earlier)
+
+
 class Installation:
     """The setup files of one host. state: homenode's own folder; root: of the host's files.
 
     Errors of the file system are HostErrors.
     """
 
-    __slots__ = ("_files", "_root")
+    __slots__ = ("_files", "_journal", "_root", "_state")
 
     def __init__(self, state: Path, root: Path = Path("/")) -> None:
-        self._files = RecordFolder(state / FOLDER, hint=lambda number: "run as root")
-        self._root = root
+        self._journal = setup_journal(state)
+        self._files = self._journal.files
+        self._state, self._root = state, root
 
     def preview(self, files: Sequence[SetupFile]) -> tuple[FileChange, ...]:
         """What install would do. Raises UsageError for a file that is somebody else's."""
@@ -82,131 +78,185 @@ class Installation:
         Raises UsageError, before anything is written, for a file that is somebody else's or was
         edited since.
         """
-        with self._files.locked("no other homenode at work on this host's setup, found one", ""):
+        with host_locked(self._state, DEFAULT, "homenode host-setup"):
             self._sweep()
             changes = self.preview(files)
-            self._refuse_edited(changes)
-            if not self._files.has_journal:
-                self._files.begin(formats.head_line(KIND, SetupHead(str(self._root))))
+            ours = self._installed()
+            self._refuse_edited(changes, ours)
             by_path = {one.path: one for one in files}
+            write = self._journal.write
             for change in changes:
+                step = FileStep(self._root, self._files, by_path.get(change.path))
                 if change.action == "remove":
-                    self._remove(change.path)
+                    step.undo(ours[change.path], write)
                 elif change.action != "keep":
-                    self._write(by_path[change.path])
+                    step.do(write)
+                elif ours[change.path].what is ChangeState.BEGIN:  # a kill, after it was there
+                    write(ours[change.path].now(ChangeState.DONE))
             self._sweep()
         return changes
 
     def undo(self) -> tuple[FileChange, ...]:
         """Remove every file that is installed. Raises UsageError where one was edited since."""
-        if not self._files.has_journal:
-            return ()
-        return self.install(())
+        return self.install(()) if self._files.has_journal else ()
 
-    def _change(self, file: SetupFile, ours: dict[str, set[str]]) -> FileChange:
-        now = self._sha256(file.path)
-        wanted = _sum(file.text)
-        if now is None:
+    def _change(self, file: SetupFile, ours: dict[str, ChangeEntry]) -> FileChange:
+        step = FileStep(self._root, self._files, file)
+        if step.sha256(file.path) is None:
             return FileChange(file.path, "create")
-        if now == wanted and file.path in ours and self._mode(file.path) == file.mode:
-            return FileChange(file.path, "keep")
         if file.path not in ours:
             raise UsageError(
                 f"{file.path}: expected no such file, found one that homenode did not install",
                 hint="look at it, and move it away",
             )
-        return FileChange(file.path, "replace")
+        return FileChange(file.path, "keep" if step.is_done(step.entry()) else "replace")
 
-    def _refuse_edited(self, changes: Sequence[FileChange]) -> None:
-        ours = self._installed()
+    def _refuse_edited(self, changes: Sequence[FileChange], ours: dict[str, ChangeEntry]) -> None:
+        step = FileStep(self._root, self._files)
         for change in changes:
-            now = self._sha256(change.path)
-            if (
-                change.action in ("replace", "remove")
-                and now is not None
-                and now not in ours[change.path]
-            ):
+            now = step.sha256(change.path)
+            if change.action not in ("replace", "remove") or now is None:
+                continue
+            # A step that was cut short left what was there before, or the file.
+            if now not in (ours[change.path].before, ours[change.path].after):
                 raise UsageError(
                     f"{change.path}: expected what homenode installed, found it edited since",
                     hint="keep your edit elsewhere and remove the file",
                 )
 
-    def _installed(self) -> dict[str, set[str]]:
-        """Paths of ours with their sums, as the journal has them. A file may have an older one,
-        where a write was cut short between the journal and the file."""
-        found: dict[str, set[str]] = {}
-        for entry in self._entries():
-            if entry.sha256 is None:
-                found.pop(entry.path, None)
-            else:
-                found.setdefault(entry.path, set()).add(entry.sha256)
-        return found
-
-    def _entries(self) -> tuple[SetupEntry, ...]:
-        if not self._files.has_journal:
-            return ()
-        source = str(self._files.journal_path)
-        return formats.decode_journal(self._files.journal(), KIND, SetupHead, SetupEntry, source)[1]
+    def _installed(self) -> dict[str, ChangeEntry]:
+        """Paths of ours, with what was done to each last."""
+        return {entry.subject: entry for entry in self._journal.to_undo()}
 
     def _sweep(self) -> None:
         """Remove what writing left: parts of files, and folders of ours in which nothing is."""
-        entries = self._entries()
+        entries = self._journal.entries()
         # An earlier homenode wrote parts next to the files, and named none.
-        folders = {self._at(path).parent for e in entries for path in (e.path, e.part or e.path)}
+        paths = {path for e in entries for path in (e.subject, e.part or e.subject)}
+        folders = {_at(self._root, path).parent for path in paths}
         with self._files.errors():
             for part in [part for folder in folders for part in folder.glob(PARTS)]:
                 remove_file(part)
             for folder in sorted({one for entry in entries for one in entry.made}, reverse=True):
                 with contextlib.suppress(OSError):  # gone, or somebody's files are in it
-                    self._at(folder).rmdir()
+                    _at(self._root, folder).rmdir()
 
-    def _write(self, file: SetupFile) -> None:
-        own_folder = file.path.rpartition("/")[0]
-        try:
-            self._write_by_way_of(_PARTS, file)
-        except OSError as error:
-            if error.errno not in _NO_PARTS:
-                with self._files.errors():
-                    raise
-            with self._files.errors():
-                self._write_by_way_of(own_folder, file)
 
-    def _write_by_way_of(self, folder: str, file: SetupFile) -> None:
-        """Raises OSError."""
-        part, target = f"{folder}/{part_name()}", self._at(file.path)
-        check_links(target.parent)
-        check_links(self._at(folder))
-        made = tuple(sorted({*self._not_there(file.path), *self._not_there(part)}))
-        self._files.append(formats.line(SetupEntry(file.path, _sum(file.text), part, made)))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        self._at(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_watched_file(target, file.text.encode(), file.mode, self._at(part))
+class FileStep:
+    """A setup file as a step: under its name it is there whole, or not there."""
 
-    def _not_there(self, path: str) -> Iterator[str]:
-        """Folders above a path that are not there."""
-        while (path := path.rpartition("/")[0]) and not self._at(path).exists():
-            yield path
+    def __init__(self, root: Path, files: RecordFolder, file: SetupFile | None = None) -> None:
+        """files: whose hints errors have. file: what to put there; none is needed to undo."""
+        self._root, self._files, self._file = root, files, file
 
-    def _remove(self, path: str) -> None:
+    def entry(self) -> ChangeEntry:
+        """What `do` is about to do."""
+        assert self._file is not None, "there is a file to be put there"
+        path = self._file.path
+        return ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=KIND,
+            subject=path,
+            before=self.sha256(path),
+            after=hashlib.sha256(self._file.text.encode()).hexdigest(),
+            by_hand=command_line("rm", path),
+            facts={"mode": f"{self._file.mode:o}"},
+        )
+
+    def do(self, note: Note) -> ChangeEntry:
+        entry = self.entry()
+        own_folder = entry.subject.rpartition("/")[0]
         with self._files.errors():
-            self._at(path).unlink(missing_ok=True)
-        self._files.append(formats.line(SetupEntry(path, None)))
+            try:
+                entry = self._write_by_way_of(_PARTS, entry, note)
+            except OSError as error:
+                if error.errno not in _NO_PARTS:
+                    raise
+                entry = self._write_by_way_of(own_folder, entry, note)
+        note(entry.now(ChangeState.DONE))
+        return entry
 
-    def _at(self, path: str) -> Path:
-        return self._root / path.lstrip("/")
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        with self._files.errors():
+            _at(self._root, entry.subject).unlink(missing_ok=True)
+        note(entry.now(ChangeState.UNDONE))
+        return entry
 
-    def _mode(self, path: str) -> int:
-        return stat.S_IMODE(self._at(path).lstat().st_mode)
+    def is_done(self, entry: ChangeEntry) -> bool:
+        if self.sha256(entry.subject) != entry.after:
+            return False
+        mode = stat.S_IMODE(_at(self._root, entry.subject).lstat().st_mode)
+        return entry.facts.get("mode") in (None, f"{mode:o}")
 
-    def _sha256(self, path: str) -> str | None:
+    def sha256(self, path: str) -> str | None:
+        """Of what is there; None where nothing is."""
         try:
-            content = read_plain(self._at(path), _MOST_BYTES)
+            content = read_plain(_at(self._root, path), _MOST_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise of_os(error, path, "a small plain file or none") from None
         return hashlib.sha256(content).hexdigest()
 
+    def _write_by_way_of(self, folder: str, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        """Raises OSError."""
+        assert self._file is not None, "there is a file to be put there"
+        path, part = entry.subject, f"{folder}/{part_name()}"
+        target = _at(self._root, path)
+        check_links(target.parent)
+        check_links(_at(self._root, folder))
+        made = tuple(sorted({*self._not_there(path), *self._not_there(part)}))
+        entry = msgspec.structs.replace(entry, part=part, made=made)
+        note(entry)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _at(self._root, folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        content, mode = self._file.text.encode(), self._file.mode
+        replace_watched_file(target, content, mode, _at(self._root, part))
+        return entry
 
-def _sum(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    def _not_there(self, path: str) -> Iterator[str]:
+        """Folders above a path that are not there."""
+        while (path := path.rpartition("/")[0]) and not _at(self._root, path).exists():
+            yield path
+
+
+def _at(root: Path, path: str) -> Path:
+    return root / path.lstrip("/")
+
+
+class _EarlierHead(msgspec.Struct, frozen=True, kw_only=True):
+    root: str
+
+
+class _EarlierLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A file is about to be put in place (sha256), or has been removed (None)."""
+
+    path: str
+    sha256: str | None = None
+    part: str | None = None
+    made: tuple[str, ...] = ()
+
+
+def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
+    """What homenode.host-setup/1 kept. Raises InputError."""
+    if not files.has_journal:
+        return ()
+    source, found = str(files.journal_path), []
+    before: dict[str, str | None] = {}
+    for line in formats.decode_journal(
+        files.journal(), EARLIER_KIND, _EarlierHead, _EarlierLine, source
+    )[1]:
+        found.append(
+            ChangeEntry(
+                what=ChangeState.UNDONE if line.sha256 is None else ChangeState.BEGIN,
+                kind=KIND,
+                subject=line.path,
+                before=before.get(line.path),
+                after=line.sha256,
+                part=line.part,
+                made=line.made,
+                by_hand=command_line("rm", line.path),
+            )
+        )
+        before[line.path] = line.sha256
+    return tuple(found)

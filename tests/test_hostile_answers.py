@@ -17,7 +17,7 @@ from homenode.formats import decode, decode_head, decode_journal
 from homenode.json_text import NotJsonError, decode_json
 from homenode.measure.access.guest_agent import GuestAgent
 from homenode.measure.layouts.journal import Entry, Head
-from homenode.measure.setup.run import RECORD, read_record
+from homenode.measure.setup.run import FOLDER, OLD_RECORD, setup_journal
 from homenode.plan.stored import read_plan_for
 from homenode.results.lines import parse_run, run_text
 from homenode.results.received import MAX_BYTES, receive_run
@@ -48,14 +48,14 @@ HOSTILE = (
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:24]))
 def test_hostile_json_is_a_message_wherever_it_is_read(text: str, tmp_path: Path) -> None:
     content = text.encode("utf-8", "surrogateescape")
-    (tmp_path / RECORD).parent.mkdir(parents=True)
-    (tmp_path / RECORD).write_bytes(content)
+    (tmp_path / FOLDER / OLD_RECORD).parent.mkdir(parents=True)
+    (tmp_path / FOLDER / OLD_RECORD).write_bytes(content)
     (tmp_path / "host").write_bytes(content)
     readers = (
         lambda: decode(content, "host", Host, "x"),
         lambda: parse_run(content + b"\n", "x"),
         lambda: decode_head(content, "change", ChangeHead, "x"),
-        lambda: read_record(tmp_path),
+        lambda: setup_journal(tmp_path).entries(),
         lambda: decode_journal(content + b"\n", "trial", Head, Entry, "x"),
         lambda: read_plan_for(load_host("hgx-h100"), content, "x"),
         lambda: load_host(str(tmp_path / "host")),

@@ -1,10 +1,12 @@
 """Building pinned GPU tools: planned, printed, carried out with stand-ins, undone."""
 
 import hashlib
+import json
 import re
 import shlex
 import shutil
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,20 @@ from homenode.measure.setup.plan import (
     NEEDED,
     SOURCES,
     SetupPlan,
+    SetupStep,
     ToolSource,
     Vendor,
     setup_plan,
 )
-from homenode.measure.setup.run import RECORD, carry_out, read_record, take_back
+from homenode.measure.setup.run import (
+    FOLDER,
+    OLD_RECORD,
+    carry_out,
+    installed,
+    setup_journal,
+    setup_journals,
+    take_back,
+)
 from homenode.tools.gpu_architectures import parse_amd, parse_nvidia
 from tests.mutations import MUTATIONS, survives
 
@@ -55,6 +66,12 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script(folder, "c++", "exit 0")
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     return folder
+
+
+def carried_out(
+    plan: SetupPlan, notify: Callable[[SetupStep], None] = lambda step: None
+) -> tuple[str, ...]:
+    return carry_out(plan, LocalMachine(), Path(plan.prefix).parent / "state", notify)
 
 
 def source_of(tools: Path) -> ToolSource:
@@ -135,13 +152,15 @@ def test_applied_it_installs_records_and_is_undone(tools: Path, tmp_path: Path) 
     prefix = tmp_path / "prefix"
     plan = plan_of(tools, prefix)
     stated: list[str] = []
-    record = carry_out(plan, LocalMachine(), lambda step: stated.append(step.argv[0]))
+    programs = carried_out(plan, lambda step: stated.append(step.argv[0]))
     program = prefix / "bin" / "nvbandwidth"
     assert program.read_text() == "#!/bin/true\n"
-    assert stated == [argv[0] for argv in record.commands]
-    assert read_record(prefix) == record
-    carry_out(plan, LocalMachine(), lambda step: None)
-    assert len(read_record(prefix).files) == 1
+    assert programs == (str(program),)
+    (journal,) = setup_journals(tmp_path / "state")
+    (entry,) = installed(journal)
+    assert stated == [line.split()[0] for line in entry.facts["commands"].splitlines()]
+    assert carried_out(plan) == programs
+    assert len(installed(journal)) == 1
     assert take_back(prefix) == (str(program),)
     assert not program.exists()
     with pytest.raises(HostError, match="expected the record of a setup"):
@@ -156,9 +175,9 @@ def test_programs_of_others_are_neither_overwritten_nor_removed(
     program.parent.mkdir(parents=True)
     program.write_text("mine")
     with pytest.raises(HostError, match="did not put there"):
-        carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+        carried_out(plan_of(tools, prefix))
     program.unlink()
-    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    carried_out(plan_of(tools, prefix))
     program.write_text("changed")
     with pytest.raises(HostError, match="expected it as homenode built it"):
         take_back(prefix)
@@ -176,9 +195,9 @@ def test_a_fetch_goes_through_the_users_proxy_and_nothing_else_does(
         (tools / "cmake").read_text() + f"\necho cmake $https_proxy >>{said}\n"
     )
     prefix = tmp_path / "prefix"
-    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    carried_out(plan_of(tools, prefix))
     assert said.read_text().splitlines() == ["curl http://me:secret@proxy:3128", "cmake", "cmake"]
-    assert "secret" not in (prefix / RECORD).read_text()
+    assert "secret" not in setup_journal(prefix).files.journal_path.read_text()
 
 
 def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Path) -> None:
@@ -186,10 +205,10 @@ def test_a_part_of_a_program_does_not_stand_in_the_way(tools: Path, tmp_path: Pa
     script(tools, "install", 'for to; do :; done; echo half > "$to"; exit 1')
     prefix = tmp_path / "prefix"
     with pytest.raises(ToolError, match="install"):
-        carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+        carried_out(plan_of(tools, prefix))
     assert not (prefix / "bin/nvbandwidth").exists()
     (tools / "install").unlink()
-    carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+    carried_out(plan_of(tools, prefix))
     assert [path.name for path in (prefix / "bin").iterdir()] == ["nvbandwidth"]
 
 
@@ -202,7 +221,7 @@ def test_a_full_disk_is_reported_whatever_the_tool_says(
         usage = shutil.disk_usage("/")._replace(free=left)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
         with pytest.raises(ToolError) as raised:
-            carry_out(plan_of(tools, prefix), LocalMachine(), lambda step: None)
+            carried_out(plan_of(tools, prefix))
         assert re.search(says, raised.value.message)
 
 
@@ -213,14 +232,29 @@ def test_an_archive_with_another_sum_is_not_unpacked(tools: Path, tmp_path: Path
         Vendor.NVIDIA, ("90",), LocalMachine().installed(NEEDED), str(prefix), (source,)
     )
     with pytest.raises(ToolError, match=r"nvbandwidth: .*checksum did NOT match"):
-        carry_out(plan, LocalMachine(), lambda step: None)
+        carried_out(plan)
     assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
-    assert read_record(prefix).files == ()
+    assert installed(setup_journal(prefix)) == ()
+
+
+def test_what_an_earlier_version_installed_is_removed(tmp_path: Path) -> None:
+    program, record = tmp_path / "bin/nvbandwidth", tmp_path / FOLDER / OLD_RECORD
+    for path in (program, record):
+        path.parent.mkdir(parents=True)
+    program.write_text("built")
+    sha256 = hashlib.sha256(b"built").hexdigest()
+    files = [{"path": "bin/nvbandwidth", "sha256": sha256}]
+    old = {"format": "homenode.setup/1", "commands": [["make"]], "files": files}
+    record.write_text(json.dumps(old))
+    assert take_back(tmp_path) == (str(program),)
+    assert not program.exists()
+    with pytest.raises(HostError, match="found none"):
+        take_back(tmp_path)
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "bin/..", "share/x", "bin"])
 def test_a_record_that_names_files_elsewhere_is_refused(path: str, tmp_path: Path) -> None:
-    record = tmp_path / RECORD
+    record = tmp_path / FOLDER / OLD_RECORD
     record.parent.mkdir(parents=True)
     text = '{"format": "homenode.setup/1", "commands": [], "files": [{"path": "%s", "sha256": ""}]}'
     record.write_text(text % path)
@@ -251,4 +285,4 @@ def test_damaged_answers_of_drivers_give_architectures_or_a_parse_error() -> Non
 def test_a_prefix_that_cannot_be_written_is_reported(tools: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HomenodeError, match="Not a directory"):
-        carry_out(plan_of(tools, tmp_path / "file" / "prefix"), LocalMachine(), lambda step: None)
+        carried_out(plan_of(tools, tmp_path / "file" / "prefix"))

@@ -21,7 +21,7 @@ import pytest
 from homenode.errors import ToolError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.setup.plan import NEEDED, SOURCES, SetupPlan, ToolSource, Vendor, setup_plan
-from homenode.measure.setup.run import carry_out, read_record, take_back
+from homenode.measure.setup.run import carry_out, installed, setup_journal, take_back
 from tests.https_proxy import certificate, proxy
 from tests.processes import wait_for_end
 
@@ -47,6 +47,11 @@ NVCC = """#!/bin/sh
 for one; do shift; case $one in -gencode=*) ;; *) set -- "$@" "$one" ;; esac; done
 exec c++ "$@"
 """
+
+
+def carried_out(plan: SetupPlan) -> tuple[str, ...]:
+    root = Path(plan.prefix).parent / "state"
+    return carry_out(plan, LocalMachine(), root, lambda step: None)
 
 
 def source(name: str) -> ToolSource:
@@ -130,11 +135,11 @@ def test_archives_are_fetched_checked_built_installed_and_undone(
     prefix = tmp_path / "prefix"
     plan = plan_of(prefix, cuda, pinned("nvbandwidth"), pinned("nccl-tests"))
     assert plan.lacks == ()
-    record = carry_out(plan, LocalMachine(), lambda step: None)
+    programs = carried_out(plan)
     assert asked == ["CONNECT github.com:443 HTTP/1.1"] * 2
     assert said(prefix / "bin" / "nvbandwidth") == "90+120"
     assert "code=sm_120" in said(prefix / "bin" / "all_reduce_perf")
-    assert sorted(file.path for file in record.files) == ["bin/all_reduce_perf", "bin/nvbandwidth"]
+    assert sorted(Path(path).name for path in programs) == ["all_reduce_perf", "nvbandwidth"]
     assert len(take_back(prefix)) == 2
     assert list((prefix / "bin").iterdir()) == []
 
@@ -144,9 +149,9 @@ def test_an_archive_that_was_changed_on_the_way_is_not_unpacked(
 ) -> None:
     prefix = tmp_path / "prefix"
     with pytest.raises(ToolError, match="checksum did NOT match"):
-        carry_out(plan_of(prefix, cuda, source("nvbandwidth")), LocalMachine(), lambda step: None)
+        carried_out(plan_of(prefix, cuda, source("nvbandwidth")))
     assert not (prefix / "share/homenode/src/nvbandwidth-0.9").exists()
-    assert read_record(prefix).files == ()
+    assert installed(setup_journal(prefix)) == ()
 
 
 def test_what_a_server_does_not_have_is_known_from_its_answer(
@@ -154,7 +159,7 @@ def test_what_a_server_does_not_have_is_known_from_its_answer(
 ) -> None:
     gone = replace(pinned("nvbandwidth"), url="https://github.com/gone.tar.gz")
     with pytest.raises(ToolError, match=r"nvbandwidth: .*curl: exit status 22: .*404"):
-        carry_out(plan_of(tmp_path / "prefix", cuda, gone), LocalMachine(), lambda step: None)
+        carried_out(plan_of(tmp_path / "prefix", cuda, gone))
 
 
 def test_a_commit_is_fetched_by_its_name_and_built(
@@ -186,18 +191,16 @@ def test_a_commit_is_fetched_by_its_name_and_built(
     git("commit", "--quiet", "-a", "-m", "a later one")
     prefix = tmp_path / "prefix"
     plan = plan_of(prefix, cuda, replace(source("rccl-tests"), commit=commit))
-    carry_out(plan, LocalMachine(), lambda step: None)
+    carried_out(plan)
     assert said(prefix / "bin" / "all_reduce_perf") == "gfx90a+gfx942"
 
 
 CHILD = """
 import sys
 from pathlib import Path
-from homenode.measure.setup.run import carry_out
-from homenode.measure.access.local import LocalMachine
-from tests.measure.test_setup_real import pinned, plan_of
+from tests.measure.test_setup_real import carried_out, pinned, plan_of
 prefix, cuda = map(Path, sys.argv[1:])
-carry_out(plan_of(prefix, cuda, pinned("nccl-tests")), LocalMachine(), lambda step: None)
+carried_out(plan_of(prefix, cuda, pinned("nccl-tests")))
 """
 
 
@@ -219,9 +222,10 @@ def test_a_setup_that_was_killed_while_it_built_is_done_by_the_next(
     make = int(number.read_text())
     os.killpg(os.getpgid(make), signal.SIGKILL)  # what outlived it, as after a crash of the machine
     wait_for_end(make)
-    assert read_record(prefix).files == ()
+    assert installed(setup_journal(prefix)) == ()
     assert (prefix / "share/homenode/src/nccl-tests-2.17.6/build/all_reduce_perf").exists()
     compiler.write_text(NVCC)
-    carry_out(plan_of(prefix, cuda, pinned("nccl-tests")), LocalMachine(), lambda step: None)
+    carried_out(plan_of(prefix, cuda, pinned("nccl-tests")))
     assert "code=sm_90" in said(prefix / "bin" / "all_reduce_perf")
-    assert [file.path for file in read_record(prefix).files] == ["bin/all_reduce_perf"]
+    (entry,) = installed(setup_journal(prefix))
+    assert entry.subject == f"{prefix}/bin/all_reduce_perf"

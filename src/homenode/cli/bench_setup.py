@@ -25,6 +25,7 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
     if remove:
         _remove(chosen)
         return
+    from homenode.change.journal import default_root
     from homenode.measure.access.local import LocalMachine
     from homenode.measure.setup.run import carry_out
 
@@ -42,9 +43,8 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
         console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
         note("nothing was run; --apply runs these commands")
         return
-    record = carry_out(plan, machine, lambda step: note(_line(step)))
-    for file in record.files:
-        note(f"installed {chosen / file.path}")
+    for path in carry_out(plan, machine, default_root(), lambda step: note(_line(step))):
+        note(f"installed {path}")
     if str(chosen / "bin") not in os.environ.get("PATH", "").split(":"):
         note(f"put it on PATH: export PATH={shlex.quote(str(chosen / 'bin'))}:$PATH")
 

@@ -6,20 +6,20 @@ import typer
 
 from homenode.cli.completion import domain_names
 from homenode.cli.options import is_file_target
-from homenode.cli.terminal import note
+from homenode.cli.terminal import note, note_error, say
 from homenode.errors import UsageError
 
 
 def restore(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TARGET",
             autocompletion=domain_names,
             help="A document that `homenode plan -o` wrote, or a domain that `homenode apply` "
             "defined.",
         ),
-    ],
+    ] = None,
     connect: Annotated[
         str | None,
         typer.Option(
@@ -44,6 +44,10 @@ def restore(
         bool,
         typer.Option("--dry-run", "-n", help="A domain: only show what would change."),
     ] = False,
+    list_open: Annotated[
+        bool,
+        typer.Option("--list", help="List what is open on this host, or can be undone."),
+    ] = False,
 ) -> None:
     """Give back the original of a tuned document or domain, byte for byte.
 
@@ -52,8 +56,17 @@ def restore(
 
     Examples:
       homenode restore tuned.xml
-      homenode restore gpu-vm --dry-run
+      homenode restore --list
     """
+    if list_open:
+        if what is not None or connect is not None or forget or keep_edits or dry_run:
+            raise UsageError("--list: expected no other argument: it lists all")
+        _list_open()
+        return
+    if what is None:
+        raise UsageError(
+            "expected a document or a domain, found none", hint="homenode restore --list"
+        )
     if is_file_target(what):
         if connect is not None or forget or keep_edits or dry_run:
             raise UsageError(
@@ -71,3 +84,45 @@ def restore(
     from homenode.hypervisor.connection import DEFAULT
 
     restore_domain(what, connect or DEFAULT, forget=forget, keep_edits=keep_edits, dry_run=dry_run)
+
+
+def _list_open() -> None:
+    """Applies, host set-ups, retrains, set-ups of tools and trials of this user on this host."""
+    from homenode.apply.store import journals_of_domains
+    from homenode.change.journal import default_root
+    from homenode.change.open_changes import OpenChange, open_changes
+    from homenode.doctor.retrain.journal import retrain_journals
+    from homenode.host_setup.installation import setup_journal
+    from homenode.measure.layouts.journal import known_trials
+    from homenode.measure.setup.run import setup_journals
+    from homenode.wording import command_line
+
+    root = default_root()
+    journals = (
+        *journals_of_domains(root),
+        setup_journal(root),
+        *retrain_journals(),
+        *setup_journals(root),
+    )
+    found = list(open_changes(journals))
+    for known in known_trials(root):
+        if known.head is not None and known.state.to_undo:
+            ways = [entry.undo for entry in known.entries if entry.undo is not None]
+            found.append(
+                OpenChange(
+                    command="homenode trial",
+                    kind="boot",
+                    subject=known.head.source,
+                    is_cut_short=True,
+                    undo=command_line("homenode", "trial", "undo", known.head.id),
+                    by_hand=ways[-1] if ways else "",
+                )
+            )
+    for one in found:
+        if isinstance(one, OpenChange):
+            for line in one.lines():
+                say(line)
+        else:
+            note_error(one)
+    if not found:
+        note("nothing is open, and nothing can be undone")

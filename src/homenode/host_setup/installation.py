@@ -80,6 +80,7 @@ class Installation:
         """
         with host_locked(self._state, DEFAULT, "homenode host-setup"):
             self._sweep()
+            self._journal.settle(lambda entry: FileStep(self._root, self._files))
             changes = self.preview(files)
             ours = self._installed()
             self._refuse_edited(changes, ours)
@@ -91,8 +92,6 @@ class Installation:
                     step.undo(ours[change.path], write)
                 elif change.action != "keep":
                     step.do(write)
-                elif ours[change.path].what is ChangeState.BEGIN:  # a kill, after it was there
-                    write(ours[change.path].now(ChangeState.DONE))
             self._sweep()
         return changes
 

@@ -21,6 +21,7 @@ from homenode.doctor.retrain.config_registers import (
 )
 from homenode.doctor.retrain.plan import RetrainPlan
 from homenode.findings import Finding
+from homenode.wording import command_line
 
 KIND = "train-link"
 
@@ -94,14 +95,14 @@ class RetrainStep:
         """
         plan = self._plan
         found = plan.before.control_2 if self._begun is None else _control_2(self._begun)
+        target = f"CAP_EXP+30.w={found & TARGET_SPEED_MASK:04x}:000f"
         entry = ChangeEntry(
             what=ChangeState.BEGIN,
             kind=KIND,
             subject=str(plan.port),
             before=f"{found:#06x}",
             after=str(plan.target_code),
-            by_hand=f"setpci -s {plan.port} CAP_EXP+30.w={found & TARGET_SPEED_MASK:04x}:000f "
-            "CAP_EXP+10.w=0020:0020",
+            by_hand=command_line("setpci", "-s", str(plan.port), target, "CAP_EXP+10.w=0020:0020"),
             facts={"device": str(plan.device)},
         )
         if not plan.is_needed:

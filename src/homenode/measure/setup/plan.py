@@ -201,8 +201,8 @@ def _steps(
         )
     for argv in _build(source, architectures, tree, cuda_home):
         yield step(_BUILD_S, *argv)
-    # A full disk leaves a part of a file: not under the program's name.
-    part = f"{prefix}/bin/.{source.program}.part"
+    # A full disk leaves a part of a file: not under the program's name, nor where it could be run.
+    part = f"{prefix}/share/homenode/{source.program}.part"
     yield step(_SHORT_S, "install", "-m", "755", f"{tree}/build/{source.program}", part)
     yield step(_SHORT_S, "mv", "-f", "-T", part, f"{prefix}/bin/{source.program}")
 

@@ -3,20 +3,30 @@
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
+import msgspec
+from msgspec import structs
+
 from homenode import formats
-from homenode.durable import check_links, replace_file
+from homenode.change.journal import Journal, state_hint
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
+from homenode.durable import check_links
 from homenode.errors import HostError, InputError, ToolError, of_os
-from homenode.input_files import MAX_BYTES, read_plain
+from homenode.input_files import read_plain
 from homenode.measure.access.machine import Machine
 from homenode.measure.setup.plan import SetupPlan, SetupStep
+from homenode.record_folder import RecordFolder
+from homenode.wording import command_line
 
-KIND = "setup"
-RECORD = "share/homenode/setup.json"
+KIND = "install-program"
+FOLDER = "share/homenode"
+OLD_RECORD = "setup.json"
+_PREFIXES = "setups"
 _MOST_SAID = 2000
 _MOST_PROGRAM_BYTES = 1 << 30
 _LITTLE_BYTES = 16 << 20
@@ -34,57 +44,107 @@ _OF_MODULES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InstalledFile:
-    """A program that we put there. path: below the prefix. sha256: as we left it."""
+def setup_journal(prefix: Path) -> Journal:
+    """Of the programs below a prefix: the journal lies there as well."""
+    undo = command_line("homenode", "bench", "setup", "--prefix", prefix, "--remove")
+    head = ChangeHead(run=str(prefix), command="homenode bench setup --apply", undo=undo)
+    files = RecordFolder(prefix / FOLDER, private=False)
+    return Journal(files, head, _earlier)
 
-    path: str
-    sha256: str
 
-
-@dataclass(frozen=True, slots=True)
-class SetupRecord:
-    """What setups did below a prefix: every command that ran, every program that came of it."""
-
-    commands: tuple[tuple[str, ...], ...]
-    files: tuple[InstalledFile, ...]
+def setup_journals(root: Path) -> Iterator[Journal]:
+    """Those of the prefixes that were built in. root: homenode's own folder."""
+    for path in sorted((root / _PREFIXES).glob("*")):
+        prefix = (RecordFolder(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
+        if prefix.startswith("/"):
+            yield setup_journal(Path(prefix.strip()))
 
 
 def carry_out(
-    plan: SetupPlan, machine: Machine, notify: Callable[[SetupStep], None]
-) -> SetupRecord:
-    """Run the steps on this machine; a tool that fails ends it, with those before it kept.
+    plan: SetupPlan, machine: Machine, root: Path, notify: Callable[[SetupStep], None]
+) -> tuple[str, ...]:
+    """Run the steps on this machine; gives the programs of all setups there. A tool that fails ends
+    it, with those before it kept.
 
-    notify: called before each step. Raises HostError where a program is there that we did not put
-    there, or nothing can be written; ToolError for a step that failed.
+    root: homenode's own folder. notify: called before each step. Raises HostError where a program
+    is there that we did not put there, or nothing can be written; ToolError for a step that failed.
     """
     prefix = Path(plan.prefix)
-    known = read_record(prefix)
-    ours = {file.path: file.sha256 for file in known.files}
-    for target in map(Path, plan.installs):
-        inside = str(target.relative_to(prefix))
-        if target.exists() and ours.get(inside) != _sum(target):
+    journal = setup_journal(prefix)
+    journal.settle(lambda entry: InstallStep(prefix))
+    ours = {entry.subject: entry for entry in installed(journal)}
+    for target in plan.installs:
+        if Path(target).exists() and (
+            target not in ours or not InstallStep(prefix).is_done(ours[target])
+        ):
             raise HostError(
                 f"{target}: expected no program that homenode did not put there, found one",
                 hint="remove it, or choose another --prefix",
             )
-    commands = list(known.commands)
-    for number, step in enumerate(plan.steps):
-        notify(step)
-        commands.append(step.argv)
+    if plan.steps:
+        prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
+        prefixes.make()
+        prefixes.write(hashlib.sha256(plan.prefix.encode()).hexdigest()[:8], plan.prefix.encode())
+    for _, steps in groupby(plan.steps, key=lambda step: step.tool):
+        InstallStep(prefix, tuple(steps), machine, notify).do(journal.write)
+    return tuple(entry.subject for entry in installed(journal))
+
+
+class InstallStep:
+    """A program as a step: built first, under its name at once."""
+
+    def __init__(
+        self,
+        prefix: Path,
+        steps: tuple[SetupStep, ...] = (),
+        machine: Machine | None = None,
+        notify: Callable[[SetupStep], None] = lambda step: None,
+    ) -> None:
+        """steps: commands, the last of which gives the program its name; none are needed to
+        undo."""
+        self._prefix, self._steps, self._machine, self._notify = prefix, steps, machine, notify
+
+    def do(self, note: Note) -> ChangeEntry:
+        *builds, move = self._steps
+        part, target = move.argv[-2:]
+        entry = ChangeEntry(
+            what=ChangeState.REFUSED,
+            kind=KIND,
+            subject=target,
+            part=part,
+            by_hand=command_line("rm", target),
+            facts={"commands": "\n".join(shlex.join(step.argv) for step in self._steps)},
+        )
+        for step in builds:
+            self._run(step, entry, note)
+        entry = structs.replace(entry, after=_sum(Path(part)))
+        note(entry.now(ChangeState.BEGIN))
+        self._run(move, entry, note)
+        entry = entry.now(ChangeState.DONE)
+        note(entry)
+        return entry
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        for name in (entry.subject, entry.part or entry.subject):
+            Path(name).unlink(missing_ok=True)
+        entry = entry.now(ChangeState.UNDONE)
+        note(entry)
+        return entry
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        return Path(entry.subject).exists() and _sum(Path(entry.subject)) == entry.after
+
+    def _run(self, step: SetupStep, entry: ChangeEntry, note: Note) -> None:
+        assert self._machine is not None, "there is one to build on"
+        self._notify(step)
         environment = _set_here(_OF_THE_NETWORK if step.fetches else _OF_MODULES)
-        ended = machine.run(step.argv, step.timeout_s, step.input, environment=environment)
+        ended = self._machine.run(step.argv, step.timeout_s, step.input, environment=environment)
         failure = ended.failure()
         if failure is not None:
             with contextlib.suppress(HostError):  # nothing can be written there: that is `failure`
-                _write(prefix, SetupRecord(tuple(commands), known.files))
+                note(entry)
             said = (ended.stderr.strip() or ended.stdout.strip())[-_MOST_SAID:]
-            raise ToolError(f"{step.tool}: {failure}{_when_full(prefix)}", hint=said or None)
-        is_last = number + 1 == len(plan.steps) or plan.steps[number + 1].tool != step.tool
-        if is_last:
-            known = _with(known, prefix, Path(step.argv[-1]), tuple(commands))
-            _write(prefix, known)
-    return known
+            raise ToolError(f"{step.tool}: {failure}{_when_full(self._prefix)}", hint=said or None)
 
 
 def _when_full(prefix: Path) -> str:
@@ -103,21 +163,23 @@ def _set_here(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def take_back(prefix: Path) -> tuple[str, ...]:
-    """Remove the programs of the record that are as we left them; the paths of those.
+    """Remove the programs of the journal that are as we left them; the paths of those.
 
-    Raises HostError where there is no record, or a program was changed since: nothing is removed.
+    Raises HostError where there is no journal, or a program was changed since: nothing is removed.
     """
-    record = read_record(prefix)
-    if not record.files:
+    journal = setup_journal(prefix)
+    entries = installed(journal)
+    if not entries:
         raise HostError(
-            f"{prefix / RECORD}: expected the record of a setup, found none",
+            f"{journal.files.path}: expected the record of a setup, found none",
             hint="give the --prefix that it was built with",
         )
-    for file in record.files:
-        path = prefix / file.path
+    step = InstallStep(prefix)
+    for entry in entries:
+        path = Path(entry.subject)
         try:
             check_links(path)
-            is_ours = not path.exists() or _sum(path) == file.sha256
+            is_ours = not path.exists() or step.is_done(entry)
         except OSError as error:
             raise of_os(error, str(path), "it as homenode built it") from None
         if not is_ours:
@@ -125,45 +187,49 @@ def take_back(prefix: Path) -> tuple[str, ...]:
                 f"{path}: expected it as homenode built it, found another file",
                 hint="remove it by hand if it may go",
             )
-    for file in record.files:
-        (prefix / file.path).unlink(missing_ok=True)
-    _write(prefix, SetupRecord(record.commands, ()))
-    return tuple(str(prefix / file.path) for file in record.files)
+    return tuple(entry.subject for entry in journal.undo(lambda entry: step))
 
 
-def read_record(prefix: Path) -> SetupRecord:
-    """The record below a prefix; an empty one where there is none. Raises InputError."""
-    path = prefix / RECORD
-    try:
-        content = read_plain(path, MAX_BYTES)
-    except FileNotFoundError:
-        return SetupRecord((), ())
-    except OSError as error:
-        raise InputError(f"{path}: expected a record, found: {error.strerror}") from None
-    record = formats.decode(content, KIND, SetupRecord, str(path))
-    for file in record.files:
-        parts = Path(file.path).parts
-        if len(parts) != 2 or parts[0] != "bin" or parts[1] in (".", ".."):
-            raise InputError(f"{path}: expected programs below bin, found {file.path!r}")
-    return record
+def installed(journal: Journal) -> tuple[ChangeEntry, ...]:
+    """The programs that are there by us. Raises InputError for one that is not below bin."""
+    folder = Path(journal.head.run) / "bin"
+    for entry in journal.to_undo():
+        path = Path(entry.subject)
+        if path.parent != folder or path.name in ("", ".", ".."):
+            raise InputError(
+                f"{journal.files.path}: expected programs below bin, found {entry.subject!r}"
+            )
+    return journal.to_undo()
 
 
-def _with(
-    known: SetupRecord, prefix: Path, program: Path, commands: tuple[tuple[str, ...], ...]
-) -> SetupRecord:
-    inside = str(program.relative_to(prefix))
-    others = tuple(file for file in known.files if file.path != inside)
-    return SetupRecord(commands, (*others, InstalledFile(inside, _sum(program))))
+class _EarlierFile(msgspec.Struct, frozen=True, kw_only=True):
+    path: str
+    sha256: str
+
+
+class _EarlierRecord(msgspec.Struct, frozen=True, kw_only=True):
+    commands: tuple[tuple[str, ...], ...]
+    files: tuple[_EarlierFile, ...]
+
+
+def _earlier(files: RecordFolder) -> tuple[ChangeEntry, ...]:
+    """What homenode.setup/1 kept. Raises InputError."""
+    content = files.read(OLD_RECORD)
+    if content is None:
+        return ()
+    record = formats.decode(content, "setup", _EarlierRecord, str(files.path / OLD_RECORD))
+    commands = "\n".join(map(shlex.join, record.commands))
+    return tuple(
+        ChangeEntry(
+            what=ChangeState.DONE,
+            kind=KIND,
+            subject=f"{files.path.parent.parent}/{one.path}",
+            after=one.sha256,
+            facts={"commands": commands},
+        )
+        for one in record.files
+    )
 
 
 def _sum(path: Path) -> str:
     return hashlib.sha256(read_plain(path, _MOST_PROGRAM_BYTES)).hexdigest()
-
-
-def _write(prefix: Path, record: SetupRecord) -> None:
-    path = prefix / RECORD
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, formats.encode(KIND, record).encode(), None)
-    except OSError as error:
-        raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None

@@ -14,8 +14,7 @@ from homenode.domain.read import read_running_domain
 from homenode.errors import InputError, ParseError
 from homenode.formats import decode, encode
 from homenode.pci import DeviceKind, GpuPart, PartKind, PciDevice
-from homenode.report.device_groups import DeviceCard
-from homenode.report.device_text import card_extras
+from homenode.report.device_groups import DeviceCard, card_extras
 from homenode.snapshot.gather import gather
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.snapshot.redact import Identities, redact

@@ -24,7 +24,7 @@ from homenode.plan.model import (
 from homenode.plan.planner import plan as plan_on
 from homenode.plan.words.cost_words import term_lines, term_words
 from homenode.plan.words.explain import explain
-from homenode.report.host_counts import host_counts
+from homenode.report.host_groups import host_counts
 from homenode.topology import Host
 from homenode.units import GIB
 from homenode.vm.layout import PRESETS

@@ -7,14 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from homenode.report.charts.bars import Bar, BarGroup, bar_chart
-from homenode.report.charts.curves import Curve, Level, curve_chart
-from homenode.report.charts.forest import ForestRow, forest_chart
-from homenode.report.charts.heat_map import MOST_CELLS, Matrix, heat_map
+from homenode.report.charts.bars import (
+    Bar,
+    BarGroup,
+    ForestRow,
+    bar_chart,
+    chart_scale,
+    forest_chart,
+    log_steps,
+    range_figures,
+    short_figure,
+)
+from homenode.report.charts.curves import MOST_CELLS, Curve, Level, Matrix, curve_chart, heat_map
 from homenode.report.charts.paths import GuestCell, HostNode, Paths, paths_picture
-from homenode.report.charts.scale import chart_scale, log_steps, range_figures, short_figure
 from homenode.report.palette import HEAT, SERIES, chart_style, series_number
-from homenode.report.text_extent import text_width
+from homenode.report.svg_canvas import text_width
 
 FIGURES = st.floats(1e-12, 1e30, allow_nan=False, allow_infinity=False)
 NAMES = st.text(max_size=60)

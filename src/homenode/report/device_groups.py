@@ -1,16 +1,19 @@
 """DeviceGroups: the PCI devices that people ask about, by node, root complex and switch.
 
 GPUs, NICs, NVSwitches and NVMe drives become cards; management functions and unused virtual
-functions are counted, so that a host of 500 functions still fits a page.
+functions are counted, so that a host of 500 functions still fits a page. Links are a few sentences
+instead of a matrix. Devices have the same names in tree, picture and plan.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from homenode.bdf import Bdf
+from homenode.bdf import Bdf, PciAddress
 from homenode.indices import NodeIndex
-from homenode.pci import DeviceKind, PciDevice, PortType, RootComplex
+from homenode.pci import DeviceKind, LinkKind, PartKind, PciDevice, PciLink, PortType, RootComplex
 from homenode.topology import Host
+from homenode.wording import number_list, plural, printable
 
 SHOWN_KINDS = (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH, DeviceKind.NVME)
 KIND_NAMES = {
@@ -212,3 +215,228 @@ def _switches_above(
 
 def _unknown_last(node: NodeIndex | None) -> tuple[bool, int]:
     return (node is None, node if node is not None else 0)
+
+
+# Source: pci-ids.ucw.cz, the vendors that make what our cards show.
+_VENDORS = {
+    0x1000: "Broadcom",
+    0x1002: "AMD",
+    0x10DE: "NVIDIA",
+    0x10EC: "Realtek",
+    0x1344: "Micron",
+    0x144D: "Samsung",
+    0x14E4: "Broadcom",
+    0x15B3: "Mellanox",
+    0x1AF4: "virtio",
+    0x1B36: "QEMU",
+    0x1C5C: "SK hynix",
+    0x1D0F: "Amazon",
+    0x1E0F: "Kioxia",
+    0x8086: "Intel",
+}
+
+
+def address_text(address: PciAddress, short: bool) -> str:
+    """A PCI address, without its domain where `short`."""
+    return str(address).partition(":")[2] if short else str(address)
+
+
+def link_text(link: PciLink | None) -> str | None:
+    """Speed and width of a link, "8 of 32 GT/s x16" where less than it can; None if unknown.
+
+    >>> link_text(PciLink(32.0, 16, 32.0, 16)), link_text(PciLink(2.5, 8, 32.0, 16))
+    ('32 GT/s x16', '2.5 of 32 GT/s, x8 of x16')
+    """
+    if link is None:
+        return None
+    speed = _of(link.current_gt_per_s, link.max_gt_per_s, "", " GT/s")
+    width = _of(link.current_width, link.max_width, "x", "")
+    if speed is None or width is None:
+        return speed or width
+    return f"{speed}{', ' if ' of ' in speed + width else ' '}{width}"
+
+
+def device_model(device: PciDevice) -> str | None:
+    """The short name of a device; of GPUs, NICs and NVSwitches what the PCI ids list has in
+    brackets, which is the name that people use. Without a name the vendor and the ids; None where
+    the source gives neither."""
+    if not device.name:
+        if device.vendor_id is None or device.device_id is None:
+            return None
+        ids = f"{device.vendor_id:04x}:{device.device_id:04x}"
+        return f"{_VENDORS.get(device.vendor_id, 'vendor')} {ids}"
+    name = printable(device.name).strip()
+    if device.kind not in (DeviceKind.GPU, DeviceKind.NIC, DeviceKind.NVSWITCH):
+        return name
+    opening, closing = name.rfind("["), name.rfind("]")
+    # lspci -nn ends a line with [10de:2330], which is no name.
+    inside = name[opening + 1 : closing].strip() if 0 <= opening < closing else ""
+    return inside if inside and ":" not in inside else name
+
+
+def card_title(card: DeviceCard, gpu_number: int | None, short: bool) -> str:
+    """Kind, number and address of a card, such as "GPU3 5d:00.0" or "NIC 1a:00.0-1"."""
+    device = card.device
+    name = KIND_NAMES[device.kind]
+    if gpu_number is not None:
+        name += str(gpu_number)
+    if device.physical_function is not None:
+        name += " VF"
+    same = [f.bdf.function for f in card.functions if f.kind is device.kind]
+    address = address_text(device.bdf, short)
+    if len(same) > 1:
+        address = address.rpartition(".")[0] + "." + number_list(same)
+    return f"{name} {address}"
+
+
+def card_extras(card: DeviceCard) -> tuple[str, ...]:
+    """What else a card holds: functions of other kinds, and virtual functions."""
+    device = card.device
+    extras = [
+        f"{KIND_NAMES[f.kind]} .{f.bdf.function:x}"
+        for f in card.functions[1:]
+        if f.kind is not device.kind
+    ]
+    found = [f"with {', '.join(extras)}"] if extras else []
+    if device.sriov_num_vfs or card.virtual_functions:
+        active = device.sriov_num_vfs or card.virtual_functions
+        total = device.sriov_total_vfs
+        found.append(f"{active} of {total} VFs" if total else plural(active, "VF"))
+    return (*found, *_parts_text(device))
+
+
+def _parts_text(device: PciDevice) -> Iterator[str]:
+    """Of a divided GPU its parts by profile, "MIG 2x 1g.10gb", and modes without parts."""
+    words = {PartKind.MIG: "MIG", PartKind.PARTITION: "partitions"}
+    counts = Counter((part.kind, part.profile) for part in device.parts)
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        listed = [
+            f"{count}x {printable(profile)}"
+            for (one, profile), count in counts.items()
+            if one is kind and profile is not None
+        ]
+        if listed:
+            yield f"{words.get(kind, 'vGPU')} {', '.join(listed)}"
+    mode = device.partition_mode
+    if mode is not None and not any(not part.is_for_vms for part in device.parts):
+        yield "MIG without instances" if mode == "mig" else printable(mode)
+    if device.memory_partition_mode is not None:
+        yield printable(device.memory_partition_mode)
+
+
+def _of(current: float | None, most: float | None, before: str, after: str) -> str | None:
+    if current is None and most is None:
+        return None
+    if current is None:
+        return f"up to {before}{most:g}{after}"
+    if most is None or current >= most:
+        return f"{before}{current:g}{after}"
+    return f"{before}{current:g} of {before}{most:g}{after}"
+
+
+LINK_NAMES = {LinkKind.NVLINK: "NVLink", LinkKind.XGMI: "xGMI", LinkKind.C2C: "NVLink-C2C"}
+
+
+def link_lines(host: Host) -> tuple[str, ...]:
+    """Each kind of link and count with the devices that it joins; nothing is left out.
+
+    A set of devices of which every pair is linked is said once.
+    """
+    naming = _Naming(host)
+    lines: list[str] = []
+    by_kind: dict[tuple[LinkKind, int | None], set[frozenset[Bdf]]] = {}
+    for link in host.links:
+        if link.b is not None and link.a != link.b:
+            pairs = by_kind.setdefault((link.kind, link.count), set())
+            pairs.add(frozenset((link.a, link.b)))
+    for (kind, count), pairs in sorted(by_kind.items(), key=lambda item: str(item[0])):
+        each = f", {plural(count, 'link')} each" if count else ", number of links unknown"
+        remaining = set(pairs)
+        for members in _components(pairs):
+            inside = {pair for pair in remaining if pair <= members}
+            said = naming.set(members)
+            if len(members) > 2 and len(inside) == len(members) * (len(members) - 1) // 2:
+                lines.append(f"{LINK_NAMES[kind]}: {said}, every pair{each}")
+                continue
+            for ends, mates in _stars(inside):
+                lines.append(f"{LINK_NAMES[kind]}: {naming.set(ends)} to {naming.set(mates)}{each}")
+    to_cpus = [
+        f"{naming.set(frozenset([link.a]))} to the CPU of node {link.b_node}"
+        for link in host.links
+        if link.b_node is not None
+    ]
+    if to_cpus:
+        lines.append(f"{LINK_NAMES[LinkKind.C2C]}: {', '.join(to_cpus)}")
+    return tuple(lines)
+
+
+def peer_links(host: Host) -> dict[Bdf, str]:
+    """Each device's links to others, in a few words: "NVLink x18 to 7".
+
+    The counts of all peers are not added up: links through NVSwitches serve every peer in turn.
+    """
+    counts: dict[tuple[Bdf, LinkKind], list[int | None]] = {}
+    for link in host.links:
+        if link.b is not None and link.a != link.b:
+            for end in (link.a, link.b):
+                counts.setdefault((end, link.kind), []).append(link.count)
+    found: dict[Bdf, str] = {}
+    for (bdf, kind), each in counts.items():
+        known = {count for count in each if count}
+        width = f" x{min(known)}" if len(known) == 1 and None not in each else ""
+        said = f"{LINK_NAMES[kind]}{width} to {len(each)}"
+        found[bdf] = f"{found[bdf]}, {said}" if bdf in found else said
+    return found
+
+
+class _Naming:
+    """Names of devices in links: GPUs by number, others by kind and address."""
+
+    def __init__(self, host: Host) -> None:
+        self.gpus = gpu_numbers(host)
+        self.kinds = {device.bdf: device.kind for device in host.pci_devices}
+        self.short = short_addresses(host)
+
+    def set(self, members: frozenset[Bdf]) -> str:
+        gpus = [self.gpus[bdf] for bdf in members if bdf in self.gpus]
+        parts = [f"GPU{'s ' if len(gpus) > 1 else ''}{number_list(gpus)}"] if gpus else []
+        others: dict[DeviceKind, list[Bdf]] = {}
+        for bdf in sorted(members - self.gpus.keys()):
+            others.setdefault(self.kinds.get(bdf, DeviceKind.OTHER), []).append(bdf)
+        for kind, bdfs in others.items():
+            parts.append(
+                f"{KIND_NAMES[kind]} {', '.join(address_text(b, self.short) for b in bdfs)}"
+            )
+        return " and ".join(parts)
+
+
+def _stars(pairs: set[frozenset[Bdf]]) -> list[tuple[frozenset[Bdf], frozenset[Bdf]]]:
+    """Pairs as (these, each linked to all of those): every pair once, in few sentences."""
+    mates: dict[Bdf, set[Bdf]] = {}
+    for pair in pairs:
+        for bdf in pair:
+            mates.setdefault(bdf, set()).update(pair - {bdf})
+    said: list[tuple[frozenset[Bdf], frozenset[Bdf]]] = []
+    while any(mates.values()):
+        first = min(bdf for bdf, others in mates.items() if others)
+        those = frozenset(mates[first])
+        # No link inside `these`, as they would have each other as mates.
+        these = frozenset(bdf for bdf, others in mates.items() if frozenset(others) == those)
+        said.append((these, those))
+        for bdf in these:
+            mates[bdf] = set()
+        for bdf in those:
+            mates[bdf] -= these
+    return said
+
+
+def _components(pairs: set[frozenset[Bdf]]) -> list[frozenset[Bdf]]:
+    """Connected sets of devices, ascending by their first."""
+    owner: dict[Bdf, set[Bdf]] = {}
+    for pair in pairs:
+        merged: set[Bdf] = set(pair)
+        for bdf in pair:
+            merged |= owner.get(bdf, set())
+        for bdf in merged:
+            owner[bdf] = merged
+    return sorted({frozenset(group) for group in owner.values()}, key=min)

@@ -17,30 +17,30 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
-from homenode.report.cpu_groups import (
-    KIND_WORDS,
-    CoreGroup,
-    NodeBlock,
-    PackageFrame,
-    package_frames,
-)
 from homenode.report.device_groups import (
     DeviceCard,
     NodeDevices,
     RootComplexGroup,
-    devices_by_node,
-    gpu_numbers,
-    short_addresses,
-)
-from homenode.report.device_links import link_lines
-from homenode.report.device_text import (
     address_text,
     card_extras,
     card_title,
     device_model,
+    devices_by_node,
+    gpu_numbers,
+    link_lines,
     link_text,
+    short_addresses,
 )
-from homenode.report.host_counts import host_counts, other_node_text, settings_lines
+from homenode.report.host_groups import (
+    KIND_WORDS,
+    CoreGroup,
+    NodeBlock,
+    PackageFrame,
+    host_counts,
+    other_node_text,
+    package_frames,
+    settings_lines,
+)
 from homenode.report.terminal_text import AsciiWhereNeeded
 from homenode.topology import Host, NumaNode, RunningDomain
 from homenode.units import format_bytes

@@ -12,20 +12,17 @@ from homenode.report.device_groups import (
     NodeDevices,
     RootComplexGroup,
     SwitchGroup,
-    gpu_numbers,
-    short_addresses,
-)
-from homenode.report.device_links import peer_links
-from homenode.report.device_text import (
     address_text,
     card_extras,
     card_title,
     device_model,
+    gpu_numbers,
     link_text,
+    peer_links,
+    short_addresses,
 )
 from homenode.report.palette import CELL_COLOURS
-from homenode.report.svg_canvas import SvgCanvas
-from homenode.report.text_extent import wrap
+from homenode.report.svg_canvas import SvgCanvas, wrap
 from homenode.topology import Host
 from homenode.vm.model import GuestHostdev
 from homenode.wording import plural, printable

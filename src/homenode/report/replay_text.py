@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from homenode.doc import Doc, Gallery, Picture, Table, Text
 from homenode.pool.replay.simulation import Figure, Simulation
-from homenode.report.charts.scale import Scale
+from homenode.report.charts.bars import Scale
 from homenode.report.palette import SERIES
 from homenode.report.svg_canvas import SvgCanvas
 from homenode.wording import plural

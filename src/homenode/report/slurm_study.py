@@ -13,8 +13,8 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Tabl
 from homenode.measure.bindings.experiments import Mode
 from homenode.metrics import METRICS
 from homenode.report.charts.bars import Bar, BarGroup, bar_chart
-from homenode.report.charts.heat_map import Matrix as HeatMatrix
-from homenode.report.charts.heat_map import heat_map
+from homenode.report.charts.curves import Matrix as HeatMatrix
+from homenode.report.charts.curves import heat_map
 from homenode.wording import plural
 
 _SHADES = 5

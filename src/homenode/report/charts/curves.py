@@ -1,19 +1,23 @@
-"""Curves: figures over sizes, both axes logarithmic, with levels marked and series labelled."""
+"""Curves over sizes, and heat maps: a matrix of figures, each written in its cell."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
-from homenode.report.charts.scale import (
+from homenode.report.charts.bars import (
     Scale,
+    alike_figures,
     bounds,
     chart_scale,
     log_steps,
     short_figure,
     size_text,
 )
+from homenode.report.palette import HEAT
 from homenode.report.svg_canvas import CHART_WIDTH as WIDTH
-from homenode.report.svg_canvas import SvgCanvas
-from homenode.report.text_extent import text_width
+from homenode.report.svg_canvas import SvgCanvas, text_width
 
 _LEFT, _TOP, _PLOT_HEIGHT = 50.0, 14.0, 190.0
 _LEGEND_ROW = 17.0
@@ -124,3 +128,166 @@ def _levels(canvas: SvgCanvas, levels: Sequence[Level], across: Scale) -> None:
             anchor="middle",
             width=end - start - 2,
         )
+
+
+MOST_CELLS = 32
+"""Rows or columns that are drawn; larger matrices are drawn by blocks, each its median."""
+
+MOST_TITLED = 16
+"""Columns up to which each cell has its figure, at least where a pointer is over it."""
+
+_LEGEND = 34.0
+_LEAST_RANGE = 0.9
+"""The colours span a tenth at least: figures that are equal but for noise look equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Figures by row and column; None where there is none.
+
+    rows, columns: names. row_title, column_title: what they are.
+    """
+
+    row_title: str
+    column_title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[float | None, ...], ...]
+
+
+def heat_map(title: str, unit: str, matrix: Matrix, ends: tuple[float, float] | None = None) -> str:
+    """The SVG of a matrix; the low and the high end of the colours are written below it.
+
+    ends: of the colours, so that several matrices have the same; None = the matrix's own.
+    """
+    matrix = _in_blocks(matrix)
+    known = [value for row in matrix.cells for value in row if value is not None]
+    low, high = (min(known), max(known)) if ends is None else ends
+    low = min(low, high * _LEAST_RANGE)
+    divisor, name = chart_scale(unit, [high])
+    canvas = SvgCanvas.chart(title)
+    row_space = min(max(text_width(one, 10) for one in matrix.rows), 96.0)
+    left = 16.0 + row_space + 6
+    side = min((WIDTH - left - 2) / len(matrix.columns), 64.0)
+    height = min(side, 40.0)
+    top = 32.0
+    canvas.text(left, 11, matrix.column_title, 10, "dim", width=WIDTH - left)
+    middle = top + height * len(matrix.rows) / 2
+    canvas.text(10, middle, matrix.row_title, 10, "dim", anchor="middle", turned=True)
+    _column_names(canvas, matrix.columns, left, side, top)
+    values = [value / divisor for row in matrix.cells for value in row if value is not None]
+    texts = iter(alike_figures(values))
+    for number, (label, row) in enumerate(zip(matrix.rows, matrix.cells, strict=True)):
+        y = top + number * height
+        if height >= 10 or number % max(1, round(12 / height)) == 0:
+            canvas.text(
+                left - 5, y + height / 2 + 3.5, label, 10, "dim", anchor="end", width=row_space
+            )
+        if len(matrix.columns) > MOST_TITLED:
+            _runs(canvas, row, (left, y, side, height), (low, high))
+            continue
+        for column, value in enumerate(row):
+            place = (left + column * side, y, side, height)
+            said = f"{matrix.row_title} {label}, {matrix.column_title} {matrix.columns[column]}"
+            shade = None if value is None else _shade(value, low, high)
+            text = "" if shade is None else next(texts)
+            title = f"{said}: no figure" if shade is None else f"{said}: {text} {name}"
+            _cell(canvas, place, shade, text, title)
+    y = top + height * len(matrix.rows) + 10
+    _legend(canvas, y, left, (low / divisor, high / divisor), name)
+    return canvas.svg(y + _LEGEND)
+
+
+def _runs(
+    canvas: SvgCanvas,
+    row: Sequence[float | None],
+    place: tuple[float, float, float, float],
+    ends: tuple[float, float],
+) -> None:
+    """A row of cells too small for figures: neighbours of one colour are one rectangle."""
+    left, y, side, height = place
+    shades = [None if value is None else _shade(value, *ends) for value in row]
+    start = 0
+    for shade, run in groupby(shades):
+        count = len(list(run))
+        classes = "plot" if shade is None else f"h{shade}"
+        canvas.rect(left + start * side, y, count * side, height, classes)
+        start += count
+
+
+def _cell(
+    canvas: SvgCanvas,
+    place: tuple[float, float, float, float],
+    shade: int | None,
+    text: str,
+    title: str,
+) -> None:
+    x, y, side, height = place
+    if shade is None:
+        canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, "plot", title=title)
+        return
+    canvas.rect(x + 0.5, y + 0.5, side - 1, height - 1, f"h{shade}", title=title)
+    size = min(11.0, 11.0 * (side - 3) / max(text_width(text, 11.0), 1))
+    if size >= 7 and height >= 12:
+        middle = (x + side / 2, y + height / 2 + size * 0.36)
+        canvas.text(*middle, text, size, f"i{shade}", anchor="middle")
+
+
+def _shade(value: float, low: float, high: float) -> int:
+    if high <= low:
+        return len(HEAT) // 2
+    return min(max(int((value - low) / (high - low) * len(HEAT)), 0), len(HEAT) - 1)
+
+
+def _column_names(
+    canvas: SvgCanvas, names: Sequence[str], left: float, side: float, top: float
+) -> None:
+    space = max(side, 30.0)
+    widest = max(min(text_width(name, 10), space) for name in names)
+    stride = max(1, math.ceil((widest + 3) / side))
+    for column in range(0, len(names), stride):
+        x = left + (column + 0.5) * side
+        if x + widest / 2 <= WIDTH + 6:
+            canvas.text(x, top - 5, names[column], 10, "dim", anchor="middle", width=space)
+
+
+def _legend(canvas: SvgCanvas, y: float, left: float, ends: tuple[float, float], unit: str) -> None:
+    width = min((WIDTH - left) / len(HEAT), 18.0)
+    for shade in range(len(HEAT)):
+        canvas.rect(left + shade * width, y, width, 8, f"h{shade}")
+    end = left + width * len(HEAT)
+    canvas.text(left, y + 20, short_figure(ends[0]), 10, "dim")
+    canvas.text(end, y + 20, f"{short_figure(ends[1])} {unit}", 10, "dim", anchor="end")
+
+
+def _in_blocks(matrix: Matrix) -> Matrix:
+    """The matrix itself, or medians of blocks where it has more cells than can be seen."""
+    rows, columns = len(matrix.rows), len(matrix.columns)
+    down, across = -(-rows // MOST_CELLS), -(-columns // MOST_CELLS)
+    if down == across == 1:
+        return matrix
+    cells = tuple(
+        tuple(
+            _median(
+                [
+                    matrix.cells[r][c]
+                    for r in range(row, min(row + down, rows))
+                    for c in range(column, min(column + across, columns))
+                ]
+            )
+            for column in range(0, columns, across)
+        )
+        for row in range(0, rows, down)
+    )
+    return Matrix(
+        f"{matrix.row_title} (median of {down} each)",
+        f"{matrix.column_title} (median of {across} each)",
+        matrix.rows[::down],
+        matrix.columns[::across],
+        cells,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

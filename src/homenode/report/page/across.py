@@ -7,8 +7,7 @@ from homenode.analyse.summary import Series, SeriesKey
 from homenode.analyse.words import figure_text, multiple_text
 from homenode.metrics import METRICS, Metric
 from homenode.pci import DeviceKind
-from homenode.report.charts.bars import Bar, BarGroup, bar_chart
-from homenode.report.charts.scale import chart_scale, range_figures
+from homenode.report.charts.bars import Bar, BarGroup, bar_chart, chart_scale, range_figures
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import Picture, better_text, metric_bars
 from homenode.wording import plural

@@ -7,8 +7,7 @@ from homenode.analyse.alternative import Alternative
 from homenode.analyse.words import figure_text
 from homenode.measure.figures.processors import DEVIATION
 from homenode.metrics import METRICS, Metric
-from homenode.report.charts.bars import Bar, BarGroup, bar_chart
-from homenode.report.charts.scale import size_text
+from homenode.report.charts.bars import Bar, BarGroup, bar_chart, size_text
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
     Picture,

@@ -8,9 +8,8 @@ from homenode.doctor.diagnosis import diagnose
 from homenode.findings import Finding
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PlanFinding
-from homenode.report.device_links import link_lines
-from homenode.report.device_text import device_model, link_text
-from homenode.report.host_counts import host_counts
+from homenode.report.device_groups import device_model, link_lines, link_text
+from homenode.report.host_groups import host_counts
 from homenode.report.page.machine import Machine
 from homenode.report.topology_map import topology_map
 from homenode.topology import Host

@@ -11,13 +11,10 @@ from homenode.analyse.summary import Series, SeriesKey, headline_series
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric, metric_of
-from homenode.report.charts.bars import Bar, BarGroup, bar_chart
-from homenode.report.charts.curves import Curve, Level, curve_chart
-from homenode.report.charts.forest import ForestRow, axis_end, forest_chart
-from homenode.report.charts.heat_map import Matrix, heat_map
-from homenode.report.charts.paths import paths_picture, paths_text
+from homenode.report.charts.bars import Bar, BarGroup, ForestRow, axis_end, bar_chart, forest_chart
+from homenode.report.charts.curves import Curve, Level, Matrix, curve_chart, heat_map
+from homenode.report.charts.paths import meant_paths, paths_picture, paths_text, planned_paths
 from homenode.report.page.machine import Machine
-from homenode.report.page.paths import meant_paths, planned_paths
 from homenode.report.palette import series_number
 
 MOST_CURVES = 8

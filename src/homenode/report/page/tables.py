@@ -9,7 +9,7 @@ from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
 from homenode.analyse.words import multiple_text, range_text
 from homenode.metrics import METRICS, Metric
-from homenode.report.charts.scale import chart_scale, range_figures, short_figure
+from homenode.report.charts.bars import chart_scale, range_figures, short_figure
 from homenode.report.page.machine import Machine
 
 _AUTHOR_COLUMN = {"cells": Switch.CELLS.value}

@@ -9,7 +9,7 @@ of sections and adds sections.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -18,91 +18,31 @@ from homenode.cpuset import CpuSet, PuIndex
 from homenode.errors import InputError, ParseError
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, PlanFinding, plan_finding
+from homenode.targets.codec import Codec, Row, Writing, number_of
 from homenode.targets.qemu_command import size_of
 from homenode.targets.target import (
     Feature,
-    Rendering,
-    Target,
-    default_machine,
     indirect,
     lost,
     native,
     passed_through,
     pus_of,
     refuse_arm,
-    refuse_many_vcpus,
-    refuse_unsafe_name,
     shape_of_siblings,
     shows_siblings,
-    whole_units,
 )
-from homenode.targets.yaml_edit import (
-    Block,
-    blocks_of,
-    entry_lines,
-    lines_of,
-    mapping_edits,
-    mapping_lines,
-    quoted,
-    scalar_of,
-)
+from homenode.targets.yaml_edit import Entry, YamlText, parse_yaml, quoted
 from homenode.topology import Host
 from homenode.units import GIB, KIB, MIB, TIB
 from homenode.vm.layout import GuestCells, Pinning, Siblings
 from homenode.vm.model import Vm, VmCell
 
-SUPPORT = {
-    Feature.VCPU_PINS: native("`limits.cpu` as a list: a vCPU for each PU"),
-    Feature.EMULATOR_PINS: lost(
-        "Incus pins vCPU threads alone", "QEMU's own threads float over the host"
-    ),
-    Feature.IOTHREAD_PINS: lost("Incus makes no IOThreads", "disks run on the emulator's threads"),
-    Feature.TOPOLOGY: indirect(
-        "derived from the PUs of `limits.cpu`", "irregular sets of PUs become one socket of cores"
-    ),
-    Feature.THREADS: indirect(
-        "derived from the PUs of `limits.cpu`", "irregular sets of PUs become one socket of cores"
-    ),
-    Feature.DIES: lost("Incus has no dies", "the guest takes a package's cores for one LLC"),
-    Feature.CACHE: lost("Incus has no key for caches", "the guest believes QEMU's caches"),
-    Feature.CELLS: indirect(
-        "a cell for each host node of `limits.cpu`", "cells and host nodes cannot differ"
-    ),
-    Feature.UNEQUAL_CELLS: indirect(
-        "vCPUs by the PUs of `limits.cpu`, memory is split evenly",
-        "cells of unequal memory are refused: their numbers are others at each start",
-    ),
-    Feature.DISTANCES: indirect(
-        "by sections of `raw.qemu.conf`, where all cells are equally far from each other",
-        "others are refused, as are cells of unequal memory; a release with other sections takes "
-        "them for others",
-    ),
-    Feature.MEMORY_NODES: native("bound to the nodes of `limits.cpu`"),
-    Feature.MEMORY_MODE: lost("Incus binds strictly", "memory may not come from other nodes"),
-    Feature.HUGE_PAGES: indirect(
-        "`limits.memory.hugepages`: of the host's mount, 2 MiB by default",
-        "the size of the pages is the mount's",
-    ),
-    Feature.DEVICES: native("devices of type `gpu` and `pci`"),
-    Feature.DEVICE_CELLS: lost(
-        "Incus puts devices on root ports of its own", "every device has numa_node -1 in the guest"
-    ),
-    Feature.DEVICE_TREE: lost("Incus writes no switches", "devices hang on root ports"),
-    Feature.INITIATORS: lost("Incus has no generic initiators", "the GPU's memory stays offline"),
-    Feature.WINDOW: lost(
-        "Incus has no key for the PCI window", "large BARs need an OVMF of 2023 or newer"
-    ),
-    Feature.IOMMU: lost("Incus writes no guest IOMMU", "more than 255 vCPUs are refused"),
-    Feature.VGPUS: lost(
-        "`gputype: mdev` makes a mediated device by type at each start, and takes none that exists",
-        "vGPUs are refused",
-    ),
-}
-
 _SIZE = re.compile(r"([0-9]{1,15})(B|kB|MB|GB|TB|KiB|MiB|GiB|TiB)?\Z", re.ASCII)
 _DECIMAL = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _FACTOR = {**_DECIMAL, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 _MEMORY = re.compile(r'\[object "mem([0-9]{1,3})"\]\Z', re.ASCII)
+_OF_DISTANCE = ("src", "dst", "val")
+_MOST_CELLS = 1000
 _SECTION = re.compile(r"\[([^\]\n]{1,80})\](?:\[([0-9]{1,6})\])?\Z", re.ASCII)
 _HOTPLUG = "limits.memory.hotplug"
 """Refused as unknown by Incus 6.0.0 to 6.0.4 and 6.1 to 6.14, and no file says its version."""
@@ -119,92 +59,230 @@ def is_config(content: bytes) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """A configuration. config, devices: their entries; a device is a mapping."""
+class Instance(NamedTuple):
+    """An instance's configuration. devices: by their names."""
 
-    lines: list[str]
-    top: list[Block]
-    config: list[Block]
-    devices: list[tuple[Block, Mapping[str, str]]]
+    text: YamlText
+    devices: Mapping[str, Mapping[str, str]]
+    source: str
 
-    def value(self, key: str, source: str) -> str | None:
-        block = next((block for block in self.config if block.key == key), None)
-        return None if block is None else scalar_of(self.lines, block, source)
+    def value(self, key: str) -> str | None:
+        """Of `config`."""
+        found = (block for block in self.text.inside("config") if block.key == key)
+        return next(map(self.text.scalar, found), None)
+
+    @property
+    def functions(self) -> dict[str, Bdf]:
+        """Of the host, by the names of the devices that pass them through."""
+        keys = {"pci": "address", "gpu": "pci"}
+        named = {
+            name: one.get(keys.get(one.get("type", ""), "")) for name, one in self.devices.items()
+        }
+        where = f"{self.source}: device"
+        return {name: Bdf.parse(one, where) for name, one in named.items() if one}
 
 
 def parse(content: bytes, source: str) -> Instance:
     """Raises ParseError for what is no such YAML."""
-    lines = lines_of(content, source)
-    top = blocks_of(lines, 0, len(lines), source)
-    inside: dict[str, list[Block]] = {}
-    for name in ("config", "devices"):
-        block = next((block for block in top if block.key == name), None)
-        filled = block is not None and not block.value.startswith("{}")
-        inside[name] = (
-            blocks_of(lines, block.first + 1, block.end, source)
-            if block is not None and filled
-            else []
-        )
-    devices: list[tuple[Block, Mapping[str, str]]] = []
-    for block in inside["devices"]:
-        entries = blocks_of(lines, block.first + 1, block.end, source)
-        devices.append((block, {one.key: scalar_of(lines, one, source) for one in entries}))
-    return Instance(lines, top, inside["config"], devices)
+    text = parse_yaml(content, source)
+    devices = {
+        device.key: {one.key: text.scalar(one) for one in text.entries(device)}
+        for device in text.inside("devices")
+    }
+    return Instance(text, devices, source)
 
 
-def read_vm(content: bytes, source: str) -> Vm:
-    """The VM of an instance; which cells come of it depends on the host: `with_host`."""
-    instance = parse(content, source)
+def _new(guest: Vm, plan: Plan) -> str:
+    return (
+        f"# homenode: layout {plan.layout.name}; incus config edit NAME < FILE\n"
+        f"name: {quoted(guest.name)}\ntype: virtual-machine\nconfig:\ndevices: {{}}\n"
+    )
+
+
+def _edited(instance: Instance, wanted: Mapping[str, Any]) -> str:
+    config = {key: wanted[key] for key in sorted(wanted) if key != "devices"}
+    return instance.text.edited({"config": config, "devices": wanted["devices"]})
+
+
+def _read_head(instance: Instance) -> Mapping[str, Any]:
+    text = instance.text
     known = ("type", "name", "architecture")
-    top = {b.key: scalar_of(instance.lines, b, source) for b in instance.top if b.key in known}
+    top = {block.key: text.scalar(block) for block in text.top if block.key in known}
     if top.get("type") == "container":
-        raise InputError(f"{source}: expected a virtual machine, found a container")
-    limit = instance.value("limits.cpu", source) or "1"
-    pins: tuple[CpuSet, ...] = ()
+        raise InputError(f"{text.source}: expected a virtual machine, found a container")
+    return {
+        "name": top.get("name") or "instance",
+        "architecture": top.get("architecture", "x86_64"),
+        "firmware": "efi",
+        "launch_security": "sev" if instance.value("security.sev") == "true" else None,
+    }
+
+
+def _read_cpu(instance: Instance) -> Mapping[str, Any]:
+    """A number alone counts vCPUs that float."""
+    limit = instance.value("limits.cpu") or "1"
     if limit.isascii() and limit.isdigit():
-        vcpus = int(limit)
-    else:
-        pus = CpuSet.parse(limit, f"{source}: limits.cpu")
-        pins = tuple(CpuSet([pu]) for pu in pus)
-        vcpus = len(pins)
-    memory = instance.value("limits.memory", source) or "1GiB"
+        return {"vcpus": number_of(limit, f"{instance.source}: limits.cpu")}
+    pus = CpuSet.parse(limit, f"{instance.source}: limits.cpu")
+    return {"vcpus": len(pus), "vcpu_pins": tuple(CpuSet([pu]) for pu in pus)}
+
+
+def _write_cpu(writing: Writing[Instance]) -> Mapping[str, str | None]:
+    plan = writing.plan
+    if not plan.vcpu_pins:
+        return {"limits.cpu": str(plan.vcpus)}
+    pus = str(pus_of(plan.vcpu_pins))
+    return {"limits.cpu": f"{pus}-{pus}" if pus.isdigit() else pus, "limits.cpu.nodes": None}
+
+
+def _read_memory(instance: Instance) -> Mapping[str, Any]:
+    memory = instance.value("limits.memory") or "1GiB"
     match = _SIZE.match(memory)
     if match is None:
-        raise ParseError(f"{source}: limits.memory", "a size such as 4GiB", memory)
-    huge = instance.value("limits.memory.hugepages", source) in ("true", "1", "yes", "on")
-    sizes, rows = _overrides(instance.value("raw.qemu.conf", source) or "", source)
-    architecture = top.get("architecture", "x86_64")
-    hostdevs, _ = passed_through(_passed(instance, source))
-    vm = Vm(
-        name=top.get("name") or "instance",
-        source=source,
-        architecture=architecture,
-        machine=default_machine(architecture),
-        firmware="efi",
-        launch_security="sev" if instance.value("security.sev", source) == "true" else None,
-        cpu_mode="host-passthrough",
-        vcpus=vcpus,
-        memory_bytes=int(match[1]) * _FACTOR[match[2] or ""],
-        page_bytes=0 if huge else None,
-        cells=tuple(
-            VmCell(id=i, vcpus=CpuSet(), memory_bytes=sizes.get(i, 0), distances=rows.get(i, ()))
+        raise ParseError(f"{instance.source}: limits.memory", "a size such as 4GiB", memory)
+    return {"memory_bytes": int(match[1]) * _FACTOR[match[2] or ""]}
+
+
+def _write_memory(writing: Writing[Instance]) -> Mapping[str, str | None]:
+    wanted: dict[str, str | None] = {}
+    if writing.is_new or _read_memory(writing.file)["memory_bytes"] != writing.plan.memory_bytes:
+        wanted["limits.memory"] = f"{writing.memory_mib}MiB"
+    if writing.plan.vcpu_pins and writing.file.value(_HOTPLUG) is not None:
+        wanted[_HOTPLUG] = "false"
+    return wanted
+
+
+def _read_pages(instance: Instance) -> Mapping[str, Any]:
+    huge = instance.value("limits.memory.hugepages") in ("true", "1", "yes", "on")
+    return {"page_bytes": 0 if huge else None}
+
+
+def _write_pages(writing: Writing[Instance]) -> Mapping[str, str]:
+    return {} if writing.plan.page_bytes is None else {"limits.memory.hugepages": "true"}
+
+
+def _sections(text: str) -> list[tuple[str, list[str]]]:
+    """Sections of raw.qemu.conf, each with its lines, its header first."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if _SECTION.match(line.strip()):
+            found.append((line.strip(), [line]))
+        elif found:
+            found[-1][1].append(line)
+        elif line.strip():
+            found.append(("", [line]))
+    return found
+
+
+def _entries(lines: list[str]) -> dict[str, str]:
+    pairs = (line.partition("=") for line in lines[1:] if "=" in line)
+    return {key.strip(): value.strip().strip('"') for key, _, value in pairs}
+
+
+def _is_ours(header: str, lines: list[str]) -> bool:
+    entries = _entries(lines)
+    if header.startswith("[numa]"):
+        return entries.get("type") == "dist"
+    return _MEMORY.match(header) is not None and set(entries) == {"size"}
+
+
+def _read_overrides(instance: Instance) -> Mapping[str, Any]:
+    """Cells of which only sizes and rows of distances are known."""
+    sizes: dict[int, int] = {}
+    rows: dict[int, dict[int, int]] = {}
+    where = f"{instance.source}: raw.qemu.conf"
+    for header, lines in _sections(instance.value("raw.qemu.conf") or ""):
+        entries = _entries(lines)
+        memory = _MEMORY.match(header)
+        if memory is not None and "size" in entries:
+            sizes[int(memory[1])] = size_of(entries["size"], where)
+        elif header.startswith("[numa]") and entries.get("type") == "dist":
+            src, dst, value = (number_of(entries.get(key, ""), where) for key in _OF_DISTANCE)
+            if max(src, dst) >= _MOST_CELLS:
+                raise ParseError(where, f"cells below {_MOST_CELLS}", header)
+            rows.setdefault(src, {})[dst] = value
+    return {
+        "cells": tuple(
+            VmCell(
+                id=i,
+                vcpus=CpuSet(),
+                memory_bytes=sizes.get(i, 0),
+                distances=tuple(row[d] for d in sorted(row)) if (row := rows.get(i)) else (),
+            )
             for i in range(max([*sizes, *rows, -1]) + 1)
-        ),
-        vcpu_pins=pins or (None,) * vcpus,
-        hostdevs=hostdevs,
-    )
-    exposed = instance.value(_RECORD, source) == Siblings.EXPOSED
-    return structs.replace(vm, cpu_topology=shape_of_siblings(vcpus)) if exposed else vm
+        )
+    }
 
 
-def _passed(instance: Instance, source: str) -> Iterator[tuple[Bdf, None]]:
-    for _, device in instance.devices:
-        kind = device.get("type")
-        is_gpu = kind == "gpu" and device.get("gputype", "physical") == "physical"
-        address = device.get("address" if kind == "pci" else "pci")
-        if (kind == "pci" or is_gpu) and address:
-            yield Bdf.parse(address, f"{source}: device"), None
+def _write_overrides(writing: Writing[Instance]) -> Mapping[str, str | None]:
+    """Our sections at the end in place of those of an earlier plan."""
+    kept = [
+        line
+        for header, lines in _sections(writing.file.value("raw.qemu.conf") or "")
+        if not _is_ours(header, lines)
+        for line in lines
+        # The size of a cell's memory is the plan's, whatever else its section sets.
+        if not (_MEMORY.match(header) and line.partition("=")[0].strip() == "size")
+    ]
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return {"raw.qemu.conf": "\n".join([*kept, *_override_lines(writing.plan)]) or None}
+
+
+def _override_lines(plan: Plan) -> Iterator[str]:
+    cells = [cell for cell in plan.cells if cell.vcpus]
+    if plan.layout.cells is not GuestCells.MIRRORED or len(cells) < 2:
+        return
+    # Incus writes a [numa] section for each cell and one for each vCPU.
+    index = len(cells) + plan.vcpus
+    for number, cell in enumerate(cells):
+        for other, distance in enumerate(cell.distances[: len(cells)]):
+            yield f"[numa][{index}]"
+            yield 'type = "dist"'
+            yield from (
+                f'{key} = "{n}"' for key, n in (("src", number), ("dst", other), ("val", distance))
+            )
+            index += 1
+
+
+def _read_devices(instance: Instance) -> Mapping[str, Any]:
+    physical = {
+        bdf: None
+        for name, bdf in instance.functions.items()
+        if instance.devices[name].get("gputype", "physical") == "physical"
+    }
+    return {"hostdevs": passed_through(physical.items())[0]}
+
+
+def _write_devices(writing: Writing[Instance]) -> Mapping[str, Mapping[str, Entry | None]]:
+    """New entries of `devices`, and None for those whose function the VM does not get."""
+    planned = [device.bdf for device in writing.plan.devices]
+    there = writing.file.functions
+    wanted: dict[str, Entry | None] = {
+        name: None for name, bdf in there.items() if bdf not in planned
+    }
+    names = set(writing.file.devices) - set(wanted)
+    free = (name for i in range(10_000) if (name := f"homenode{i}") not in names)
+    for bdf in planned:
+        if bdf in there.values():
+            continue
+        known = None if writing.host is None else writing.host.device(bdf)
+        is_gpu = known is not None and known.kind is DeviceKind.GPU
+        wanted[next(free)] = (
+            {"type": "gpu", "gputype": "physical", "pci": str(bdf)}
+            if is_gpu
+            else {"type": "pci", "address": str(bdf)}
+        )
+    return {"devices": wanted}
+
+
+def _read_siblings(instance: Instance) -> Mapping[str, Any]:
+    exposed = instance.value(_RECORD) == Siblings.EXPOSED
+    return {"cpu_topology": shape_of_siblings(_read_cpu(instance)["vcpus"])} if exposed else {}
+
+
+def _write_siblings(writing: Writing[Instance]) -> Mapping[str, str | None]:
+    return {_RECORD: str(Siblings.EXPOSED) if shows_siblings(writing.plan) else None}
 
 
 def with_host(vm: Vm, host: Host) -> Vm:
@@ -256,87 +334,101 @@ def _derived_topology(ordered: tuple[PuIndex, ...], host: Host) -> tuple[int, in
     return 1, 1, len(ordered), 1
 
 
-def _sections(text: str) -> list[tuple[str, list[str]]]:
-    """Sections of raw.qemu.conf, each with its lines, its header first."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if _SECTION.match(line.strip()):
-            found.append((line.strip(), [line]))
-        elif found:
-            found[-1][1].append(line)
-        elif line.strip():
-            found.append(("", [line]))
-    return found
+_IRREGULAR = "irregular sets of PUs become one socket of cores"
+
+ROWS = (
+    Row(read=_read_head),
+    Row(
+        says={
+            Feature.VCPU_PINS: native("`limits.cpu` as a list: a vCPU for each PU"),
+            Feature.CELLS: indirect(
+                "a cell for each host node of `limits.cpu`", "cells and host nodes cannot differ"
+            ),
+            Feature.MEMORY_NODES: native("bound to the nodes of `limits.cpu`"),
+        },
+        read=_read_cpu,
+        write=_write_cpu,
+    ),
+    Row(read=_read_memory, write=_write_memory),
+    Row(
+        says={
+            Feature.HUGE_PAGES: indirect(
+                "`limits.memory.hugepages`: of the host's mount, 2 MiB by default",
+                "the size of the pages is the mount's",
+            )
+        },
+        read=_read_pages,
+        write=_write_pages,
+        is_compared=False,
+    ),
+    Row(
+        says={
+            Feature.UNEQUAL_CELLS: indirect(
+                "vCPUs by the PUs of `limits.cpu`, memory is split evenly",
+                "cells of unequal memory are refused: their numbers are others at each start",
+            ),
+            Feature.DISTANCES: indirect(
+                "by sections of `raw.qemu.conf`, where all cells are equally far from each other",
+                "others are refused, as are cells of unequal memory; a release with other "
+                "sections takes them for others",
+            ),
+        },
+        read=_read_overrides,
+        write=_write_overrides,
+    ),
+    Row(
+        says={Feature.DEVICES: native("devices of type `gpu` and `pci`")},
+        read=_read_devices,
+        write=_write_devices,
+    ),
+    Row(
+        says={
+            Feature.TOPOLOGY: indirect("derived from the PUs of `limits.cpu`", _IRREGULAR),
+            Feature.THREADS: indirect("derived from the PUs of `limits.cpu`", _IRREGULAR),
+        },
+        read=_read_siblings,
+        write=_write_siblings,
+        is_compared=False,
+    ),
+    Row(
+        says={
+            Feature.EMULATOR_PINS: lost(
+                "Incus pins vCPU threads alone", "QEMU's own threads float over the host"
+            ),
+            Feature.IOTHREAD_PINS: lost(
+                "Incus makes no IOThreads", "disks run on the emulator's threads"
+            ),
+            Feature.DIES: lost(
+                "Incus has no dies", "the guest takes a package's cores for one LLC"
+            ),
+            Feature.CACHE: lost("Incus has no key for caches", "the guest believes QEMU's caches"),
+            Feature.MEMORY_MODE: lost(
+                "Incus binds strictly", "memory may not come from other nodes"
+            ),
+            Feature.DEVICE_CELLS: lost(
+                "Incus puts devices on root ports of its own",
+                "every device has numa_node -1 in the guest",
+            ),
+            Feature.DEVICE_TREE: lost("Incus writes no switches", "devices hang on root ports"),
+            Feature.INITIATORS: lost(
+                "Incus has no generic initiators", "the GPU's memory stays offline"
+            ),
+            Feature.WINDOW: lost(
+                "Incus has no key for the PCI window", "large BARs need an OVMF of 2023 or newer"
+            ),
+            Feature.IOMMU: lost("Incus writes no guest IOMMU", "more than 255 vCPUs are refused"),
+            Feature.VGPUS: lost(
+                "`gputype: mdev` makes a mediated device by type at each start, and takes none "
+                "that exists",
+                "vGPUs are refused",
+            ),
+        }
+    ),
+)
 
 
-def _entries(lines: list[str]) -> dict[str, str]:
-    pairs = (line.partition("=") for line in lines[1:] if "=" in line)
-    return {key.strip(): value.strip().strip('"') for key, _, value in pairs}
-
-
-def _is_ours(header: str, lines: list[str]) -> bool:
-    entries = _entries(lines)
-    if header.startswith("[numa]"):
-        return entries.get("type") == "dist"
-    return _MEMORY.match(header) is not None and set(entries) == {"size"}
-
-
-def _overrides(text: str, source: str) -> tuple[dict[int, int], dict[int, tuple[int, ...]]]:
-    """Sizes of cells, and rows of distances."""
-    sizes: dict[int, int] = {}
-    rows: dict[int, dict[int, int]] = {}
-    for header, lines in _sections(text):
-        entries = _entries(lines)
-        memory = _MEMORY.match(header)
-        if memory is not None and "size" in entries:
-            sizes[int(memory[1])] = size_of(entries["size"], f"{source}: raw.qemu.conf")
-        elif header.startswith("[numa]") and entries.get("type") == "dist":
-            numbers = [entries.get(key, "") for key in ("src", "dst", "val")]
-            if not all(n.isascii() and n.isdigit() and len(n) < 6 for n in numbers):
-                raise ParseError(f"{source}: raw.qemu.conf", "src, dst and val", header)
-            src, dst, val = map(int, numbers)
-            rows.setdefault(src, {})[dst] = val
-    return sizes, {src: tuple(row[d] for d in sorted(row)) for src, row in rows.items()}
-
-
-def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source: str) -> Rendering:
-    """The configuration with the plan in it; what is not ours stays.
-
-    Raises InputError where Incus cannot take the plan.
-    """
-    name = refuse_unsafe_name(guest.name, source)
-    instance = parse(given, source) if given is not None else None
-    _refuse(plan, host)
-    refuse_many_vcpus(plan, "incus", 255)
-    if plan.layout.cells is GuestCells.MIRRORED:
-        refuse_arm(guest, "incus", "guest cells")
-    memory = whole_units(plan.memory_bytes, MIB, "memory", "incus")
-    wanted: dict[str, str | None] = {
-        "limits.cpu": _limit(plan),
-        "limits.memory": f"{memory}MiB",
-        _RECORD: str(Siblings.EXPOSED) if shows_siblings(plan) else None,
-    }
-    if instance is not None and read_vm(given or b"", source).memory_bytes == plan.memory_bytes:
-        wanted["limits.memory"] = instance.value("limits.memory", source)
-    if plan.vcpu_pins:
-        wanted["limits.cpu.nodes"] = None
-    has_hotplug = instance is not None and instance.value(_HOTPLUG, source) is not None
-    if has_hotplug and plan.vcpu_pins:
-        wanted[_HOTPLUG] = "false"
-    if plan.page_bytes is not None:
-        wanted["limits.memory.hugepages"] = "true"
-    before = None if instance is None else instance.value("raw.qemu.conf", source)
-    wanted["raw.qemu.conf"] = _with_overrides(before, plan)
-    devices = _devices(plan, instance, host)
-    findings = (*_findings(plan, host), *(() if has_hotplug else _hotplug_left(plan, name)))
-    if instance is None:
-        text = _new(name, wanted, devices, plan)
-    else:
-        text = _edited(instance, wanted, devices)
-    return Rendering(text.encode(), (), findings)
-
-
-def _refuse(plan: Plan, host: Host | None) -> None:
+def _refuse(writing: Writing[Instance]) -> None:
+    plan, host = writing.plan, writing.host
     if plan.layout.pinning is Pinning.NODE or any(len(pin) != 1 for pin in plan.vcpu_pins):
         raise InputError(
             "incus: expected a PU for each vCPU, found vCPUs that float over several",
@@ -346,14 +438,15 @@ def _refuse(plan: Plan, host: Host | None) -> None:
     if len(pus) < len(plan.vcpu_pins):
         raise InputError("incus: expected a PU of its own for each vCPU, found one used twice")
     shares = len({pu.node for pu in host.pus if pu.index in pus}) if host is not None else 0
-    if shares and plan.memory_bytes // MIB % shares:
+    if writing.memory_mib % max(1, shares):
         raise InputError(
             f"incus: expected memory in equal shares of whole MiB for {shares} host nodes, found "
-            f"{plan.memory_bytes // MIB} MiB",
+            f"{writing.memory_mib} MiB",
             hint="choose a memory size that divides into them, or --max-nodes 1",
         )
-    if plan.layout.cells is not GuestCells.MIRRORED:
+    if not writing.is_mirrored:
         return
+    refuse_arm(writing.guest, "incus", "guest cells")
     cells = [cell for cell in plan.cells if cell.vcpus or cell.memory_bytes]
     nodes = {c.host_nodes for c in cells if c.vcpus and len(c.host_nodes) == 1}
     if len(nodes) < len(cells):
@@ -384,14 +477,17 @@ def _refuse_by_number(cells: Sequence[VmCell]) -> None:
             )
 
 
-def _limit(plan: Plan) -> str:
-    if not plan.vcpu_pins:
-        return str(plan.vcpus)
-    pus = str(pus_of(plan.vcpu_pins))
-    return f"{pus}-{pus}" if pus.isdigit() else pus  # a number alone counts vCPUs
-
-
-def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
+def _findings(writing: Writing[Instance]) -> Iterator[PlanFinding]:
+    plan, host = writing.plan, writing.host
+    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
+        yield plan_finding(
+            "target-not-carried",
+            writing.guest.name,
+            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
+            "refuse it; without it newer ones keep address space for more memory in "
+            "front of the devices' BARs",
+            case="Incus",
+        )
     if not plan.vcpu_pins or host is None:
         return
     pus = pus_of(plan.vcpu_pins)
@@ -414,125 +510,18 @@ def _findings(plan: Plan, host: Host | None) -> Iterator[PlanFinding]:
         )
 
 
-def _hotplug_left(plan: Plan, name: str) -> Iterator[PlanFinding]:
-    if plan.devices and plan.vcpu_pins:
-        yield plan_finding(
-            "target-not-carried",
-            name,
-            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
-            "refuse it; without it newer ones keep address space for more memory in "
-            "front of the devices' BARs",
-            case="Incus",
-        )
-
-
-def _with_overrides(text: str | None, plan: Plan) -> str | None:
-    """raw.qemu.conf with our sections at its end in place of those of an earlier plan."""
-    kept = [
-        line
-        for header, lines in _sections(text or "")
-        if not _is_ours(header, lines)
-        for line in lines
-        # The size of a cell's memory is the plan's, whatever else its section sets.
-        if not (_MEMORY.match(header) and line.partition("=")[0].strip() == "size")
-    ]
-    while kept and not kept[-1].strip():
-        kept.pop()
-    return "\n".join([*kept, *_override_lines(plan)]) or None
-
-
-def _override_lines(plan: Plan) -> Iterator[str]:
-    cells = [cell for cell in plan.cells if cell.vcpus]
-    if plan.layout.cells is not GuestCells.MIRRORED or len(cells) < 2:
-        return
-    # Incus writes a [numa] section for each cell and one for each vCPU.
-    index = len(cells) + plan.vcpus
-    for number, cell in enumerate(cells):
-        for other, distance in enumerate(cell.distances[: len(cells)]):
-            yield f"[numa][{index}]"
-            yield 'type = "dist"'
-            yield from (
-                f'{key} = "{n}"' for key, n in (("src", number), ("dst", other), ("val", distance))
-            )
-            index += 1
-
-
-def _devices(
-    plan: Plan, instance: Instance | None, host: Host | None
-) -> dict[str, dict[str, str] | None]:
-    """New entries of `devices`, and None for those whose function the VM does not get."""
-    planned = {device.bdf for device in plan.devices}
-    there: set[Bdf] = set()
-    changed: dict[str, dict[str, str] | None] = {}
-    for block, device in () if instance is None else instance.devices:
-        address = device.get("address") if device.get("type") == "pci" else device.get("pci")
-        if device.get("type") not in ("gpu", "pci") or not address:
-            continue
-        bdf = Bdf.parse(address, "device")
-        if bdf in planned:
-            there.add(bdf)
-        else:
-            changed[block.key] = None
-    names = set() if instance is None else {block.key for block, _ in instance.devices}
-    ours = ("homenode" + str(number) for number in range(10_000))
-    free = iter(name for name in ours if name not in names - set(changed))
-    for device_planned in plan.devices:
-        bdf = device_planned.bdf
-        if bdf in there:
-            continue
-        known = None if host is None else host.device(bdf)
-        is_gpu = known is not None and known.kind is DeviceKind.GPU
-        changed[next(free)] = (
-            {"type": "gpu", "gputype": "physical", "pci": str(bdf)}
-            if is_gpu
-            else {"type": "pci", "address": str(bdf)}
-        )
-    return changed
-
-
-def _new(
-    name: str,
-    wanted: Mapping[str, str | None],
-    devices: Mapping[str, Mapping[str, str] | None],
-    plan: Plan,
-) -> str:
-    lines = [f"# homenode: layout {plan.layout.name}; incus config edit NAME < FILE\n"]
-    lines += [f"name: {quoted(name)}\n", "type: virtual-machine\n", "config:\n"]
-    for key, value in sorted(wanted.items()):
-        lines += [] if value is None else entry_lines("  ", key, value, "\n")
-    shown = {key: one for key, one in devices.items() if one is not None}
-    lines += ["devices:\n"] if shown else ["devices: {}\n"]
-    for key, entries in shown.items():
-        lines += mapping_lines(key, entries, "  ", "\n")
-    return "".join(lines)
-
-
-def _edited(
-    instance: Instance,
-    wanted: Mapping[str, str | None],
-    devices: Mapping[str, Mapping[str, str] | None],
-) -> str:
-    lines = list(instance.lines)
-    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    if lines and not lines[-1].endswith("\n"):
-        lines[-1] += end
-    blocks = [block for block, _ in instance.devices]
-    edits = [
-        *mapping_edits(instance.lines, instance.top, "config", instance.config, wanted, end),
-        *mapping_edits(instance.lines, instance.top, "devices", blocks, devices, end),
-    ]
-    for first, last, new in sorted(edits, key=lambda edit: edit[0], reverse=True):
-        lines[first:last] = new
-    return "".join(lines)
-
-
-TARGET = Target(
+CODEC = Codec(
+    name="incus",
+    rows=ROWS,
+    parse=parse,
+    new=_new,
+    edited=_edited,
+    refuse=_refuse,
+    findings=_findings,
+)
+TARGET = CODEC.target(
     title="Incus",
     source="doc/reference/instance_options.md and instance driver of Incus 6.0 to 7.3",
-    support=SUPPORT,
-    unread=frozenset(("iothreads", "topology", "pages", "cell-pages")),
-    render=render,
-    read_vm=read_vm,
     recognises=is_config,
     architecture_of_host=True,
     needs_host=True,

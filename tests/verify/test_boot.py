@@ -146,7 +146,7 @@ def test_a_guest_with_an_offline_vcpu_and_three_cores_a_socket_comes_up(
     seen = view(booted, "APIC ids missing")
     assert not named(seen)
     assert len(seen.observation.vcpus) == 5
-    assert [len(node.vcpus) for node in seen.observation.nodes] == [2, 3]
+    assert [len(node.pus) for node in seen.observation.nodes] == [2, 3]
 
 
 def test_siblings_that_only_a_substituted_model_tells_are_inconclusive(
@@ -203,7 +203,7 @@ def test_siblings_are_exact_with_an_intel_model_and_a_missing_one_is_named(
 ) -> None:
     right = view(booted, "siblings")
     assert not right.findings, right.findings
-    assert len(right.observation.cores) == 2
+    assert len(right.observation.guest.cores) == 2
     assert ("guest-siblings", "cores, siblings") in named(view(booted, "siblings missing"))
 
 

@@ -11,7 +11,7 @@ from homenode.plan.model import Plan, vm_as_it_runs, with_vm
 from homenode.topology import Host, PagePool
 from homenode.units import MIB
 from homenode.verify.guest.expectation import expectation_of, groups_of
-from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
+from homenode.verify.guest.observation import GuestPath, path_of_address, paths_of_guest
 from homenode.verify.guest.view import GuestView, view_of_guest
 from homenode.vm.model import GuestAddress, GuestCache, GuestPciController, GuestTopology, Vm
 from tests.verify_documents import DEVICES, PLAIN, changed, ids, small_host, tuned

@@ -40,7 +40,7 @@ from homenode.results.vantage import Vantage
 from homenode.snapshot.protocol import Snapshot
 from homenode.topology import Host
 from homenode.verify.guest.expectation import Expectation, expectation_of
-from homenode.verify.guest.path import paths_of_guest
+from homenode.verify.guest.observation import paths_of_guest
 from homenode.verify.guest.view import view_of_guest
 from homenode.vm.model import Vm
 

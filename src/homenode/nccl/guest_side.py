@@ -11,7 +11,7 @@ from homenode.indices import NodeIndex
 from homenode.nccl.bus_numbers import bus_numbers, kernel_address, left_to_libvirt
 from homenode.plan.model import Plan
 from homenode.topology import Host
-from homenode.verify.guest.path import GuestPath, path_of_address, paths_of_guest
+from homenode.verify.guest.observation import GuestPath, path_of_address, paths_of_guest
 from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
 
 

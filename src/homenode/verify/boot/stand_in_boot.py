@@ -42,7 +42,7 @@ from homenode.verify.boot.outcome import CONSOLE_HINT, came_up, crash, partial, 
 from homenode.verify.boot.stand_in import StandIn, stand_in_of
 from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
 from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
-from homenode.verify.guest.path import path_of_address, paths_of_guest
+from homenode.verify.guest.observation import path_of_address, paths_of_guest
 from homenode.vm.model import Vm
 
 COMMAND = (

@@ -10,7 +10,7 @@ from homenode.cpuset import CpuSet
 from homenode.plan.shape.caches import shared_llcs
 from homenode.topology import Host
 from homenode.verify.document.devices import cell_of_hostdev
-from homenode.verify.guest.path import GuestPath, path_of_address
+from homenode.verify.guest.observation import GuestPath, path_of_address
 from homenode.vm.model import GuestHostdev, Vm, VmCell
 
 

@@ -1,40 +1,81 @@
-"""Observation: what a guest's kernel reports of its vCPUs, nodes and devices."""
+"""Observation: what a guest's kernel reports, and where its functions hang in its PCI tree."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.pci import PciLink
-from homenode.topology import Host, PagePool
-from homenode.verify.guest.path import GuestPath, paths_of_guest
+from homenode.pci import PciDevice, PciLink
+from homenode.topology import Host, NumaNode
+from homenode.vm.model import GuestAddress, GuestPciController
+
+_ROOTS = ("pcie-root", "pci-root")
+_EXPANDER = "pcie-expander-bus"
+_DEEPEST = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedNode:
-    """A NUMA node of the guest. memory_bytes: what its kernel has, less than what it was given."""
+class GuestPath:
+    """A root bus, and (device, function) on each bus from there down to the function.
 
-    index: int
-    vcpus: CpuSet
-    memory_bytes: int | None
-    page_pools: tuple[PagePool, ...]
+    Firmware gives out the bus numbers between, so they are left out. The root's own number is
+    exact: 0, or the busNr of the expander bus.
 
-
-@dataclass(frozen=True, slots=True)
-class ObservedDevice:
-    """A PCI function of the guest.
-
-    address: as its kernel numbers it. path: None in another PCI segment than the first, such as
-    VMD's. node: None where it says -1. link: as the function reports
-    it; port_links: those of the ports above it, lowest first.
+    >>> str(GuestPath(0x80, ((1, 0), (0, 1))))
+    'pci0000:80/01.0/00.1'
     """
 
-    address: Bdf
-    path: GuestPath | None
-    node: int | None
-    vendor_id: int | None
-    device_id: int | None
-    link: PciLink | None
-    port_links: tuple[PciLink, ...]
+    root_bus: int
+    steps: tuple[tuple[int, int], ...]
+
+    def __str__(self) -> str:
+        steps = "/".join(f"{device:02x}.{function:x}" for device, function in self.steps)
+        return f"pci0000:{self.root_bus:02x}/{steps}"
+
+
+def path_of_address(
+    address: GuestAddress, controllers: Iterable[GuestPciController]
+) -> GuestPath | None:
+    """The path of a libvirt address among a document's controllers.
+
+    None where a controller on the way is missing, or has no address or busNr yet. A plan's
+    controllers will do for what hangs below its expander buses; pcie.0 is index 0 without saying.
+    """
+    by_index = {controller.index: controller for controller in controllers}
+    steps = [(address.device, address.function)]
+    bus = address.bus
+    for _ in range(_DEEPEST):
+        controller = by_index.get(bus)
+        if bus == 0 and (controller is None or controller.model in _ROOTS):
+            return GuestPath(0, tuple(reversed(steps)))
+        if controller is None:
+            return None
+        if controller.model == _EXPANDER:
+            if controller.bus_nr is None:
+                return None
+            return GuestPath(controller.bus_nr, tuple(reversed(steps)))
+        if controller.address is None:
+            return None
+        steps.append((controller.address.device, controller.address.function))
+        bus = controller.address.bus
+    return None
+
+
+def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
+    """The path of every function that a guest's kernel sees -> its address there."""
+    by_bdf = {device.bdf: device for device in guest.pci_devices}
+    root_bus = {root.name: root.bus for root in guest.root_complexes}
+    found: dict[GuestPath, Bdf] = {}
+    for device in guest.pci_devices:
+        if device.bdf.domain or device.root_complex not in root_bus:
+            continue  # another segment, such as VMD's: not one of ours
+        steps = [(device.bdf.device, device.bdf.function)]
+        parent = device.parent
+        while parent is not None and parent in by_bdf and len(steps) < _DEEPEST:
+            steps.append((parent.device, parent.function))
+            parent = by_bdf[parent].parent
+        found[GuestPath(root_bus[device.root_complex], tuple(reversed(steps)))] = device.bdf
+    return found
 
 
 _L3 = 3
@@ -42,59 +83,42 @@ _L3 = 3
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a guest reports. PU numbers of the guest are vCPU numbers: QEMU lists them in order.
+    """A guest's own discovery, read as what it says of its VM. PU numbers of the guest are vCPU
+    numbers: QEMU lists them in order. at: its functions by their path."""
 
-    distances: [from][to] in the order of `nodes`, None where not given. packages, cores: the PUs
-    of each, ascending by the lowest; () where the guest does not say. l3: those of each L3 cache;
-    () where it has none, None where it gives no caches.
-    """
+    guest: Host
+    at: dict[GuestPath, Bdf]
 
-    source: str
-    vcpus: CpuSet
-    nodes: tuple[ObservedNode, ...]
-    distances: tuple[tuple[int, ...], ...] | None
-    packages: tuple[CpuSet, ...]
-    cores: tuple[CpuSet, ...]
-    l3: tuple[CpuSet, ...] | None
-    devices: tuple[ObservedDevice, ...]
+    @property
+    def source(self) -> str:
+        return self.guest.name
 
-    def device_at(self, path: GuestPath) -> ObservedDevice | None:
+    @property
+    def vcpus(self) -> CpuSet:
+        """Those that are online."""
+        return CpuSet(pu.index for pu in self.guest.pus if pu.online)
+
+    @property
+    def nodes(self) -> tuple[NumaNode, ...]:
+        return self.guest.nodes
+
+    @property
+    def l3(self) -> tuple[CpuSet, ...] | None:
+        """vCPUs of each L3 cache; () where it has none, None where it gives no caches."""
+        llcs = self.guest.llcs
+        return tuple(llc.pus for llc in llcs if llc.level == _L3) if llcs else None
+
+    def device_at(self, path: GuestPath) -> PciDevice | None:
         """The function at a path, or None."""
-        return next((device for device in self.devices if device.path == path), None)
+        bdf = self.at.get(path)
+        return None if bdf is None else self.guest.device(bdf)
 
-    def node(self, index: int) -> ObservedNode | None:
-        """The node of that number, or None."""
-        return next((node for node in self.nodes if node.index == index), None)
+    def port_links(self, device: PciDevice) -> tuple[PciLink, ...]:
+        """Links of the ports above a function, the lowest first."""
+        above = self.guest.bridges_above(device.bdf)
+        return tuple(bridge.link for bridge in above if bridge.link is not None)
 
 
 def observation_of(guest: Host) -> Observation:
     """The observation in a guest's own discovery."""
-    path_of = {bdf: path for path, bdf in paths_of_guest(guest).items()}
-    devices = []
-    for device in guest.pci_devices:
-        bdf = device.bdf
-        above = guest.bridges_above(bdf)
-        devices.append(
-            ObservedDevice(
-                bdf,
-                path_of.get(bdf),
-                device.reported_node,
-                device.vendor_id,
-                device.device_id,
-                device.link,
-                tuple(bridge.link for bridge in above if bridge.link is not None),
-            )
-        )
-    return Observation(
-        source=guest.name,
-        vcpus=CpuSet(pu.index for pu in guest.pus if pu.online),
-        nodes=tuple(
-            ObservedNode(node.index, node.pus, node.memory_bytes, node.page_pools)
-            for node in guest.nodes
-        ),
-        distances=guest.distances,
-        packages=tuple(package.pus for package in guest.packages),
-        cores=tuple(core.pus for core in guest.cores),
-        l3=tuple(llc.pus for llc in guest.llcs if llc.level == _L3) if guest.llcs else None,
-        devices=tuple(devices),
-    )
+    return Observation(guest, paths_of_guest(guest))

@@ -12,12 +12,15 @@ from homenode.pci import PciDevice
 from homenode.topology import Host
 from homenode.units import MIB, format_bytes
 from homenode.verify.boot.stand_in import StandIn
-from homenode.verify.guest.checks import Check, Tolerance, check, compare
-from homenode.verify.guest.device_checks import compare_devices
+from homenode.verify.guest.checks import Check, Tolerance, check, compare, compare_devices
 from homenode.verify.guest.expectation import Expectation, without_vcpus
 from homenode.verify.guest.firmware import FirmwareNodes, firmware_checks
-from homenode.verify.guest.observation import Observation, observation_of
-from homenode.verify.guest.path import path_of_address, paths_of_guest
+from homenode.verify.guest.observation import (
+    Observation,
+    observation_of,
+    path_of_address,
+    paths_of_guest,
+)
 
 STAND_IN_KERNEL_BYTES = 96 * MIB
 """What the kernel and its files take of a test guest's first node, and of the last one."""

@@ -179,13 +179,13 @@ def check_tree(request: GuestRequest, plan: Plan) -> None:
     for planned in plan.controllers:
         assert planned.address is not None
         parent = controllers.get(planned.address.bus)
-        if planned.model is PortModel.EXPANDER_BUS:
+        if planned.model == PortModel.EXPANDER_BUS:
             assert planned.address.bus == 0 and planned.bus_nr and planned.bus_count
             assert 1 <= planned.bus_nr <= 254
             windows.append((planned.bus_nr, planned.bus_count, planned.index))
-        elif planned.model is PortModel.ROOT_PORT:
+        elif planned.model == PortModel.ROOT_PORT:
             assert parent is not None and parent.model == "pcie-expander-bus"
-        elif planned.model is PortModel.SWITCH_UPSTREAM:
+        elif planned.model == PortModel.SWITCH_UPSTREAM:
             assert parent is not None and parent.model == "pcie-root-port"
         else:
             assert parent is not None and parent.model == "pcie-switch-upstream-port"

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from homenode.domain.rewrite import rewrite
 from homenode.errors import InputError
+from homenode.findings import are_bad
 from homenode.plan.model import KEPT, Plan, with_vm
 from homenode.plan.stored import encode_plan, read_plan
 from tests.verify.test_single_edits import with_room
-from tests.verify_documents import tuned
+from tests.verify_documents import findings_of, tuned
 
 EARLIER = Path(__file__).parent / "earlier"
 
@@ -26,6 +28,15 @@ def test_a_plan_of_version_1_is_the_one_of_today(layout: str) -> None:
     plan = now(layout)
     assert earlier == with_vm(plan, firmware=plan.vm.firmware or "bios")
     assert read_plan(encode_plan(earlier).encode(), name) == earlier
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_plan_that_was_read_writes_what_it_wrote_before(*, read: bool) -> None:
+    before, after, plan = with_room("pin-numa-pci")
+    stored = (EARLIER / "pin-numa-pci-1.json").read_bytes()
+    plan = read_plan(stored if read else encode_plan(plan).encode(), "P.json")
+    assert rewrite(before, plan) == after
+    assert not are_bad(findings_of(after, plan))
 
 
 def test_what_version_1_got_later_may_be_missing() -> None:

@@ -192,7 +192,7 @@ def _free_chassis(document: Document, indices: list[int]) -> dict[int, int]:
 
 def _new(controller: GuestPciController, chassis: int | None) -> New:
     children = [New("model", (("name", _QEMU_DEVICE[controller.model]),))]
-    if controller.model is PortModel.EXPANDER_BUS:
+    if controller.model == PortModel.EXPANDER_BUS:
         node = () if controller.cell is None else (New("node", text=str(controller.cell)),)
         given = () if controller.bus_nr is None else (("busNr", str(controller.bus_nr)),)
         children.append(New("target", given, node))

@@ -25,7 +25,7 @@ def has_acpi(document: Document) -> bool:
 def needs_acpi(plan: Plan) -> bool:
     """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
     return plan.layout.cells is GuestCells.MIRRORED or any(
-        controller.model is PortModel.EXPANDER_BUS for controller in plan.controllers
+        controller.model == PortModel.EXPANDER_BUS for controller in plan.controllers
     )
 
 

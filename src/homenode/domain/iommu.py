@@ -37,7 +37,7 @@ def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
     nothing but passed-through devices of one root complex of the host, so of one SMMU."""
     bus_of = {c.index: c.address.bus for c in plan.controllers if c.address is not None}
-    expanders = {c.index for c in plan.controllers if c.model is PortModel.EXPANDER_BUS}
+    expanders = {c.index for c in plan.controllers if c.model == PortModel.EXPANDER_BUS}
 
     def top(bus: int) -> int | None:
         while bus not in expanders and bus in bus_of:

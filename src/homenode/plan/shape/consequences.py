@@ -162,7 +162,7 @@ def _empty_ports(
     used = {device.address.bus for device in devices if device.address is not None}
     parents = {c.address.bus for c in controllers if c.address is not None}
     return sum(
-        controller.model is not PortModel.EXPANDER_BUS
+        controller.model != PortModel.EXPANDER_BUS
         and not controller.existing
         and controller.index not in used
         and controller.index not in parents

@@ -168,7 +168,7 @@ def mirror_cells(
     findings += nearest_cell_finding(near, nearest)
     if request.options.pci_granularity is not PciGranularity.CELL:
         findings += tuple(_displaced_finding(assignment) for assignment in displaced)
-    if any(port.model is PortModel.SWITCH_UPSTREAM for port in controllers):
+    if any(port.model == PortModel.SWITCH_UPSTREAM for port in controllers):
         findings += (
             plan_finding(
                 "mirrored-switch-slow-link",

@@ -101,7 +101,7 @@ class PcieBuild:
     def add_spares(self, count: int) -> None:
         """A port in each of the last `count` slots of every expander bus, where there is none."""
         for port in sorted(self.ports.values(), key=lambda port: port.index):
-            if port.model is not PortModel.EXPANDER_BUS:
+            if port.model != PortModel.EXPANDER_BUS:
                 continue
             for slot in range(SLOTS_PER_BUS - 1, SLOTS_PER_BUS - 1 - count, -1):
                 if slot not in self._slots.get(port.index, set()):
@@ -109,7 +109,7 @@ class PcieBuild:
 
     def controllers(self) -> tuple[GuestPciController, ...]:
         """The tree by index, with bus windows. Raises Unplannable if bus numbers run out."""
-        ours = [port for port in self.ports.values() if port.model is PortModel.EXPANDER_BUS]
+        ours = [port for port in self.ports.values() if port.model == PortModel.EXPANDER_BUS]
         ours.sort(key=lambda port: (port.cell, port.index))
         buses = {port.index: 1 for port in ours}
         for index in self.ports:
@@ -196,12 +196,12 @@ class PcieBuild:
                 self._adopt(index)
         for index, port in sorted(self.ports.items()):
             has_space = len(self._slots.get(index, ())) < SLOTS_PER_BUS
-            if port.model is PortModel.EXPANDER_BUS and port.cell == cell and has_space:
+            if port.model == PortModel.EXPANDER_BUS and port.cell == cell and has_space:
                 return index
         return self._add(self._next_index(), PortModel.EXPANDER_BUS, cell, 0, self._root_slot())
 
     def _expander_of(self, index: int) -> int:
-        while index in self.ports and self.ports[index].model is not PortModel.EXPANDER_BUS:
+        while index in self.ports and self.ports[index].model != PortModel.EXPANDER_BUS:
             index = self.ports[index].address.bus
         return index
 

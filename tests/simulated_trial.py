@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from homenode.change.step import ChangeEntry, ChangeState
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import ToolError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.machine import Machine
 from homenode.measure.layouts.guest_access import GuestAccess
-from homenode.measure.layouts.journal import Head, JournalFile
+from homenode.measure.layouts.journal import BOOT, Head, JournalFile
 from homenode.measure.layouts.prepare import TrialRequest, preflight, prepare, reopen
 from homenode.measure.layouts.runner import Trial
 from homenode.measure.layouts.trial_config import Measuring
@@ -30,7 +31,7 @@ from homenode.topology import Host
 from tests import probe_documents
 from tests.apply_documents import NAME, ORIGINAL
 from tests.bench_machines import FakeMachine
-from tests.virsh_stand_in import URI, StandIn
+from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "x86-2p2n16c16t-smt-off"
 LAYOUTS = ("default", "pin", "pin-numa")
@@ -212,6 +213,14 @@ def begun(root: Path, asked: TrialRequest) -> tuple[Head, JournalFile]:
     return checked.head, journal
 
 
+def changed(
+    journal: JournalFile, kind: str, what: ChangeState = ChangeState.BEGIN, **facts: str
+) -> None:
+    """Have a line in the journal's changes, as a step of the trial writes it."""
+    facts = {"number": "0", **facts} if kind == BOOT else facts
+    journal.changes.write(ChangeEntry(what=what, kind=kind, subject=UUID, facts=facts))
+
+
 def trial_of(
     head: Head,
     journal: JournalFile,
@@ -229,7 +238,7 @@ def trial_of(
         journal=journal,
         root=root,
         reach=reach,
-        on_step=lambda step, left: None,
+        on_boot=lambda progress: None,
         on_progress=lambda progress: None,
         on_wait=lambda waited_s, timeout_s: said.append(f"waiting, {timeout_s:g} s at most"),
         notify=said.append,

@@ -144,9 +144,9 @@ def test_a_study_lays_itself_out_through_no_link(tmp_path: Path) -> None:
 
 def test_the_lock_of_a_trial_is_made_through_no_link(tmp_path: Path) -> None:
     journal = JournalFile(tmp_path, "t")
-    journal.folder.mkdir(parents=True)
-    (journal.folder / ".lock").symlink_to(tmp_path / "nologin")
-    with pytest.raises(HostError), journal.locked():
+    journal.path.mkdir(parents=True)
+    (journal.path / ".lock").symlink_to(tmp_path / "nologin")
+    with pytest.raises(HostError), journal.held():
         pytest.fail("it was locked")
     assert not (tmp_path / "nologin").exists()
 

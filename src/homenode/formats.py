@@ -38,7 +38,7 @@ VERSIONS = {
     "comparison": 2,
     "verdict": 2,
     "bench": 2,
-    "trial": 1,
+    "trial": 2,
     "trial-config": 2,
     "apply": 2,
     "change": 1,

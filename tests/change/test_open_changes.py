@@ -20,7 +20,7 @@ from homenode.host_setup.files import Isolation, setup_files
 from homenode.host_setup.installation import Installation
 from homenode.host_setup.needs import HostNeeds, NodePages
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.layouts.journal import Head, JournalFile, What
+from homenode.measure.layouts.journal import BOOT, Head, JournalFile
 from homenode.measure.setup.run import setup_journal
 from tests.apply_documents import NAME, ORIGINAL, tuned
 from tests.virsh_stand_in import URI, UUID, StandIn
@@ -65,7 +65,7 @@ def test_what_every_command_can_undo_is_listed_with_both_ways_back(
         ChangeEntry(what=ChangeState.DONE, kind="install-program", subject=str(program))
     )
     trial = JournalFile(root, "t1")
-    trial.begin(
+    trial.begin_with(
         Head(
             id="t1",
             connect=URI,
@@ -78,7 +78,15 @@ def test_what_every_command_can_undo_is_listed_with_both_ways_back(
             results="/r",
         )
     )
-    trial.add(What.STARTING, 0, undo="virsh destroy u")
+    trial.changes.write(
+        ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=BOOT,
+            subject="u",
+            by_hand="virsh destroy u",
+            facts={"name": "d"},
+        )
+    )
     lines = listed()
     heads = [line for line in lines if not line.startswith("  ")]
     assert [line.split(":")[0] for line in heads] == [

@@ -168,7 +168,7 @@ def concluded(
     journal = JournalFile(root, asked.id)
     prepare(checked, journal)
     reach = GpuReach(daemon, effect)
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(replace(trial_of(checked.head, journal, root, reach), host=host), lock)
     state = journal.known().state
     assert outcome_code(state) == 0, list(state.outcomes.values())

@@ -24,14 +24,16 @@ from homenode.evidence.documents import publications
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
+from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.journal import (
+    BOOT,
+    LAYOUT,
     Head,
     JournalFile,
     What,
     known_trials,
 )
 from homenode.measure.layouts.prepare import latest, preflight, reopen
-from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import outcome_code, run_trial, steps_of
 from homenode.measure.layouts.trial_config import BARE
 from homenode.measure.model import Group
@@ -39,7 +41,7 @@ from homenode.objective import Objective
 from homenode.plan.options import ManualRanges
 from homenode.results.model import Run
 from homenode.results.store import read_run
-from homenode.topology import PagePool
+from homenode.topology import PagePool, RunningDomain
 from tests.apply_documents import NAME, ORIGINAL
 from tests.simulated_trial import (
     LAYOUTS,
@@ -73,7 +75,7 @@ def run(
 ) -> tuple[Head, JournalFile]:
     """A whole trial."""
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results", **asked))  # type: ignore[arg-type]
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", reach, stated), lock)
     return head, journal
 
@@ -81,7 +83,7 @@ def run(
 def runs_of(head: Head, journal: JournalFile) -> list[Run]:
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
-    steps = sorted(steps_of(head), key=lambda step: (order[step.layout], step.round))
+    steps = sorted(steps_of(head), key=lambda step: (order[step.variant], step.round))
     return [
         read_run(next(Path(head.results).glob(f"*/{state.outcomes[step.number].run}")))
         for step in steps
@@ -165,21 +167,15 @@ def test_every_boot_is_written_down_before_and_after(daemon: StandIn, tmp_path: 
     known = journal.known()
     assert known.head == head
     of_first = [entry.what for entry in known.entries if entry.number == 0]
-    assert of_first == [
-        What.APPLYING,
-        What.APPLIED,
-        What.STARTING,
-        What.STARTED,
-        What.ANSWERED,
-        What.MEASURING,
-        What.MEASURED,
-        What.STOPPING,
-        What.STOPPED,
-    ]
-    assert [entry.what for entry in known.entries][-3:] == [
-        What.RESTORING,
-        What.RESTORED,
-        What.ENDED,
+    assert of_first == [What.MEASURING, What.MEASURED]
+    assert known.entries[-1].what == What.ENDED
+    layout = [(LAYOUT, ChangeState.BEGIN), (LAYOUT, ChangeState.DONE)]
+    guest_up = [(BOOT, ChangeState.BEGIN), *[(BOOT, ChangeState.DONE)] * 2]
+    guest_off = [(BOOT, ChangeState.UNDOING), (BOOT, ChangeState.UNDONE)]
+    given_back = [(LAYOUT, ChangeState.UNDOING), (LAYOUT, ChangeState.UNDONE)]
+    assert [(one.kind, one.what) for one in journal.changes.entries()] == [
+        *(layout + guest_up + guest_off) * len(LAYOUTS),
+        *given_back,
     ]
     assert known.state.ended
     assert not known.state.to_undo
@@ -196,10 +192,10 @@ def test_a_guest_that_is_not_as_planned_is_reported_and_not_measured(
     )
     state = journal.known().state
     assert outcome_code(state) == 1
-    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin-numa"].what is What.MISMATCHED
+    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin-numa"].what == What.MISMATCHED
     assert any("guest-nodes" in line for line in by_layout["pin-numa"].findings)
-    assert by_layout["pin"].what is What.MEASURED
+    assert by_layout["pin"].what == What.MEASURED
     assert any("not as planned" in line for line in stated)
     assert daemon.definition() == ORIGINAL
 
@@ -208,8 +204,8 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     reach = SimulatedReach(daemon, EQUAL, silent=["pin"])
     head, journal = run(tmp_path, reach, boots=1, answer_s=0.05)
     state = journal.known().state
-    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin"].what is What.FAILED
+    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin"].what == What.FAILED
     assert "Permission denied" in by_layout["pin"].detail
     assert "key" in by_layout["pin"].detail
     assert [by_layout[one].what for one in ("default", "pin-numa")] == [What.MEASURED] * 2
@@ -217,7 +213,7 @@ def test_a_wrong_key_is_named_and_the_rest_goes_on(daemon: StandIn, tmp_path: Pa
     assert daemon.definition() == ORIGINAL
     # With the right key, what failed is tried again, and nothing else.
     before = sum(line.startswith("start") for line in daemon.commands())
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
     assert sum(line.startswith("start") for line in daemon.commands()) == before + 1
     assert outcome_code(journal.known().state) == 0
@@ -229,12 +225,36 @@ def test_a_layout_that_libvirt_refuses_is_named_and_the_rest_goes_on(
     daemon.put("drops", "<memnode ")  # a libvirt that loses where cells lie
     head, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
     state = journal.known().state
-    by_layout = {step.layout: state.outcomes[step.number] for step in steps_of(head)}
-    assert by_layout["pin-numa"].what is What.REFUSED
+    by_layout = {step.variant: state.outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["pin-numa"].what == What.REFUSED
     assert "expected libvirt to keep" in by_layout["pin-numa"].detail
-    assert by_layout["default"].what is What.MEASURED
+    assert by_layout["default"].what == What.MEASURED
     assert outcome_code(state) == 3
     assert daemon.definition() == ORIGINAL
+
+
+def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """Planned when they were free: the host is read again at each boot."""
+    root = tmp_path / "state"
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("default", "pin")))
+    trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
+    pins = trial.layouts["pin"].plan.vcpu_pins
+    other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
+    now = [replace(host(), domains=(other,))]
+    with journal.held() as lock:
+        run_trial(replace(trial, read_host=lambda: now[0]), lock)
+    outcomes = journal.known().state.outcomes
+    by_layout = {step.variant: outcomes[step.number] for step in steps_of(head)}
+    assert by_layout["default"].what == What.MEASURED
+    assert by_layout["pin"].what == What.REFUSED
+    assert f"PUs {pins[0]}" in by_layout["pin"].detail
+    assert daemon.definition() == ORIGINAL
+    now = [host()]  # that one has gone
+    with journal.held() as lock:
+        run_trial(replace(trial, read_host=lambda: now[0]), lock)
+    assert len(journal.known().state.measured) == 2
 
 
 def test_a_vm_that_does_not_start_is_named(daemon: StandIn, tmp_path: Path) -> None:
@@ -257,10 +277,10 @@ def test_a_boot_without_a_figure_has_failed_and_is_made_anew(
 
     head, journal = run(tmp_path, Broken(daemon, EQUAL), boots=1, layouts=("pin",))
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what is What.FAILED
+    assert outcome.what == What.FAILED
     assert "every test failed" in outcome.detail
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial, lock)
     assert [entry.what for entry in journal.known().entries].count(What.SET_ASIDE) == 1
     assert len(runs_of(head, journal)) == 1
@@ -282,14 +302,14 @@ def test_a_boot_in_which_a_test_failed_is_not_measured_and_made_anew(
     head, journal = run(tmp_path, reach, boots=1, layouts=("pin",))
     state = journal.known().state
     (outcome,) = state.outcomes.values()
-    assert outcome.what is What.INCOMPLETE
+    assert outcome.what == What.INCOMPLETE
     assert outcome.samples
     assert any("stream" in one for one in outcome.findings)
     assert outcome_code(state) == 1
     assert not state.measured
     assert state.with_figures == {0}
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial, lock)
     assert outcome_code(journal.known().state) == 0
     assert len(runs_of(head, journal)) == 1
@@ -323,7 +343,7 @@ def test_pus_that_the_user_gives_are_those_of_every_layout_that_pins(
         pins = [str(pus) for pus in reopened.layouts[layout].plan.vcpu_pins]
         assert pins == ["2", "3", "10", "11"]
     assert not any(reopened.layouts["default"].plan.vcpu_pins)
-    with journal.locked() as lock:
+    with journal.held() as lock:
         reach = SimulatedReach(daemon, CELLS_HELP)
         run_trial(trial_of(head, journal, tmp_path / "state", reach), lock)
     assert outcome_code(journal.known().state) == 0
@@ -353,7 +373,8 @@ def test_it_is_said_how_long_a_guest_has_been_waited_for(daemon: StandIn, tmp_pa
 def test_a_guest_that_does_not_shut_down_is_ended(daemon: StandIn, tmp_path: Path) -> None:
     daemon.put("deaf", "yes")
     _, journal = run(tmp_path, SimulatedReach(daemon, EQUAL), boots=1)
-    ends = [entry.detail for entry in journal.known().entries if entry.what is What.STOPPED]
+    ends = [one.facts["how"] for one in journal.changes.entries() if "how" in one.facts]
+    assert len(ends) == len(LAYOUTS)
     assert all("did not shut down" in detail for detail in ends)
     assert not (daemon.state / "id").exists()
     assert daemon.definition() == ORIGINAL
@@ -365,7 +386,7 @@ def test_a_full_disk_is_named_and_the_vm_is_as_it_was(
     blocked = tmp_path / "results"
     blocked.write_text("not a folder: nothing can be written below it")
     head, journal = begun(tmp_path / "state", wanted(blocked, boots=1))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL)), lock)
     state = journal.known().state
     assert {one.what for one in state.outcomes.values()} == {What.FAILED}
@@ -394,7 +415,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
                     file.write(b"x" * 1024)
             with suppress(HostError):  # what is left of the journals' own pages
                 while True:
-                    journal.add(What.SET_ASIDE)
+                    journal.note(What.SET_ASIDE)
             with suppress(HostError):
                 while True:
                     DomainStore(root, URI, UUID).journal.write(line)
@@ -402,7 +423,7 @@ def test_a_full_disk_under_the_journal_keeps_no_guest_running(
     try:
         head, journal = begun(root, wanted(tmp_path / "results", boots=1))
         trial = trial_of(head, journal, root, Full(daemon, EQUAL))
-        with journal.locked() as lock, pytest.raises(HostError, match="No space left"):
+        with journal.held() as lock, pytest.raises(HostError, match="No space left"):
             run_trial(trial, lock)
         assert not (daemon.state / "id").exists(), "the guest is off all the same"
         filler.unlink()
@@ -425,7 +446,7 @@ def test_libvirt_gone_for_good_is_an_error_that_undo_repairs_later(
             daemon.put("down", "")
             raise HostError("virsh: Disconnected from qemu:///system due to end of file")
 
-    with journal.locked() as lock, pytest.raises(HostError, match="failed to connect"):
+    with journal.held() as lock, pytest.raises(HostError, match="failed to connect"):
         run_trial(replace(trial, reach=Gone(daemon, EQUAL)), lock)
     assert journal.known().state.to_undo
     (daemon.state / "down").unlink()
@@ -448,18 +469,18 @@ def test_ctrl_c_puts_the_vm_back_and_resume_completes(daemon: StandIn, tmp_path:
             if count == 3:
                 raise KeyboardInterrupt
 
-    with journal.locked() as lock, pytest.raises(KeyboardInterrupt):
+    with journal.held() as lock, pytest.raises(KeyboardInterrupt):
         run_trial(replace(trial, reach=Interrupted(daemon, EQUAL)), lock)
     assert daemon.definition() == ORIGINAL
     assert not (daemon.state / "id").exists()
     state = journal.known().state
     assert len(state.measured) == 2
     assert not state.to_undo
-    assert latest(root, NAME).folder == journal.folder
+    assert latest(root, NAME).folder == journal.path
     with pytest.raises(UsageError, match="no unfinished trial") as raised:
         preflight(Virsh(URI), NAME, wanted(tmp_path / "results", id="other"), host(), root)
     assert "trial resume" in str(raised.value.hint)
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial, lock)
     assert len(journal.known().state.measured) == 6
     assert len(runs_of(head, journal)) == 6
@@ -523,7 +544,7 @@ def test_the_host_itself_is_measured_on_the_plans_pus(
 def test_figures_of_emulated_guests_come_to_no_verdict(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = begun(tmp_path / "state", wanted(tmp_path / "results"))
     trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, CELLS_HELP))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         config = replace(trial.begun.config, emulated=True)
         run_trial(replace(trial, begun=replace(trial.begun, config=config)), lock)
     found = conclusion(head, journal)

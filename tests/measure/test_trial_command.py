@@ -6,13 +6,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from homenode.change.step import ChangeState
 from homenode.cli import trial_work
 from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
-from homenode.measure.layouts.journal import JournalFile, What, domain_locked, known_trials
+from homenode.measure.layouts.journal import (
+    BOOT,
+    LAYOUT,
+    JournalFile,
+    What,
+    domain_locked,
+    known_trials,
+)
 from tests.apply_documents import NAME, ORIGINAL
-from tests.simulated_trial import HOST, SimulatedReach, begun, daemon_in, trial_of, wanted
+from tests.simulated_trial import HOST, SimulatedReach, begun, changed, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 
@@ -175,10 +183,10 @@ def left_behind(daemon: StandIn, tmp_path: Path) -> None:
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     virsh = Virsh(URI)
     document = trial_of(head, journal, root, SimulatedReach(daemon, {})).layouts["pin"].document
-    journal.add(What.APPLYING, 0, "pin", undo="homenode restore")
+    changed(journal, LAYOUT)
     apply_definition(virsh, UUID, document, virsh.definition(UUID), root)
-    journal.add(What.APPLIED, 0, "pin")
-    journal.add(What.STARTING, 0, undo="virsh destroy")
+    changed(journal, LAYOUT, ChangeState.DONE)
+    changed(journal, BOOT)
     virsh.start(UUID)
 
 
@@ -201,7 +209,7 @@ def test_status_of_a_running_trial_says_that_it_runs(daemon: StandIn, tmp_path: 
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    with JournalFile(tmp_path / "state", known.head.id).locked():
+    with JournalFile(tmp_path / "state", known.head.id).held():
         shown = trial("status").output
     assert "a homenode is at work on it now" in shown
     assert "trial undo" not in shown
@@ -212,7 +220,7 @@ def test_status_of_one_name_shows_its_last_trial(daemon: StandIn, tmp_path: Path
     root = tmp_path / "state"
     for name in ("first", "second"):
         _, journal = begun(root, wanted(tmp_path / "results", boots=1, id=name))
-        journal.add(What.ENDED)
+        journal.note(What.ENDED)
     shown = trial("status", "--", NAME)
     assert "Trial second" in shown.output
     assert "Trial first" not in shown.output
@@ -229,7 +237,8 @@ def test_another_instance_that_somebody_started_is_left_alone(
     left_behind(daemon, tmp_path)
     (known,) = known_trials(tmp_path / "state")
     assert known.head is not None
-    JournalFile(tmp_path / "state", known.head.id).add(What.STARTED, 0, run_id=1)
+    journal = JournalFile(tmp_path / "state", known.head.id)
+    changed(journal, BOOT, ChangeState.DONE, run_id="1")
     daemon.put("id", "9")
     error = refusal("undo", "--stop-within", "0.2", "--", NAME)
     assert "expected it shut off, found it running" in str(error)

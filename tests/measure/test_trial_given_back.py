@@ -8,14 +8,24 @@ from pathlib import Path
 import pytest
 
 from homenode.apply.definition import apply_definition, restore_definition, saved_original
+from homenode.change.step import ChangeState
 from homenode.domain.xml_equivalence import same_definition
 from homenode.errors import HostError, InputError, UsageError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner
 from homenode.measure.layouts import guest
-from homenode.measure.layouts.journal import Copy, Head, JournalFile, What, known_trials
+from homenode.measure.layouts.boot_steps import held_interrupts, rollback
+from homenode.measure.layouts.journal import (
+    BOOT,
+    COPY,
+    LAYOUT,
+    Copy,
+    Head,
+    JournalFile,
+    What,
+    known_trials,
+)
 from homenode.measure.layouts.prepare import latest, preflight, prepare
-from homenode.measure.layouts.rollback import held_interrupts, rollback
 from homenode.measure.layouts.runner import run_trial
 from homenode.results.store import load_runs
 from tests.apply_documents import NAME, ORIGINAL, tuned
@@ -23,6 +33,7 @@ from tests.simulated_trial import (
     SimulatedGuest,
     SimulatedReach,
     begun,
+    changed,
     daemon_in,
     host,
     trial_of,
@@ -46,7 +57,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 def run_one(root: Path, results: Path, reach: SimulatedReach) -> tuple[Head, JournalFile]:
     head, journal = begun(root, wanted(results, boots=1, layouts=("pin-numa",)))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial_of(head, journal, root, reach), lock)
     return head, journal
 
@@ -74,7 +85,7 @@ def test_an_old_record_and_a_later_edit_do_not_stand_in_the_way(
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
     (daemon.state / "definition.xml").write_bytes(edited)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    journal.add(What.APPLYING, 0, "pin")
+    changed(journal, LAYOUT)
     rollback(virsh, head, journal, root, 0.2)
     assert daemon.definition() == edited
     assert not journal.known().state.to_undo
@@ -87,7 +98,7 @@ def test_a_vm_that_was_edited_meanwhile_is_not_gone_on_with(
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     edited = ORIGINAL.replace(b"<iothreads>1<", b"<iothreads>2<")
     (daemon.state / "definition.xml").write_bytes(edited)
-    with journal.locked() as lock, pytest.raises(InputError, match="edited since") as raised:
+    with journal.held() as lock, pytest.raises(InputError, match="edited since") as raised:
         run_trial(trial_of(head, journal, root, SimulatedReach(daemon, EQUAL)), lock)
     assert "trial undo" in str(raised.value.hint)
     assert daemon.definition() == edited
@@ -107,10 +118,10 @@ def test_a_boot_that_somebody_else_made_just_before_is_left_alone(
             daemon.put("id", "77")
             super().start(uuid)
 
-    with journal.locked() as lock, pytest.raises(UsageError, match="expected it shut off"):
+    with journal.held() as lock, pytest.raises(UsageError, match="expected it shut off"):
         run_trial(replace(trial, virsh=Raced(URI)), lock)
     assert daemon.get("id") == "77"
-    assert journal.known().state.running is None
+    assert journal.known().state.change(BOOT) is None
 
 
 def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
@@ -119,16 +130,14 @@ def test_a_number_from_before_the_host_was_started_anew_is_nobodys(
     root, virsh = tmp_path / "state", Virsh(URI)
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
     monkeypatch.setattr(guest, "host_boot", lambda virsh: BOOT_B)
-    journal.add(What.STARTING, 0, host_boot=BOOT_A)
-    journal.add(What.STARTED, 0, run_id=1)
+    changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_A, run_id="1")
     daemon.put("id", "1")  # started with the host, and the first there too
     rollback(virsh, head, journal, root, 0.2)
     assert daemon.get("id") == "1"
     assert not journal.known().state.to_undo
-    stopped = [one.detail for one in journal.known().entries if one.what is What.STOPPED]
-    assert stopped == ["was off: the host was started again since"]
-    journal.add(What.STARTING, 0, host_boot=BOOT_B)
-    journal.add(What.STARTED, 0, run_id=1)
+    stopped = [one.facts.get("how") for one in journal.changes.entries()]
+    assert stopped[-1:] == ["was off: the host was started again since"]
+    changed(journal, BOOT, ChangeState.DONE, host_boot=BOOT_B, run_id="1")
     rollback(virsh, head, journal, root, 0.2)
     assert not (daemon.state / "id").exists(), "in the same boot of the host it is ours"
 
@@ -138,12 +147,12 @@ def test_a_trial_of_a_name_that_is_in_use_writes_over_nothing(
 ) -> None:
     root = tmp_path / "state"
     _, journal = run_one(root, tmp_path / "results", SimulatedReach(daemon, EQUAL))
-    before = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
+    before = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     asked = wanted(tmp_path / "elsewhere", boots=2, layouts=("pin", "pin-numa"))
     checked = preflight(Virsh(URI), NAME, asked, host(), root)
-    with journal.locked(), pytest.raises(HostError, match="expected no trial of this name"):
+    with journal.held(), pytest.raises(HostError, match="expected no trial of this name"):
         prepare(checked, journal)
-    after = {path.name: path.read_bytes() for path in journal.folder.iterdir() if path.is_file()}
+    after = {path.name: path.read_bytes() for path in journal.path.iterdir() if path.is_file()}
     assert after == before
 
 
@@ -155,8 +164,8 @@ def test_nothing_of_a_copy_is_remembered_once_it_is_gone(daemon: StandIn, tmp_pa
     for by_hand in (False, True):
         (daemon.state / "undefined").unlink(missing_ok=True)
         (daemon.state / "definition.xml").write_bytes(ORIGINAL)
-        journal.add(What.COPIED)
-        journal.add(What.APPLYING, 0, "pin")
+        changed(journal, COPY, ChangeState.DONE)
+        changed(journal, LAYOUT)
         apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
         if by_hand:
             virsh.undefine(UUID)
@@ -172,7 +181,7 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
     head, journal = begun(root, wanted(tmp_path / "results", boots=1, layouts=("pin",)))
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
     head = replace(head, copy=Copy(UUID, NAME, ()))
-    journal.add(What.COPIED)
+    changed(journal, COPY, ChangeState.DONE)
     daemon.put("id", "5")
 
     class Kept(Virsh):
@@ -181,10 +190,10 @@ def test_a_copy_is_not_booted_while_its_original_runs(daemon: StandIn, tmp_path:
 
     begun_as_copy = replace(trial.begun, head=head, copy=None)
     trial = replace(trial, begun=begun_as_copy, virsh=Kept(URI))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         run_trial(trial, lock)
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what is What.FAILED
+    assert outcome.what == What.FAILED
     assert "lie over its own" in outcome.detail
     assert daemon.get("id") == "5"
 
@@ -206,11 +215,11 @@ def test_figures_of_a_guest_that_restarted_itself_are_set_aside(
 
     head, journal = run_one(tmp_path / "state", tmp_path / "results", Restarting(daemon, EQUAL))
     (outcome,) = journal.known().state.outcomes.values()
-    assert outcome.what is What.FAILED
+    assert outcome.what == What.FAILED
     assert "stay in its boot" in outcome.detail
-    assert list((journal.folder / "set-aside").iterdir())
+    assert list((journal.path / "set-aside").iterdir())
     assert not list((tmp_path / "results").glob(f"*/{head.id}-*"))
-    with journal.locked() as lock:
+    with journal.held() as lock:
         trial = trial_of(head, journal, tmp_path / "state", SimulatedReach(daemon, EQUAL))
         run_trial(trial, lock)
     assert len(load_runs(tmp_path / "results").runs) == 1
@@ -243,26 +252,67 @@ def test_an_interrupt_while_the_vm_is_put_back_does_not_keep_it_from_that(
     class Impatient(Virsh):
         def definition(self, uuid: str) -> bytes:
             found = super().definition(uuid)
-            if any(one.what is What.RESTORING for one in journal.known().entries):
+            if any(one.what is ChangeState.UNDOING for one in journal.changes.entries()):
                 os.kill(os.getpid(), signal.SIGINT)
                 Impatient.definition = Virsh.definition  # type: ignore[method-assign]
             return found
 
     reach = Interrupted(daemon, EQUAL)
-    with journal.locked() as lock, pytest.raises(KeyboardInterrupt):
+    with journal.held() as lock, pytest.raises(KeyboardInterrupt):
         run_trial(replace(trial, reach=reach, virsh=Impatient(URI)), lock)
     assert daemon.definition() == ORIGINAL
     assert not journal.known().state.to_undo
     assert any("being restored" in line for line in stated)
 
 
+def test_a_trial_that_an_earlier_version_left_is_taken_back(
+    daemon: StandIn, tmp_path: Path
+) -> None:
+    """Its journal had the steps of each boot between the outcomes."""
+    root, virsh = tmp_path / "state", Virsh(URI)
+    head, journal = begun(root, wanted(tmp_path / "results", boots=1))
+    apply_definition(virsh, UUID, tuned("pin"), virsh.definition(UUID), root)
+    daemon.put("id", "1")
+    with journal.journal_path.open("a") as file:
+        file.write("".join(f'{{"at":"",{line}}}\n' for line in EARLIER))
+    state = journal.known().state
+    assert [(one.kind, one.what) for one in state.changes] == [
+        (LAYOUT, ChangeState.DONE),
+        (BOOT, ChangeState.DONE),
+    ]
+    facts = {"name": head.domain, "number": "1", "run_id": "1", "boot": "b"}
+    assert state.changes[1].facts == facts
+    assert state.changes[0].by_hand == ""
+    assert state.measured == {0}
+    rollback(virsh, head, journal, root, 0.2)
+    assert daemon.definition() == ORIGINAL
+    assert not (daemon.state / "id").exists()
+    assert not journal.known().state.to_undo
+
+
+EARLIER = (
+    '"what":"applying","number":0,"detail":"pin","undo":"homenode restore"',
+    '"what":"applied","number":0',
+    '"what":"starting","number":0',
+    '"what":"started","number":0,"run_id":7',
+    '"what":"measured","number":0,"run":"r","samples":3',
+    '"what":"stopping","number":0',
+    '"what":"stopped","number":0',
+    '"what":"applying","number":1,"detail":"pin"',
+    '"what":"applied","number":1',
+    '"what":"starting","number":1',
+    '"what":"started","number":1,"run_id":1',
+    '"what":"answered","number":1,"boot":"b"',
+)
+
+
 def test_a_damaged_journal_is_named_with_another_way_back(daemon: StandIn, tmp_path: Path) -> None:
     root = tmp_path / "state"
     head, journal = begun(root, wanted(tmp_path / "results", boots=1))
-    path = journal.folder / "journal.jsonl"
+    path = journal.path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b"\x00\x00\n")
     with pytest.raises(InputError, match="expected a line of JSON") as raised:
         latest(root, head.id)
     assert "homenode restore" in str(raised.value.hint)
-    assert (journal.folder / "original.xml").read_bytes().strip() == ORIGINAL.strip()
+    assert (journal.path / "original.xml").read_bytes().strip() == ORIGINAL.strip()
     assert known_trials(root)[0].reason is not None

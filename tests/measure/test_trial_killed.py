@@ -78,7 +78,7 @@ class Trials:
     def work(self) -> None:
         """Begin the present trial, or continue it."""
         journal = self.journal
-        with journal.locked() as lock:
+        with journal.held() as lock:
             if journal.known().head is None:
                 asked = wanted(self.results, layouts=LAYOUTS, boots=1, id=self.id)
                 head, journal = begun(self.root, asked)
@@ -149,13 +149,13 @@ def check_done(trials: Trials, samples: dict[str, Keys]) -> None:
     assert trials.daemon.definition() == ORIGINAL
     assert not (trials.daemon.state / "id").exists()
     for step in steps_of(known.head):
-        said = [e for e in known.entries if e.what is What.MEASURED and e.number == step.number]
+        said = [e for e in known.entries if e.what == What.MEASURED and e.number == step.number]
         assert len(said) == 1
         folders = list(trials.results.glob(f"*/{said[0].run}"))
         assert len(folders) == 1
         run = read_run(folders[0])
         assert len(run.samples) == said[0].samples
-        assert keys_of(run) == samples[step.layout]
+        assert keys_of(run) == samples[step.variant]
         assert {sample.boot for sample in run.samples} == {0}
         assert len(run.head.boots) == 1, "no boot's samples are mixed with another's"
 

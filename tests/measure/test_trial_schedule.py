@@ -64,13 +64,13 @@ def test_each_round_boots_each_layout_once(layouts: list[str], boots: int, seed:
     assert [step.number for step in steps] == list(range(len(layouts) * boots))
     for number in range(boots):
         of_round = [step for step in steps if step.round == number]
-        assert {step.layout for step in of_round} == set(layouts)
+        assert {step.variant for step in of_round} == set(layouts)
         assert [step.number // len(layouts) for step in of_round] == [number] * len(layouts)
 
 
 def test_layouts_do_not_stand_in_one_order_every_round() -> None:
     steps = trial_schedule(LAYOUTS, 20, 1)
-    orders = {tuple(s.layout for s in steps if s.round == number) for number in range(20)}
+    orders = {tuple(s.variant for s in steps if s.round == number) for number in range(20)}
     assert len(orders) > 3
 
 

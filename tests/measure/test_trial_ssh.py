@@ -12,7 +12,7 @@ from homenode.measure.layouts.guest import GuestReach
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import What
 from homenode.measure.layouts.runner import run_trial
-from homenode.measure.layouts.trial_config import TrialStep
+from homenode.measure.progress import Progress
 from tests.apply_documents import ORIGINAL
 from tests.simulated_trial import SimulatedReach, begun, daemon_in, trial_of, wanted
 from tests.ssh_targets import new_key, ssh_target
@@ -40,14 +40,14 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
         reaching = GuestAccess(
             Transport.SSH, target.address, target.user, target.port, str(target.key)
         )
-        known_hosts = journal.folder / "known_hosts"
+        known_hosts = journal.path / "known_hosts"
         reach = GuestReach(Virsh(URI), reaching, known_hosts, b"#!/bin/sh\necho probe\n")
         trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
-        with journal.locked() as lock:
+        with journal.held() as lock:
             run_trial(trial, lock)
         assert known_hosts.exists()
         wrong = replace(reaching, key=str(tmp_path / "other_key"))
-        with journal.locked() as lock:
+        with journal.held() as lock:
             hurried = replace(trial.begun.config, measuring=replace(trial.measuring, answer_s=0.1))
             run_trial(
                 replace(
@@ -59,7 +59,7 @@ def test_a_guest_is_equipped_and_looked_at_and_a_wrong_key_is_named(
             )
     whats = [entry.what for entry in journal.known().entries]
     assert whats.count(What.MISMATCHED) == 1
-    failed = [entry for entry in journal.known().entries if entry.what is What.FAILED]
+    failed = [entry for entry in journal.known().entries if entry.what == What.FAILED]
     assert len(failed) == 1
     assert "Permission denied" in failed[0].detail
     assert "--ssh-key" in failed[0].detail
@@ -76,15 +76,15 @@ def test_a_guest_that_has_another_host_key_at_its_second_boot_is_refused_and_nam
         reaching = GuestAccess(
             Transport.SSH, target.address, target.user, target.port, str(target.key)
         )
-        reach = GuestReach(Virsh(URI), reaching, journal.folder / "known_hosts", b"#!/bin/sh\n")
+        reach = GuestReach(Virsh(URI), reaching, journal.path / "known_hosts", b"#!/bin/sh\n")
         trial = replace(trial_of(head, journal, root, SimulatedReach(daemon, {})), reach=reach)
 
-        def at_the_second(step: TrialStep, left: int) -> None:
-            if step.number == 1:
+        def at_the_second(progress: Progress) -> None:
+            if progress.done == 1:
                 new_key(tmp_path / "host_key")
 
-        with journal.locked() as lock:
-            run_trial(replace(trial, on_step=at_the_second), lock)
+        with journal.held() as lock:
+            run_trial(replace(trial, on_boot=at_the_second), lock)
     entries = journal.known().entries
     outcomes = [one for one in entries if one.what in (What.MISMATCHED, What.FAILED)]
     assert [one.what for one in outcomes] == [What.MISMATCHED, What.FAILED]

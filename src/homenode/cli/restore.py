@@ -93,9 +93,8 @@ def _list_open() -> None:
     from homenode.change.open_changes import OpenChange, open_changes
     from homenode.doctor.retrain.journal import retrain_journals
     from homenode.host_setup.installation import setup_journal
-    from homenode.measure.layouts.journal import known_trials
+    from homenode.measure.layouts.journal import JournalFile, known_trials
     from homenode.measure.setup.run import setup_journals
-    from homenode.wording import command_line
 
     root = default_root()
     journals = (
@@ -103,21 +102,9 @@ def _list_open() -> None:
         setup_journal(root),
         *retrain_journals(),
         *setup_journals(root),
+        *(JournalFile(root, known.folder.name).changes for known in known_trials(root)),
     )
     found = list(open_changes(journals))
-    for known in known_trials(root):
-        if known.head is not None and known.state.to_undo:
-            ways = [entry.undo for entry in known.entries if entry.undo is not None]
-            found.append(
-                OpenChange(
-                    command="homenode trial",
-                    kind="boot",
-                    subject=known.head.source,
-                    is_cut_short=True,
-                    undo=command_line("homenode", "trial", "undo", known.head.id),
-                    by_hand=ways[-1] if ways else "",
-                )
-            )
     for one in found:
         if isinstance(one, OpenChange):
             for line in one.lines():

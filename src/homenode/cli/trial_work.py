@@ -1,6 +1,7 @@
 """What `homenode trial` does with its arguments: look, begin, go on, conclude, undo. [I/O]"""
 
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,10 @@ from homenode.cli.trial_options import (
     trial_request,
 )
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
+from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import read_input
+from homenode.measure.layouts.boot_steps import rollback
 from homenode.measure.layouts.guest import GuestReach, again
 from homenode.measure.layouts.guest_access import GuestAccess
 from homenode.measure.layouts.journal import Head, JournalFile, What, domain_locked, known_trials
@@ -30,20 +33,13 @@ from homenode.measure.layouts.prepare import (
     reopen,
     with_access,
 )
-from homenode.measure.layouts.rollback import rollback
 from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, steps_of
-from homenode.measure.layouts.trial_config import (
-    BARE,
-    Durations,
-    Measuring,
-    TrialStep,
-    expected_seconds,
-)
+from homenode.measure.layouts.trial_config import BARE, Measuring
+from homenode.measure.progress import Pace, Progress
 from homenode.process import find_program
 from homenode.results.model import Run
 
 if TYPE_CHECKING:
-    from homenode.measure.progress import Progress
     from homenode.topology import Host
 
 _BOOT_S = 60.0
@@ -65,19 +61,19 @@ def begin_trial(name: str, asked: TrialArguments) -> None:
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
         checked = preflight(virsh, name, want, host, default_root())
-        seconds = expected_seconds(steps_of(checked.head), _durations(host, checked))
-        _show(checked, seconds)
+        boot_s = _seconds_of_boots(host, checked)
+        _show(checked, Pace(boot_s).left(step.variant for step in steps_of(checked.head)))
         if asked.dry_run:
             return
         probe = _probe(asked.access.probe)
         journal = JournalFile(default_root(), checked.head.id)
-        with journal.locked() as lock:
+        with journal.held() as lock:
             if asked.report is not None:
                 begun = replace(checked.begun, report=str(asked.report.absolute()))
                 checked = replace(checked, begun=begun)
             prepare(checked, journal)
-            note(f"trial {checked.head.id}; journal in {journal.folder}")
-            _run(virsh, checked.head, journal, lock, probe, None, host)
+            note(f"trial {checked.head.id}; journal in {journal.path}")
+            _run(virsh, checked.head, journal, lock, probe, None, host, boot_s)
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
@@ -93,7 +89,7 @@ def resume_trial(
     assert known.head is not None, "latest leaves out what cannot be read"
     head, journal = known.head, JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
-    with alone, journal.locked() as lock:
+    with alone, journal.held() as lock:
         _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching, None)
     kept = reopen(head, journal).config.report
     _conclude(head, journal, report or (None if kept is None else Path(kept)), None)
@@ -105,12 +101,12 @@ def rollback_trial(name: str, stop_s: float) -> None:
     assert known.head is not None, "latest leaves out what cannot be read"
     journal = JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), known.head.source_uuid or known.head.uuid)
-    with alone, journal.locked():
+    with alone, journal.held():
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)
         rollback(virsh, known.head, journal, default_root(), stop_s, notify=note)
-        journal.add(What.ENDED)
+        journal.note(What.ENDED)
 
 
 def show_status(name: str | None) -> None:
@@ -133,9 +129,7 @@ def show_status(name: str | None) -> None:
             continue
         steps = steps_of(known.head)
         is_running = JournalFile(default_root(), known.head.id).is_locked
-        console().print(
-            status_text(known.head, known.entries, known.state, steps, is_running=is_running)
-        )
+        console().print(status_text(known, steps, is_running=is_running))
     if name is not None and len(found) > 1:
         earlier = ", ".join(one.folder.name for one in found[:-1])
         note(f"earlier: {earlier} (homenode trial status ID shows one)")
@@ -149,21 +143,24 @@ def _run(
     probe: bytes,
     reaching: GuestAccess | None,
     host: "Host | None",
+    boot_s: Mapping[str, float] | None = None,
 ) -> None:
     """host: that the guests run on; None: this machine, where it is needed."""
     begun = with_access(reopen(head, journal), reaching)
-    reach = GuestReach(virsh, begun.config.reaching, journal.folder / "known_hosts", probe)
+    reach = GuestReach(virsh, begun.config.reaching, journal.path / "known_hosts", probe)
     trial = Trial(
         virsh=virsh,
         begun=begun,
         journal=journal,
         root=default_root(),
         reach=reach,
-        on_step=_say_step,
+        on_boot=_say_boot,
         on_progress=_say_progress,
         on_wait=_Waiting(),
         notify=note,
         host=_host_of_guests(begun.config.measuring, host),
+        read_host=_read_host if is_local(virsh.connect) else None,
+        boot_s=boot_s or {},
     )
     with interruptible():
         try:
@@ -220,7 +217,7 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
             console().print(verdicts_text(own))
         # Not broken into lines: it is there to be copied.
         console().print(advice_text(found), soft_wrap=True)
-        written = _report(folders, head, host, report or journal.folder / "report.html")
+        written = _report(folders, head, host, report or journal.path / "report.html")
         if report is not None and not written:
             code = code or HostError.exit_code
     raise SystemExit(code)
@@ -245,7 +242,7 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
     state = journal.known().state
     order = {layout: at for at, layout in enumerate((*head.layouts, BARE))}
     runs, folders = [], []
-    for step in sorted(steps_of(head), key=lambda step: (order[step.layout], step.round)):
+    for step in sorted(steps_of(head), key=lambda step: (order[step.variant], step.round)):
         outcome = state.outcomes.get(step.number)
         if step.number in state.with_figures and outcome is not None and outcome.run:
             for folder in sorted(Path(head.results).glob(f"*/{outcome.run}")):
@@ -270,8 +267,9 @@ def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":
     return load_host(None) if host is None else host
 
 
-def _durations(host: "Host", checked: Preflight) -> Durations:
-    """As a suite is planned on a machine like the host; GPU tests are known in the guest."""
+def _seconds_of_boots(host: "Host", checked: Preflight) -> dict[str, float]:
+    """By variant, as a suite is planned on a machine like the host; GPU tests are known in the
+    guest."""
     from homenode.measure.gpu.collectives import EXPERIMENT_TEST_S, settings_of
     from homenode.measure.model import PROBE, Group
     from homenode.measure.suite import suite_for
@@ -285,19 +283,21 @@ def _durations(host: "Host", checked: Preflight) -> Durations:
     if Group.COLLECTIVES in measuring.suite.groups:
         settings = settings_of(measuring.suite.depth)
         once += len(settings) * (EXPERIMENT_TEST_S + _PER_TEST_S)
-    return Durations(_BOOT_S, once * measuring.repeats)
+    measure_s = once * measuring.repeats
+    layouts = dict.fromkeys(checked.head.layouts, _BOOT_S + measure_s)
+    return {**layouts, BARE: measure_s}  # the host itself is not booted
 
 
-def _show(checked: Preflight, seconds: float) -> None:
+def _show(checked: Preflight, seconds: float | None) -> None:
     """Print the schedule. Exits where a layout does not fit, or something stands against it."""
     from homenode.measure.model import Group
     from homenode.report.trial_text import experiment_text, schedule_text
 
     steps = steps_of(checked.head)
-    console().print(schedule_text(checked.head, checked.fitted, steps, seconds))
+    console().print(schedule_text(checked.head, checked.fitted, steps, seconds or 0.0))
     suite = checked.begun.measuring.suite
     if Group.COLLECTIVES in suite.groups:
-        layouts = tuple(dict.fromkeys(step.layout for step in steps))
+        layouts = tuple(dict.fromkeys(step.variant for step in steps))
         console().print(experiment_text(layouts, suite.depth))
     for gap in checked.unchecked:
         note(f"not checked: {gap}")
@@ -337,11 +337,20 @@ def _probe(given: Path | None) -> bytes:
     return content
 
 
-def _say_step(step: TrialStep, left: int) -> None:
-    note(f"boot {step.number + 1}: {step.layout}, round {step.round + 1}")
+def _read_host() -> "Host":
+    from homenode.sources import load_host
+
+    return load_host(None)
 
 
-def _say_progress(progress: "Progress") -> None:
+def _say_boot(progress: Progress) -> None:
+    from homenode.report.progress_text import left_text
+
+    if progress.now:
+        note(f"{progress.done} of {progress.total} boots done: {left_text(progress)}")
+
+
+def _say_progress(progress: Progress) -> None:
     if sys.stderr.isatty() and progress.now:
         note(f"  {progress.done + 1} of {progress.total}: {progress.now}")
 

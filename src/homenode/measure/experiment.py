@@ -19,7 +19,7 @@ H = TypeVar("H")
 L = TypeVar("L")
 
 
-class Journal(RecordFolder, Generic[H, L]):
+class ExperimentJournal(RecordFolder, Generic[H, L]):
     """The folder of an experiment: a head, what was ordered, and lines of one type.
 
     A line is on the disk before what it says counts. earlier: the next step where an earlier
@@ -51,7 +51,7 @@ class Journal(RecordFolder, Generic[H, L]):
         """Write a line; it is on the disk when this returns. Raises HostError."""
         self.append(formats.line(line))
 
-    def known(self) -> tuple[H, tuple[L, ...]]:
+    def contents(self) -> tuple[H, tuple[L, ...]]:
         """Everything that is written. Raises InputError for no journal, or another version's."""
         source, content = str(self.journal_path), self.journal()
         if content and self._earlier is not None:

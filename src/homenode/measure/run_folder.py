@@ -15,7 +15,7 @@ from pathlib import Path
 
 from homenode.errors import HostError, InputError
 from homenode.gap import Gap
-from homenode.measure.experiment import Journal
+from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.record import KIND, BenchEntry, LookRecord, RunRecord, StepRecord, digest
 from homenode.results.lines import head_line, run_text
 from homenode.results.model import Run, RunHead
@@ -34,7 +34,7 @@ TOOL_WAIT_S = 900.0
 """How long a test of a run that was killed may go on before we give up waiting for it."""
 
 
-class RunFolder(Journal[RunRecord, BenchEntry]):
+class RunFolder(ExperimentJournal[RunRecord, BenchEntry]):
     """One run's files. Made by `open_run`, which holds its locks."""
 
     __slots__ = ("tool_lock",)
@@ -109,7 +109,7 @@ class RunFolder(Journal[RunRecord, BenchEntry]):
                     "name",
                 )
             return None
-        return self.known()
+        return self.contents()
 
     def _output(self, record: StepRecord) -> str:
         if "/" in record.output or record.output in ("", ".", ".."):

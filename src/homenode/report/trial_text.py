@@ -7,9 +7,9 @@ from homenode.analyse.trial_conclusion import Conclusion
 from homenode.doc import Cell, Doc, Part, Span, Table, Text
 from homenode.measure.gpu.collectives import settings_of
 from homenode.measure.layouts.fitting import Fitted
-from homenode.measure.layouts.journal import Entry, Head, State, What
-from homenode.measure.layouts.trial_config import TrialStep
+from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, Known, State, What
 from homenode.measure.model import Depth
+from homenode.measure.schedule import ScheduledTask
 from homenode.report.progress_text import duration_text
 from homenode.wording import command_line, number_list, plural
 
@@ -24,7 +24,7 @@ _LAST = 6
 
 
 def schedule_text(
-    head: Head, fitted: Sequence[Fitted], steps: Sequence[TrialStep], seconds: float
+    head: Head, fitted: Sequence[Fitted], steps: Sequence[ScheduledTask], seconds: float
 ) -> Doc:
     """What would be booted, in which order, where, and how long that takes."""
     heads = ("layout", "vCPUs", "on nodes", "pinned to PUs", "fits")
@@ -43,7 +43,7 @@ def schedule_text(
         f"Trial {head.id} of {head.source} {what}",
         (
             Table(heads=heads, rows=tuple(rows), folds=heads[-2:]),
-            Text(f"order: {', '.join(step.layout for step in steps)}"),
+            Text(f"order: {', '.join(step.variant for step in steps)}"),
             Text(f"{plural(len(steps), 'boot')}, about {duration_text(seconds)}"),
         ),
     )
@@ -94,20 +94,15 @@ def causes_text(found: Diagnosis) -> Doc:
     return Doc(f"collectives: {found.cause} ({how})", (*map(Text, lines), table))
 
 
-def status_text(
-    head: Head,
-    entries: Sequence[Entry],
-    state: State,
-    steps: Sequence[TrialStep],
-    *,
-    is_running: bool = False,
-) -> Doc:
+def status_text(known: Known, steps: Sequence[ScheduledTask], *, is_running: bool = False) -> Doc:
     """How far a trial is, the last things that it did, and what is left to undo.
 
     is_running: a homenode is at work on it now.
     """
+    head, state = known.head, known.state
+    assert head is not None, "what cannot be read has no status"
     lines: list[Part] = [_outcomes(state, steps)]
-    for entry in entries[-_LAST:]:
+    for entry in known.entries[-_LAST:]:
         detail = f": {entry.detail}" if entry.detail else ""
         place = "" if entry.number is None else f"boot {entry.number + 1}: "
         lines.append(Text(f"{entry.at}  {place}{entry.what}{detail}"))
@@ -118,15 +113,16 @@ def status_text(
     return Doc(f"Trial {head.id} of {head.source}", tuple(lines))
 
 
-def _left(head: Head, state: State, steps: Sequence[TrialStep]) -> Iterator[Text]:
+def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[Text]:
     """What is left to undo or to measure, and the commands for it."""
     resume, undo = (command_line("homenode", "trial", what, head.id) for what in ("resume", "undo"))
     if state.to_undo:
-        left = [f"{head.domain} may have a layout's definition"] if state.applied else []
-        if state.running is not None:
-            left.append(f"its guest may be running (boot {state.running + 1})")
-        if state.copied:
-            left.append(f"the copy {head.domain} may be there")
+        said = {
+            LAYOUT: f"{head.domain} may have a layout's definition",
+            BOOT: "its guest may be running",
+            COPY: f"the copy {head.domain} may be there",
+        }
+        left = [said[change.kind] for change in state.changes]
         yield Text(f"left to undo: {'; '.join(left)}", "warn")
         yield Text(f"{resume} continues, {undo} undoes it")
     elif state.measured < {step.number for step in steps}:
@@ -136,23 +132,23 @@ def _left(head: Head, state: State, steps: Sequence[TrialStep]) -> Iterator[Text
         yield Text("done; nothing left to undo")
 
 
-def outcomes_text(state: State, steps: Sequence[TrialStep]) -> Doc:
+def outcomes_text(state: State, steps: Sequence[ScheduledTask]) -> Doc:
     """A line for each boot: what came of it."""
     return Doc("", (_outcomes(state, steps),))
 
 
-def _outcomes(state: State, steps: Sequence[TrialStep]) -> Table:
+def _outcomes(state: State, steps: Sequence[ScheduledTask]) -> Table:
     heads = ("boot", "layout", "came to", "detail")
     rows: list[tuple[str | Cell, ...]] = []
     for step in steps:
         boot, entry = str(step.number + 1), state.outcomes.get(step.number)
         if entry is None:
-            rows.append((boot, step.layout, "to be done", ""))
+            rows.append((boot, step.variant, "to be done", ""))
             continue
         detail = "; ".join(entry.findings) or entry.detail
         if entry.samples is not None:
             detail = f"{entry.samples} samples" + (f"; {detail}" if detail else "")
-        rows.append((boot, step.layout, Cell((_OUTCOMES[entry.what],)), detail))
+        rows.append((boot, step.variant, Cell((_OUTCOMES[What(entry.what)],)), detail))
     return Table(heads=heads, rows=tuple(rows), folds=heads[-1:])
 
 

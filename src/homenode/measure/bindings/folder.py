@@ -38,7 +38,7 @@ from homenode.measure.bindings.evidence import (
 )
 from homenode.measure.bindings.experiments import MAX_JOBS, NAME, Experiment, Mode, Study
 from homenode.measure.bindings.scripts import script_name, script_of
-from homenode.measure.experiment import Journal
+from homenode.measure.experiment import ExperimentJournal
 from homenode.measure.imported.files import find_folders
 from homenode.measure.run_folder import HOST, gaps_of_run
 from homenode.results.store import FILE, load_runs, read_run
@@ -80,7 +80,7 @@ class StudyEntry:
     again: str | None = None
 
 
-class StudyFolder(Journal[StudyHead, StudyEntry]):
+class StudyFolder(ExperimentJournal[StudyHead, StudyEntry]):
     """The folder of one study, locked by this process until it is closed.
 
     owned: what a program inherits that must end before another homenode continues the study.
@@ -187,7 +187,7 @@ class StudyFolder(Journal[StudyHead, StudyEntry]):
 
     def study(self) -> Study:
         """The study as its journal gives it, without holding it. Raises InputError."""
-        head, entries = self.known()
+        head, entries = self.contents()
         source = str(self.journal_path)
         study = head.study
         _check(study.everything(), f"{source}:1")

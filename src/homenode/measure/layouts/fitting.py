@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of
 from homenode.findings import Severity
 from homenode.measure.model import Group
@@ -99,20 +100,38 @@ def _fit(
     except Unplannable as error:
         return Fitted(options.layout, None, (str(error),))
     plan = tuning.plan
-    found = verify_document(open_domain(tuning.document, name), plan=plan, host=host).findings
-    against = [
-        f"{one.subject}: expected {one.expected}, found {one.observed} ({one.id})"
-        for one in found
-        if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
-    ]
+    against = _in_the_way(tuning.document, name, plan, host)
     vcpus = vm_of(open_domain(original, name)).vcpus
     if ranges is not None and pinning is Pinning.ONE_PER_CORE and plan.vcpus != vcpus:
         against.append(
             f"--node-pus: expected {vcpus} PUs, one a vCPU of the VM, found {plan.vcpus}"
         )
-    if not plan.memory_nodes:
-        against += _anywhere(plan, host)
     return Fitted(options.layout, tuning, tuple(against))
+
+
+def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[str, ...]:
+    """What has come in the way of a layout since it was planned, on its host as it is now; ()
+    where nothing has, or where this is not the plan's host."""
+    if host_fingerprint(host) != plan.host_fingerprint:
+        return ()
+    others = tuple(one for one in host.domains if one.name != name)
+    found = _in_the_way(document, name, plan, replace(host, domains=others))
+    pinned = CpuSet.union(plan.vcpu_pins)
+    for one in others:
+        taken = pinned & CpuSet.union(pins for pins in one.vcpu_pins if pins is not None)
+        if one.running and taken:
+            found.append(f"PUs {taken}: expected no other VM's, found {one.name} pinned to them")
+    return tuple(found)
+
+
+def _in_the_way(document: bytes, name: str, plan: Plan, host: Host) -> list[str]:
+    found = verify_document(open_domain(document, name), plan=plan, host=host).findings
+    against = [
+        f"{one.subject}: expected {one.expected}, found {one.observed} ({one.id})"
+        for one in found
+        if one.id in _STAND_AGAINST and one.severity is Severity.CRITICAL
+    ]
+    return against + ([] if plan.memory_nodes else _anywhere(plan, host))
 
 
 def _anywhere(plan: Plan, host: Host) -> list[str]:

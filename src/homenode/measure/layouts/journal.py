@@ -1,53 +1,56 @@
-"""Journal: what a trial has done and how each of it is undone; written before it is done. [I/O]
+"""Journal: what came of each boot of a trial, and the steps by which its domain is undone. [I/O]
 
-A head and then lines, each of which says one thing that is about to happen or has happened. What
-state the domain is in follows from the lines alone: a trial that was killed is undone by them.
-One folder for each trial: journal.jsonl, .lock, known_hosts, and the plan and document of each
-layout. Only their owner may read them: documents hold passwords.
+One folder for each trial: journal.jsonl (a head, then what came of each boot), changes.jsonl (the
+steps of a boot, see boot_steps), .lock, known_hosts, and the plan and document of each layout. Only
+their owner may read them: documents hold passwords.
 """
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from homenode import formats
+from homenode.change.journal import Journal
+from homenode.change.step import ChangeEntry, ChangeHead, ChangeState
 from homenode.errors import HostError, InputError
 from homenode.hypervisor.domain_state import domain_argument
+from homenode.measure.experiment import ExperimentJournal
+from homenode.measure.progress import TaskState
 from homenode.record_folder import JOURNAL, LOCK, RecordFolder
+from homenode.wording import command_line
 
 KIND = "trial"
+CHANGES = "changes.jsonl"
+COPY, LAYOUT, BOOT = "copy", "layout", "boot"
+"""Kinds of steps: the copy made, a layout defined, a guest started."""
 
 
 class What(StrEnum):
-    """Each "-ing" is on disk before it is done, each other one after."""
+    """What a line says. Of a boot the last line that gives its state counts."""
 
-    COPYING = "copying"
-    COPIED = "copied"
-    APPLYING = "applying"
-    APPLIED = "applied"
-    STARTING = "starting"
-    STARTED = "started"
-    ANSWERED = "answered"
     MEASURING = "measuring"
     MEASURED = "measured"
     INCOMPLETE = "incomplete"
     MISMATCHED = "mismatched"
     REFUSED = "refused"
     FAILED = "failed"
+    AGAIN = "again"
     SET_ASIDE = "set-aside"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
     INTERRUPTED = "interrupted"
-    RESTORING = "restoring"
-    RESTORED = "restored"
-    REMOVING = "removing"
-    REMOVED = "removed"
     ENDED = "ended"
+
+
+STATES = {
+    What.MEASURED: TaskState.DONE,
+    What.INCOMPLETE: TaskState.INCOMPLETE,
+    What.MISMATCHED: TaskState.MISMATCHED,
+    What.REFUSED: TaskState.REFUSED,
+    What.FAILED: TaskState.FAILED,
+    What.AGAIN: TaskState.WAITING,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,49 +89,42 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line. at: UTC, ISO 8601. number: of the step, None where it is about all of them.
+    """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
-    undo: what undoes it, for people. run: name of the results. boot: the guest's own identity
-    of it. run_id: libvirt's number of the running instance. host_boot: the host's own identity of
-    the boot in which that number was given. samples: how many were measured.
-    findings: why a guest was not measured, or which tests failed.
+    run: name of the results. samples: how many were measured. findings: why a guest was not
+    measured, or which tests failed. undo, boot, run_id, host_boot: of version 1, which had the
+    steps of a boot here too.
     """
 
     at: str
-    what: What
+    what: str
     number: int | None = None
     detail: str = ""
-    undo: str | None = None
     run: str | None = None
+    samples: int | None = None
+    findings: tuple[str, ...] = ()
+    undo: str | None = None
     boot: str | None = None
     run_id: int | None = None
     host_boot: str | None = None
-    samples: int | None = None
-    findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a trial stands. outcomes: the last entry that says what came of a step, by its number:
-    MEASURED, INCOMPLETE (a test failed in every round), MISMATCHED, REFUSED or FAILED.
-
-    applied: the domain may have a layout's definition. running: the step whose guest may be
-    running, and what is known of it; host_boot: of the host that it runs in. copied: the copy may
-    be there. ended: nothing is left to undo or to do.
-    """
+    """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
+    to be undone, in the order in which they were begun. ended: nothing is left to undo or to do."""
 
     outcomes: dict[int, Entry]
-    applied: bool
-    running: int | None
-    run_id: int | None
-    boot: str | None
-    host_boot: str | None
-    copied: bool
+    changes: tuple[ChangeEntry, ...]
     ended: bool
 
     @property
     def to_undo(self) -> bool:
-        return self.applied or self.running is not None or self.copied
+        return bool(self.changes)
+
+    def change(self, kind: str) -> ChangeEntry | None:
+        """The step of this kind that is to be undone."""
+        return next((one for one in self.changes if one.kind == kind), None)
 
     @property
     def measured(self) -> frozenset[int]:
@@ -136,53 +132,29 @@ class State:
 
     @property
     def with_figures(self) -> frozenset[int]:
-        """Steps that left a run, whole or not."""
+        """Boots that left a run, whole or not."""
         return self._that_came_to(What.MEASURED, What.INCOMPLETE)
 
     def _that_came_to(self, *kinds: What) -> frozenset[int]:
         return frozenset(number for number, one in self.outcomes.items() if one.what in kinds)
 
 
-_OUTCOMES = (What.MEASURED, What.INCOMPLETE, What.MISMATCHED, What.REFUSED, What.FAILED)
+def state_of(entries: Iterable[Entry], changes: Iterable[ChangeEntry] = ()) -> State:
+    """The state that these lines lead to. changes: those to undo.
 
-
-def state_of(entries: Iterable[Entry]) -> State:
-    """The state that these lines lead to.
-
-    >>> now = state_of([Entry("", What.APPLYING, 0), Entry("", What.APPLIED, 0)])
-    >>> now.applied, now.running, now.to_undo
-    (True, None, True)
+    >>> lines = [Entry("", What.FAILED, 0), Entry("", What.AGAIN, 0), Entry("", What.MEASURED, 1)]
+    >>> state_of(lines).outcomes.keys()
+    dict_keys([1])
     """
     outcomes: dict[int, Entry] = {}
-    applied = copied = ended = False
-    running = run_id = boot = host_boot = None
+    ended = False
     for entry in entries:
-        what = entry.what
-        if what in _OUTCOMES and entry.number is not None:
+        if entry.number is not None and entry.what in STATES:
             outcomes[entry.number] = entry
-        if what is What.STARTING:
-            running, run_id, boot, host_boot = entry.number, None, None, entry.host_boot
-        elif what is What.STARTED:
-            run_id = entry.run_id
-        elif what is What.ANSWERED:
-            boot = entry.boot
-        elif what is What.STOPPED:
-            running = run_id = boot = host_boot = None
-        elif what in (What.APPLYING, What.APPLIED, What.RESTORING):
-            applied = True
-        elif what is What.RESTORED:
-            applied = False
-        elif what in (What.COPYING, What.COPIED, What.REMOVING):
-            copied = True
-        elif what is What.REMOVED:
-            copied = False
-        ended = what is What.ENDED
-    return State(outcomes, applied, running, run_id, boot, host_boot, copied, ended)
-
-
-def left_of(numbers: Sequence[int], state: State) -> tuple[int, ...]:
-    """Steps that are still to be done: what failed or was refused is tried again."""
-    return tuple(number for number in numbers if number not in state.measured)
+            if entry.what == What.AGAIN:
+                del outcomes[entry.number]
+        ended = entry.what == What.ENDED
+    return State(outcomes, tuple(changes), ended)
 
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
@@ -195,70 +167,124 @@ class Known:
     folder: Path
     head: Head | None
     entries: tuple[Entry, ...]
+    changes: tuple[ChangeEntry, ...] = ()
     reason: str | None = None
 
     @property
     def state(self) -> State:
-        return state_of(self.entries)
+        return state_of(self.entries, self.changes)
 
 
-class JournalFile:
+class JournalFile(ExperimentJournal[Head, Entry]):
     """One trial's folder. Errors of the file system are HostErrors."""
 
-    __slots__ = ("_files", "folder")
+    __slots__ = ("changes",)
 
     def __init__(self, root: Path, id: str) -> None:
         if not _ID.match(id):
             raise InputError(f"trial {id!r}: expected letters, digits, dots and dashes")
-        self.folder = root / "trials" / id
-        self._files = RecordFolder(self.folder)
+        path = root / "trials" / id
+        super().__init__(path, KIND, Head, Entry)
+        head = ChangeHead(
+            run=id, command="homenode trial", undo=command_line("homenode", "trial", "undo", id)
+        )
+        files = RecordFolder(path, journal=CHANGES)
+        self.changes = Journal(files, head, lambda files: _earlier_changes(self))
 
     @contextmanager
-    def locked(self) -> Iterator[int]:
+    def held(self) -> Iterator[int]:
         """Only one homenode at work on a trial: a descriptor for programs that must keep the lock
         to their end. Raises HostError where another is, or what one left behind."""
-        with _owned(self._files, "this trial") as lock:
+        with _owned(self, "this trial") as lock:
             yield lock
-
-    @property
-    def is_locked(self) -> bool:
-        """Whether a homenode is at work on it now."""
-        return self._files.is_locked
 
     def refuse_begun(self) -> None:
         """Raises HostError where such a trial is there: nothing of it may be written over."""
-        if self._files.has_journal:
+        if self.has_journal:
             raise HostError(
-                f"{self._files.journal_path}: expected no trial of this name, found one",
+                f"{self.journal_path}: expected no trial of this name, found one",
                 hint="give another --name, or homenode trial resume it",
             )
 
-    def begin(self, head: Head) -> None:
-        """Write the head. Raises HostError where such a trial is there."""
-        self.refuse_begun()
-        self._files.begin(formats.head_line(KIND, head))
-
-    def add(self, what: What, number: int | None = None, detail: str = "", **more: Any) -> Entry:
+    def note(
+        self,
+        what: What,
+        number: int | None = None,
+        detail: str = "",
+        *,
+        run: str | None = None,
+        samples: int | None = None,
+        findings: tuple[str, ...] = (),
+    ) -> None:
         """Write a line; it is on disk when this returns."""
-        entry = Entry(_now(), what, number, detail, **more)
-        self._files.append(formats.line(entry))
-        return entry
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.add(Entry(at, what, number, detail, run, samples, findings))
 
     def known(self) -> Known:
         """What is on disk."""
-        return _known(self.folder)
-
-    def keep(self, name: str, content: bytes) -> Path:
-        """Keep a file next to the journal, whole or not at all."""
-        self._files.make()
-        return self._files.write(name, content)
+        try:
+            head, entries = self.contents()
+            changes = self.changes.to_undo()
+        except (InputError, HostError) as error:
+            return Known(self.path, None, (), reason=error.message)
+        return Known(self.path, head, entries, changes)
 
     def kept(self, name: str) -> bytes:
         """A file that was kept."""
-        content = self._files.read(name)
+        content = self.read(name)
         if content is None:
-            raise HostError(f"{self.folder / name}: expected a file of the trial, found none")
+            raise HostError(f"{self.path / name}: expected a file of the trial, found none")
         return content
+
+
+_EARLIER = {
+    "copying": (COPY, ChangeState.BEGIN),
+    "copied": (COPY, ChangeState.DONE),
+    "removing": (COPY, ChangeState.UNDOING),
+    "removed": (COPY, ChangeState.UNDONE),
+    "applying": (LAYOUT, ChangeState.BEGIN),
+    "applied": (LAYOUT, ChangeState.DONE),
+    "restoring": (LAYOUT, ChangeState.UNDOING),
+    "restored": (LAYOUT, ChangeState.UNDONE),
+    "starting": (BOOT, ChangeState.BEGIN),
+    "started": (BOOT, ChangeState.DONE),
+    "answered": (BOOT, ChangeState.DONE),
+    "stopping": (BOOT, ChangeState.UNDOING),
+    "stopped": (BOOT, ChangeState.UNDONE),
+}
+"""Steps as version 1 wrote them between the outcomes."""
+
+
+def _earlier_changes(journal: JournalFile) -> tuple[ChangeEntry, ...]:
+    if not journal.has_journal:
+        return ()
+    head, entries = journal.contents()
+    found = []
+    name = {"name": head.domain}
+    facts: dict[str, str] = {}
+    for entry in entries:
+        if entry.what not in _EARLIER:
+            continue
+        kind, what = _EARLIER[entry.what]
+        if kind == BOOT:
+            said = {
+                "number": entry.number,
+                "run_id": entry.run_id,
+                "boot": entry.boot,
+                "host_boot": entry.host_boot,
+            }
+            facts = name if what is ChangeState.BEGIN else facts
+            facts = facts | {key: str(it) for key, it in said.items() if it is not None}
+        found.append(
+            ChangeEntry(
+                what=what,
+                kind=kind,
+                subject=head.uuid,
+                by_hand=entry.undo or "",
+                facts=facts if kind == BOOT else name,
+            )
+        )
+    return tuple(found)
 
 
 @contextmanager
@@ -277,7 +303,7 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
         folders = [folder for folder in (root / "trials").iterdir() if (folder / JOURNAL).exists()]
     except OSError:
         return ()
-    found = [_known(folder) for folder in folders]
+    found = [JournalFile(root, folder.name).known() for folder in folders]
     found = [
         one
         for one in found
@@ -291,20 +317,6 @@ def known_trials(root: Path, domain: str | None = None) -> tuple[Known, ...]:
 def names_of(head: Head) -> tuple[str, ...]:
     """What a trial's domain may be called, and the copy of it."""
     return head.source, head.source_uuid, head.domain, head.uuid
-
-
-def _known(folder: Path) -> Known:
-    files = RecordFolder(folder)
-    try:
-        content = files.journal()
-        head, entries = formats.decode_journal(content, KIND, Head, Entry, str(files.journal_path))
-    except (InputError, HostError) as error:
-        return Known(folder, None, (), error.message)
-    return Known(folder, head, entries)
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from homenode.domain.schema import refuse_new_errors
 from homenode.errors import InputError, UsageError
 from homenode.hypervisor.domain_state import DomainState
 from homenode.hypervisor.virsh import Virsh
+from homenode.measure.layouts.boot_steps import ORIGINAL
 from homenode.measure.layouts.copying import Prepared, prepare_copy
 from homenode.measure.layouts.fitting import Fitted, fit, short_memory
 from homenode.measure.layouts.guest import is_there
 from homenode.measure.layouts.guest_access import GuestAccess, Transport
 from homenode.measure.layouts.journal import Head, JournalFile, Known, known_trials, names_of
-from homenode.measure.layouts.rollback import ORIGINAL
 from homenode.measure.layouts.runner import Reopened, Tuned, is_emulated
 from homenode.measure.layouts.trial_config import (
     Measuring,
@@ -144,19 +144,20 @@ def preflight(virsh: Virsh, name: str, wanted: TrialRequest, host: Host, root: P
 def prepare(checked: Preflight, journal: JournalFile) -> None:
     """Keep all of it, the head last: a trial without one has not begun. Raises HostError."""
     journal.refuse_begun()
-    journal.keep(_BEGUN, encode_config(checked.begun))
-    journal.keep(ORIGINAL, checked.original)
+    journal.make()
+    journal.write(_BEGUN, encode_config(checked.begun))
+    journal.write(ORIGINAL, checked.original)
     if checked.copy is not None:
-        journal.keep(_COPY, checked.copy.document)
+        journal.write(_COPY, checked.copy.document)
     for layout, tuned in checked.layouts.items():
-        journal.keep(f"{layout}.xml", tuned.document)
-        journal.keep(f"{layout}.plan.json", encode_plan(tuned.plan).encode())
-    journal.begin(checked.head)
+        journal.write(f"{layout}.xml", tuned.document)
+        journal.write(f"{layout}.plan.json", encode_plan(tuned.plan).encode())
+    journal.begin_with(checked.head)
 
 
 def reopen(head: Head, journal: JournalFile) -> Reopened:
     """What `begin` kept. Raises InputError or HostError where it is not there any more."""
-    config = decode_config(journal.kept(_BEGUN), str(journal.folder / _BEGUN))
+    config = decode_config(journal.kept(_BEGUN), str(journal.path / _BEGUN))
     layouts = {
         layout: Tuned(
             read_plan(journal.kept(f"{layout}.plan.json"), f"{layout}.plan.json"),

@@ -1,16 +1,16 @@
 """Runner: a trial from its first boot to its last, each step written down before it is done. [I/O]
 
-A step that fails is given, and the rest goes on. Whatever happens, the domain has its original
-definition at the end.
+The executor of `trial`: a task is one boot of a VM, or a measurement of the bare host. A boot that
+fails is given, and the rest goes on. Whatever happens, the domain has its original definition at
+the end.
 """
 
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
-from homenode.apply.definition import apply_definition
 from homenode.discover import discover
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.xml_equivalence import same_definition
@@ -20,30 +20,25 @@ from homenode.hypervisor.virsh import Virsh
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.access.machine import Machine
 from homenode.measure.derived_run import TEST_FAILED
-from homenode.measure.layouts.copying import Prepared, make_copy
-from homenode.measure.layouts.guest import (
-    Reach,
-    answering,
-    boot_of,
-    host_boot,
-    is_same_host_boot,
-    retry_while_unavailable,
-    stop,
-)
-from homenode.measure.layouts.host_watch import HostWatch, allocated_between
-from homenode.measure.layouts.journal import Head, JournalFile, State, What, left_of
-from homenode.measure.layouts.rollback import (
+from homenode.measure.experiment import run_tasks
+from homenode.measure.layouts.boot_steps import (
     ORIGINAL,
+    BootStep,
+    CopyStep,
+    LayoutStep,
+    TrialDomain,
+    answered,
     held_interrupts,
-    noted,
-    rollback,
-    trial_host_locked,
 )
+from homenode.measure.layouts.copying import Prepared
+from homenode.measure.layouts.fitting import no_longer_fits
+from homenode.measure.layouts.guest import Reach, answering, boot_of
+from homenode.measure.layouts.host_watch import HostWatch, allocated_between
+from homenode.measure.layouts.journal import BOOT, COPY, STATES, Head, JournalFile, State, What
 from homenode.measure.layouts.trial_config import (
     BARE,
     Measuring,
     TrialConfig,
-    TrialStep,
     bare_orders,
     guest_orders,
     run_name,
@@ -52,8 +47,9 @@ from homenode.measure.layouts.trial_config import (
 from homenode.measure.model import Group
 from homenode.measure.orders import BenchOptions
 from homenode.measure.programs.collective_watch import used_bytes
-from homenode.measure.progress import Progress
+from homenode.measure.progress import Pace, Progress, TaskState, TaskStatus
 from homenode.measure.runner import run_bench
+from homenode.measure.schedule import ScheduledTask
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
 from homenode.nccl.topology import Flavour
@@ -64,8 +60,6 @@ from homenode.results.store import read_run
 from homenode.topology import Host
 from homenode.vm.layout import Pinning
 from homenode.wording import command_line
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +82,14 @@ class Reopened:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What every step needs.
+    """What every boot needs.
 
-    root: of the state folder. on_step: called with each step before it begins; on_wait: while a
-    guest boots, with the seconds since its start and those that it may take; notify: gets a line
-    about everything that is worth one. host: that the guests run on, for their NCCL files.
+    root: of the state folder. on_boot: called before each boot, and at the end; on_progress: before
+    each step of what is measured in it; on_wait: while a guest boots, with the seconds since its
+    start and those that it may take; notify: gets a line about everything that is worth one. host:
+    that the guests run on, for their NCCL files. read_host: the same as it is now, None where it
+    cannot be read: whether a layout still fits is not checked then. boot_s: of a boot of each
+    variant, as far as that is known beforehand.
     """
 
     virsh: Virsh
@@ -100,11 +97,13 @@ class Trial:
     journal: JournalFile
     root: Path
     reach: Reach
-    on_step: Callable[[TrialStep, int], None]
+    on_boot: Callable[[Progress], None]
     on_progress: Callable[[Progress], None]
     on_wait: Callable[[float, float], None]
     notify: Callable[[str], None]
     host: Host | None = None
+    read_host: Callable[[], Host] | None = None
+    boot_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def head(self) -> Head:
@@ -119,15 +118,12 @@ class Trial:
         return self.begun.config.measuring
 
     @property
-    def steps(self) -> tuple[TrialStep, ...]:
-        return steps_of(self.head)
+    def domain(self) -> TrialDomain:
+        stop_s = self.measuring.stop_s
+        return TrialDomain(self.virsh, self.head, self.journal, self.root, stop_s, self.notify)
 
 
-_ALREADY = ("already running", "already active")
-"""In what libvirt and virsh say of starting a domain that runs."""
-
-
-def steps_of(head: Head) -> tuple[TrialStep, ...]:
+def steps_of(head: Head) -> tuple[ScheduledTask, ...]:
     """The schedule of a trial."""
     layouts = (*head.layouts, BARE) if head.bare else head.layouts
     return trial_schedule(layouts, head.boots, head.seed)
@@ -140,36 +136,31 @@ def run_trial(trial: Trial, lock: int) -> None:
     the boot in which the trial was killed, is measured on. Raises KeyboardInterrupt after all is
     undone, HostError where libvirt has gone for good, and whatever stands against taking back.
     """
-    alive = _alive(trial)
-    if alive is None:
-        _rollback(trial)
+    vm = _BootedVm(trial, lock)
+    if vm.alive is None:
+        trial.domain.undo()
         _refuse_edited(trial)
     try:
-        if trial.begun.copy is not None and not trial.journal.known().state.copied:
-            _copy(trial, trial.begun.copy)
-        numbers = left_of([step.number for step in trial.steps], trial.journal.known().state)
-        for step in _first(trial.steps, alive):
-            if step.number in numbers:
-                trial.on_step(step, len(numbers))
-                _step(trial, step, lock, alive if alive and alive[0] == step.number else None)
+        if trial.begun.copy is not None and trial.journal.known().state.change(COPY) is None:
+            CopyStep(trial.domain, trial.begun.copy).do(trial.journal.changes.write)
+        run_tasks(vm, trial.on_boot, retry=True)
     except KeyboardInterrupt:
-        noted(trial.journal, trial.notify, What.INTERRUPTED)
+        try:
+            trial.journal.note(What.INTERRUPTED)
+        except HostError as error:
+            trial.notify(f"not written down that it was interrupted: {error.message}")
         raise
     finally:
         with held_interrupts(trial.notify):
-            _rollback(trial)
-    trial.journal.add(What.ENDED)
-
-
-def _retry(trial: Trial, work: Callable[[], T]) -> T:
-    return retry_while_unavailable(work, trial.head.id, trial.notify)
+            trial.domain.undo()
+    trial.journal.note(What.ENDED)
 
 
 def _refuse_edited(trial: Trial) -> None:
     """Layouts that were made from another definition than the VM has are no layouts of it."""
     if trial.head.copy is not None:
         return
-    now = _retry(trial, lambda: trial.virsh.definition(trial.head.uuid))
+    now = trial.domain.retry(lambda: trial.virsh.definition(trial.head.uuid))
     if not same_definition(now, trial.journal.kept(ORIGINAL)):
         raise InputError(
             f"{trial.head.source}: expected the definition that the trial was planned from, found "
@@ -179,137 +170,163 @@ def _refuse_edited(trial: Trial) -> None:
         )
 
 
-def _first(steps: Sequence[TrialStep], alive: tuple[int, Machine] | None) -> list[TrialStep]:
-    """The step whose guest is running comes first."""
-    return sorted(steps, key=lambda step: (alive is None or step.number != alive[0], step.number))
+class _BootedVm:
+    """A VM that is booted for each task. See Executor.
 
+    alive: the boot and the guest that a killed trial left behind, in which it is measured on.
+    """
 
-def _alive(trial: Trial) -> tuple[int, Machine] | None:
-    """The guest that a killed trial left behind, where it is in the same boot and answers."""
-    state = trial.journal.known().state
-    if state.running is None or state.boot is None or state.running in state.measured:
-        return None
-    try:
-        now = trial.virsh.domain(trial.head.uuid)
-        if not now.is_active or state.run_id not in (None, now.run_id):
+    def __init__(self, trial: Trial, lock: int) -> None:
+        self._trial = trial
+        self._lock = lock
+        self._steps = {str(step.number): step for step in steps_of(trial.head)}
+        self._pace = Pace(trial.boot_s)
+        self.alive = self._alive()
+
+    def look(self) -> Progress:
+        outcomes = self._trial.journal.known().state.outcomes
+        tasks = []
+        for name, step in self._steps.items():
+            outcome = outcomes.get(step.number)
+            state = TaskState.WAITING if outcome is None else STATES[What(outcome.what)]
+            tasks.append(TaskStatus(name, 0, state))
+        left = [self._steps[one.id] for one in tasks if one.state is TaskState.WAITING]
+        next_one = self._next(left)
+        return Progress(
+            tuple(tasks),
+            now="" if next_one is None else _name(next_one),
+            seconds_left=self._pace.left(step.variant for step in left),
+        )
+
+    def again(self, tasks: Sequence[TaskStatus]) -> None:
+        """What there was of a boot that is gone is kept apart: it is measured as a whole."""
+        for task in tasks:
+            step = self._steps[task.id]
+            there = self._run_there(step)
+            if there is not None:
+                _set_aside(self._trial, step, there)
+            self._trial.journal.note(What.AGAIN, step.number)
+
+    def begin(self, tasks: Sequence[TaskStatus]) -> None:
+        step = self._next([self._steps[task.id] for task in tasks])
+        assert step is not None, "something is left"
+        begun = time.monotonic()
+        machine = None if self.alive is None else self.alive[1]
+        self.alive = None
+        self._boot_and_measure(step, machine)
+        self._pace.took(step.variant, time.monotonic() - begun)
+
+    def _next(self, left: Sequence[ScheduledTask]) -> ScheduledTask | None:
+        """The boot whose guest is running comes first."""
+        alive = None if self.alive is None else self.alive[0]
+        return min(left, key=lambda step: (step.number != alive, step.number), default=None)
+
+    def _alive(self) -> tuple[int, Machine] | None:
+        """Where the guest of a killed trial is in the same boot, and answers."""
+        trial = self._trial
+        state = trial.journal.known().state
+        entry = state.change(BOOT)
+        if entry is None or "boot" not in entry.facts:
             return None
-        if not is_same_host_boot(trial.virsh, state.host_boot):
+        number = int(entry.facts["number"])
+        if number in state.measured:
             return None
-        machine = trial.reach.machine(trial.head.uuid)
-        if boot_of(machine) != state.boot:
+        try:
+            if not BootStep(trial.domain).is_done(entry):
+                return None
+            machine = trial.reach.machine(trial.head.uuid)
+            if boot_of(machine) != entry.facts["boot"]:
+                return None
+            trial.reach.equip(machine)
+        except HomenodeError:
             return None
+        return number, machine
+
+    def _run_there(self, step: ScheduledTask) -> Path | None:
+        return _run_there(Path(self._trial.head.results), run_name(self._trial.head.id, step))
+
+    def _boot_and_measure(self, step: ScheduledTask, machine: Machine | None) -> None:
+        """One boot and its measurement. What fails is written down; the daemon's end is raised.
+        machine: the guest, where it runs already."""
+        trial = self._trial
+        name = run_name(trial.head.id, step)
+        there = self._run_there(step)
+        is_alive = machine is not None
+        if there is not None and not is_alive:
+            samples = _samples(there)
+            if samples is not None:  # it was killed after the last sample, before it said so
+                trial.journal.note(What.MEASURED, step.number, run=name, samples=samples)
+                return
+            _set_aside(trial, step, there)
+        try:
+            if step.variant == BARE:
+                _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
+                return
+            before = _host_memory(trial)
+            if machine is None:
+                machine = self._boot(step)
+            if machine is None:
+                return
+            orders = _orders(trial, step, name, machine)
+            if not is_alive:
+                more = allocated_between(before, _host_memory(trial))
+                orders = replace(orders, versions=(*orders.versions, *more))
+            watched = _watched(trial, step, machine)
+            _measure(trial, step, watched, orders, resume=is_alive and there is not None)
+        except HomenodeError as error:
+            trial.journal.note(What.FAILED, step.number, str(error))
+            trial.notify(f"{_name(step)}: {error}")
+            # Raises where libvirt has gone for good: the other boots cannot be made either.
+            trial.domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
+        finally:
+            if step.variant != BARE:
+                _stop(trial, machine)
+
+    def _boot(self, step: ScheduledTask) -> Machine | None:
+        """The guest of a layout, up and equipped; None where libvirt or the host refuses it."""
+        trial, domain = self._trial, self._trial.domain
+        _refuse_running_original(trial)
+        note = trial.journal.changes.write
+        tuned = trial.layouts[step.variant]
+        # From the look at the host to the guest's start nobody else takes what the layout needs.
+        with domain.host_locked() as host_lock:
+            try:
+                LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)
+            except (HostError, InputError) as error:
+                trial.journal.note(What.REFUSED, step.number, str(error))
+                trial.notify(f"{_name(step)}: refused: {error}")
+                domain.retry(lambda: trial.virsh.domain(trial.head.uuid))
+                return None
+            entry = BootStep(domain, step.number, (self._lock, *host_lock)).do(note)
+        answer_s = trial.measuring.answer_s
+        machine = answering(trial.virsh, trial.head.uuid, trial.reach, answer_s, trial.on_wait)
+        note(answered(entry, boot_of(machine)))
         trial.reach.equip(machine)
-    except HomenodeError:
-        return None
-    return state.running, machine
+        return machine
 
 
-def _rollback(trial: Trial) -> None:
-    stop_s = trial.measuring.stop_s
-    rollback(trial.virsh, trial.head, trial.journal, trial.root, stop_s, notify=trial.notify)
+def _name(step: ScheduledTask) -> str:
+    return f"boot {step.number + 1}: {step.variant}, round {step.round + 1}"
 
 
-def _copy(trial: Trial, prepared: Prepared) -> None:
-    files = ", ".join(prepared.copy.overlays) or "no disks"
-    undo = [command_line("virsh", "undefine", prepared.copy.uuid)]
-    undo += [command_line("rm", *prepared.copy.overlays)] if prepared.copy.overlays else []
-    with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
-        trial.journal.add(What.COPYING, None, files, undo="; ".join(undo))
-        make_copy(trial.virsh, prepared, host_lock)
-        trial.journal.add(What.COPIED)
-
-
-def _step(trial: Trial, step: TrialStep, lock: int, alive: tuple[int, Machine] | None) -> None:
-    """One boot and its measurement. What fails is written down; the daemon's end is raised."""
-    name = run_name(trial.head.id, step)
-    there = _run_there(Path(trial.head.results), name)
-    if there is not None and alive is None:
-        outcome = trial.journal.known().state.outcomes.get(step.number)
-        is_incomplete = outcome is not None and outcome.what is What.INCOMPLETE
-        samples = None if is_incomplete else _samples(there)
-        if samples is not None:  # it was killed after the last sample, before it said so
-            trial.journal.add(What.MEASURED, step.number, run=name, samples=samples)
-            return
-        _set_aside(trial, step, there)
-    machine = None if alive is None else alive[1]
-    try:
-        if step.is_bare:
-            _measure(trial, step, LocalMachine(), _bare(trial, step, name), resume=False)
-            return
-        before = _host_memory(trial)
-        boot = _boot(trial, step, lock) if alive is None else None
-        if boot is None and alive is None:
-            return
-        machine = boot if machine is None else machine
-        assert machine is not None, "one of the two is there"
-        orders = _orders(trial, step, name, machine)
-        if alive is None:
-            more = allocated_between(before, _host_memory(trial))
-            orders = replace(orders, versions=(*orders.versions, *more))
-        watched = _watched(trial, step, machine)
-        _measure(trial, step, watched, orders, resume=alive is not None and there is not None)
-    except HomenodeError as error:
-        trial.journal.add(What.FAILED, step.number, str(error))
-        trial.notify(f"boot {step.number + 1}, {step.layout}: {error}")
-        # Raises where libvirt has gone for good: the other boots cannot be made either.
-        _retry(trial, lambda: trial.virsh.domain(trial.head.uuid))
-    finally:
-        if not step.is_bare:
-            _stop(trial, machine)
-
-
-def _boot(trial: Trial, step: TrialStep, lock: int) -> Machine | None:
-    """The guest of a layout, up and equipped; None where libvirt refuses the layout."""
-    _refuse_running_original(trial)
-    with trial_host_locked(trial.root, trial.head, trial.notify) as host_lock:
-        if not _started(trial, step, (lock, *host_lock)):
-            return None
-    virsh, uuid = trial.virsh, trial.head.uuid
-    machine = answering(virsh, uuid, trial.reach, trial.measuring.answer_s, trial.on_wait)
-    trial.journal.add(What.ANSWERED, step.number, boot=boot_of(machine))
-    trial.reach.equip(machine)
-    return machine
-
-
-def _started(trial: Trial, step: TrialStep, locks: tuple[int, ...]) -> bool:
-    """Define the layout and start it; False where libvirt refuses the layout. locks: the journal's
-    and the host's."""
-    virsh, uuid = trial.virsh, trial.head.uuid
-    wanted = trial.layouts[step.layout]
-    trial.journal.add(
-        What.APPLYING,
-        step.number,
-        step.layout,
-        undo=command_line("homenode", "restore", trial.head.uuid),
-    )
-    try:
-        original = virsh.definition(uuid)
-        apply_definition(virsh, uuid, wanted.document, original, trial.root)
-    except (HostError, InputError) as error:
-        trial.journal.add(What.REFUSED, step.number, str(error))
-        trial.notify(f"boot {step.number + 1}, {step.layout}: refused: {error}")
-        _retry(trial, lambda: virsh.domain(uuid))
-        return False
-    trial.journal.add(What.APPLIED, step.number, step.layout)
-    trial.journal.add(
-        What.STARTING, step.number, undo=f"virsh destroy {uuid}", host_boot=host_boot(virsh)
-    )
-    try:
-        virsh.start(uuid, locks)
-    except HostError as error:
-        if any(
-            one in error.message for one in _ALREADY
-        ):  # by somebody else, just now: it is not ours to stop
-            trial.journal.add(What.STOPPED, step.number, "somebody else had started it")
-        raise
-    trial.journal.add(What.STARTED, step.number, run_id=virsh.domain(uuid).run_id)
-    return True
+def _refuse_taken(trial: Trial, tuned: Tuned) -> None:
+    """Another VM may have got what the layout was planned to take. Raises InputError."""
+    if trial.read_host is None or trial.begun.config.plan_words:
+        return  # the user gave the PUs
+    against = no_longer_fits(tuned.document, trial.head.domain, tuned.plan, trial.read_host())
+    if against:
+        raise InputError(
+            f"expected the host to have room as when the trial was planned, found: "
+            f"{'; '.join(against)}",
+            hint=command_line("homenode", "trial", "resume", trial.head.id)
+            + " tries it again when that is free",
+        )
 
 
 def _refuse_running_original(trial: Trial) -> None:
     head = trial.head
     if head.copy is not None and head.source_uuid:
-        state = _retry(trial, lambda: trial.virsh.domain(head.source_uuid))
+        state = trial.domain.retry(lambda: trial.virsh.domain(head.source_uuid))
         if state.is_active:
             raise UsageError(
                 f"{head.source}: expected it shut off, found it {state.state}: the copy's disks "
@@ -319,18 +336,18 @@ def _refuse_running_original(trial: Trial) -> None:
 
 
 def _measure(
-    trial: Trial, step: TrialStep, machine: Machine, orders: BenchOptions, *, resume: bool
+    trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions, *, resume: bool
 ) -> None:
-    trial.journal.add(What.MEASURING, step.number, run=orders.name)
+    trial.journal.note(What.MEASURING, step.number, run=orders.name)
     results = Path(trial.head.results)
     outcome = run_bench(machine, orders, results, trial.on_progress, resume=resume)
-    if not step.is_bare:
+    if step.variant != BARE:
         _refuse_rebooted(trial, step, machine, orders)
     if outcome.run is None:
         found = tuple(str(one) for one in outcome.findings)
-        trial.journal.add(What.MISMATCHED, step.number, run=orders.name, findings=found)
+        trial.journal.note(What.MISMATCHED, step.number, run=orders.name, findings=found)
         for line in found:
-            trial.notify(f"boot {step.number + 1}, {step.layout}: not as planned: {line}")
+            trial.notify(f"{_name(step)}: not as planned: {line}")
         return
     gaps = "; ".join(map(str, outcome.gaps))
     count = len(outcome.run.samples)
@@ -340,16 +357,18 @@ def _measure(
         f"{one.subject}: {one.observed}" for one in outcome.findings if one.id == TEST_FAILED
     )
     if failed:
-        trial.journal.add(
+        trial.journal.note(
             What.INCOMPLETE, step.number, gaps, run=orders.name, samples=count, findings=failed
         )
         for line in failed:
-            trial.notify(f"boot {step.number + 1}, {step.layout}: not measured: {line}")
+            trial.notify(f"{_name(step)}: not measured: {line}")
         return
-    trial.journal.add(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
+    trial.journal.note(What.MEASURED, step.number, gaps, run=orders.name, samples=count)
 
 
-def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: BenchOptions) -> None:
+def _refuse_rebooted(
+    trial: Trial, step: ScheduledTask, machine: Machine, orders: BenchOptions
+) -> None:
     """A boot is the unit of every comparison: figures of two of them are no figures."""
     try:
         now = boot_of(machine)
@@ -366,8 +385,8 @@ def _refuse_rebooted(trial: Trial, step: TrialStep, machine: Machine, orders: Be
     )
 
 
-def _orders(trial: Trial, step: TrialStep, name: str, machine: Machine) -> BenchOptions:
-    tuned = trial.layouts[step.layout]
+def _orders(trial: Trial, step: ScheduledTask, name: str, machine: Machine) -> BenchOptions:
+    tuned = trial.layouts[step.variant]
     return guest_orders(
         replace(trial.begun.config, measuring=_with_topology(trial, tuned.plan, machine)),
         step,
@@ -388,10 +407,10 @@ def _host_memory(trial: Trial) -> dict[str, int]:
     return used_bytes() if _sees_host(trial) else {}
 
 
-def _watched(trial: Trial, step: TrialStep, machine: Machine) -> Machine:
+def _watched(trial: Trial, step: ScheduledTask, machine: Machine) -> Machine:
     if not _sees_host(trial):
         return machine
-    cells = trial.layouts[step.layout].plan.cells
+    cells = trial.layouts[step.variant].plan.cells
     return HostWatch(machine, trial.head.uuid, [cell.memory_bytes for cell in cells])
 
 
@@ -411,7 +430,7 @@ def _with_topology(trial: Trial, plan: Plan, machine: Machine) -> Measuring:
     return replace(trial.measuring, suite=suite)
 
 
-def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
+def _bare(trial: Trial, step: ScheduledTask, name: str) -> BenchOptions:
     pinning = [
         one.plan for one in trial.layouts.values() if one.plan.layout.pinning is not Pinning.NONE
     ]
@@ -419,26 +438,14 @@ def _bare(trial: Trial, step: TrialStep, name: str) -> BenchOptions:
 
 
 def _stop(trial: Trial, machine: Machine | None) -> None:
-    state = trial.journal.known().state
-    if state.running is None:
+    if trial.journal.known().state.change(BOOT) is None:
         return
     if machine is not None:
         try:
             trial.reach.leave(machine)
         except HomenodeError as error:
             trial.notify(f"what was put into the guest stays there: {error.message}")
-    noted(trial.journal, trial.notify, What.STOPPING, state.running)
-    how = _retry(
-        trial,
-        lambda: stop(
-            trial.virsh,
-            trial.head.uuid,
-            machine,
-            trial.measuring.stop_s,
-            state.run_id,
-        ),
-    )
-    noted(trial.journal, trial.notify, What.STOPPED, state.running, how)
+    trial.domain.undo(BOOT, machine=machine)
 
 
 def _run_there(results: Path, name: str) -> Path | None:
@@ -457,12 +464,12 @@ def _samples(folder: Path) -> int | None:
         return None
 
 
-def _set_aside(trial: Trial, step: TrialStep, folder: Path) -> None:
+def _set_aside(trial: Trial, step: ScheduledTask, folder: Path) -> None:
     """A boot that is gone is measured again as a whole; what there was of it is kept apart."""
     number = 0
-    while (aside := trial.journal.folder / "set-aside" / f"{folder.name}-{number}").exists():
+    while (aside := trial.journal.path / "set-aside" / f"{folder.name}-{number}").exists():
         number += 1
-    trial.journal.add(What.SET_ASIDE, step.number, str(aside), run=folder.name)
+    trial.journal.note(What.SET_ASIDE, step.number, str(aside), run=folder.name)
     try:
         aside.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.move(folder, aside)

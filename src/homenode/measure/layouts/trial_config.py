@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from homenode import formats
 from homenode.cpuset import CpuSet
 from homenode.domain.overlay_disks import WritableDisk
-from homenode.errors import InputError, UsageError
+from homenode.errors import InputError
 from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess
 from homenode.measure.model import SuiteOptions
 from homenode.measure.orders import AppOrder, BenchOptions
-from homenode.measure.schedule import seeded_order
+from homenode.measure.schedule import ScheduledTask, schedule
 from homenode.plan.model import Plan
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Switches
 from homenode.results.vantage import Vantage
@@ -25,58 +25,16 @@ BARE = "bare"
 MAX_BOOTS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class TrialStep:
-    """One boot. number: its place, from 0. round: from 0; each layout is in each round once."""
-
-    number: int
-    round: int
-    layout: str
-
-    @property
-    def is_bare(self) -> bool:
-        return self.layout == BARE
-
-
-@dataclass(frozen=True, slots=True)
-class Durations:
-    """Seconds that a boot and a measurement are expected to take."""
-
-    boot_s: float
-    measure_s: float
-
-
-def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[TrialStep, ...]:
+def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[ScheduledTask, ...]:
     """Every layout (and BARE, where it is among them) once a round, each round in its own order.
 
-    What drifts over hours then meets every layout alike. The same arguments give the same steps.
-
-    >>> [s.layout for s in trial_schedule(["pin", "default"], 2, seed=1)].count("pin")
+    >>> [s.variant for s in trial_schedule(["pin", "default"], 2, seed=1)].count("pin")
     2
 
     Raises UsageError for a layout twice, none, or boots out of range.
     """
-    if not layouts or len(set(layouts)) != len(layouts):
-        found = ", ".join(layouts) or "none"
-        raise UsageError(f"--layouts: expected one or more, each once, found {found}")
-    if not 1 <= boots <= MAX_BOOTS:
-        raise UsageError(f"--boots {boots}: expected 1 to {MAX_BOOTS}")
-    order = [
-        (number, layout)
-        for number in range(boots)
-        for layout in seeded_order(layouts, seed, number)
-    ]
-    return tuple(TrialStep(at, number, layout) for at, (number, layout) in enumerate(order))
-
-
-def expected_seconds(steps: Sequence[TrialStep], durations: Durations) -> float:
-    """How long steps take; the host itself is not booted.
-
-    >>> expected_seconds(trial_schedule(["pin", BARE], 1, 1), Durations(60, 10))
-    80.0
-    """
-    boots = sum(not step.is_bare for step in steps)
-    return float(boots * durations.boot_s + len(steps) * durations.measure_s)
+    made = schedule(layouts, (), boots, seed, called="--layouts", option="--boots", most=MAX_BOOTS)
+    return made.tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +90,18 @@ def decode_config(content: bytes, source: str) -> TrialConfig:
         ) from None
 
 
-def run_name(trial: str, step: TrialStep) -> str:
+def run_name(trial: str, step: ScheduledTask) -> str:
     """The results folder's name of a boot.
 
-    >>> run_name("vm7", TrialStep(4, 1, "pin"))
+    >>> run_name("vm7", ScheduledTask(4, 1, "pin"))
     'vm7-pin-2'
     """
-    return f"{trial}-{step.layout}-{step.round + 1}"
+    return f"{trial}-{step.variant}-{step.round + 1}"
 
 
 def guest_orders(
     config: TrialConfig,
-    step: TrialStep,
+    step: ScheduledTask,
     name: str,
     plan: Plan,
     document: bytes,
@@ -152,7 +110,7 @@ def guest_orders(
     boot: str,
 ) -> BenchOptions:
     """The orders of one boot of a layout; the suite verifies the guest against the plan first."""
-    preset = PRESETS.get(step.layout)
+    preset = PRESETS.get(step.variant)
     return replace(
         _orders(config, step, name, plan, trial, boot),
         switches=UNKNOWN_SWITCHES if preset is None else Switches.of(preset),
@@ -164,7 +122,7 @@ def guest_orders(
 
 
 def bare_orders(
-    config: TrialConfig, step: TrialStep, name: str, plan: Plan, trial: str
+    config: TrialConfig, step: ScheduledTask, name: str, plan: Plan, trial: str
 ) -> BenchOptions:
     """The same suite on the host, on the PUs and nodes of a plan that pins."""
     return replace(
@@ -176,7 +134,7 @@ def bare_orders(
 
 
 def _orders(
-    config: TrialConfig, step: TrialStep, name: str, plan: Plan, trial: str, boot: str
+    config: TrialConfig, step: ScheduledTask, name: str, plan: Plan, trial: str, boot: str
 ) -> BenchOptions:
     """What boots of layouts and of the host have in common."""
     measuring = config.measuring

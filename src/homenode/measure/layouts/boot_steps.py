@@ -1,0 +1,321 @@
+"""Boot steps: what a boot of a trial changes, as steps that the next homenode undoes. [I/O]
+
+The copy made, a layout defined, a guest started; undone in the other order, from their entries
+alone: at the end, after an interrupt, and by the next homenode after a crash. An impatient second
+Ctrl-C must not leave a VM half restored.
+"""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from msgspec import structs
+
+from homenode.apply.definition import (
+    apply_definition,
+    drop_records,
+    restore_definition,
+    saved_original,
+)
+from homenode.change.host_lock import host_locked
+from homenode.change.step import ChangeEntry, ChangeState, ChangeStep, Note
+from homenode.domain.xml_equivalence import same_definition
+from homenode.errors import HostError
+from homenode.hypervisor.virsh import Virsh
+from homenode.measure.access.machine import Machine
+from homenode.measure.layouts.copying import Prepared, make_copy, remove_copy
+from homenode.measure.layouts.guest import (
+    host_boot,
+    is_same_host_boot,
+    is_there,
+    retry_while_unavailable,
+    stop,
+)
+from homenode.measure.layouts.journal import BOOT, COPY, LAYOUT, Head, JournalFile
+from homenode.wording import command_line
+
+T = TypeVar("T")
+
+ORIGINAL = "original.xml"
+"""Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
+
+_ALREADY = ("already running", "already active")
+"""In what libvirt and virsh say of starting a domain that runs."""
+
+_HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def held_interrupts(notify: Callable[[str], None]) -> Iterator[None]:
+    """The first of them inside is answered with words; the next one raises KeyboardInterrupt.
+
+    What nohup ignores stays ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    stated = False
+
+    def answer(number: int, frame: object) -> None:
+        nonlocal stated
+        if stated:
+            raise KeyboardInterrupt
+        stated = True
+        notify("the VM is being restored; once more leaves it as it is, for homenode trial undo")
+
+    before = {
+        one: signal.signal(one, answer)
+        for one in _HELD
+        if signal.getsignal(one) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+ORIGINAL = "original.xml"
+"""Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDomain:
+    """The domain that a trial works on. root: of apply's records. stop_s: how long its guest may
+    take to be off. notify: gets a line about everything that is worth one."""
+
+    virsh: Virsh
+    head: Head
+    journal: JournalFile
+    root: Path
+    stop_s: float
+    notify: Callable[[str], None]
+
+    def retry(self, work: Callable[[], T]) -> T:
+        """What the work gives; libvirt may be away for a while."""
+        return retry_while_unavailable(work, self.head.id, self.notify)
+
+    def host_locked(self) -> AbstractContextManager[tuple[int, ...]]:
+        """The lock of the host, for one change of it: not from boot to boot, so that others may
+        change it meanwhile."""
+        return host_locked(
+            self.root,
+            self.head.connect,
+            command_line("homenode", "trial", self.head.source),
+            lambda holder: self.notify(f"waiting until this host is no longer changed by {holder}"),
+        )
+
+    @property
+    def is_there(self) -> bool:
+        """False for a copy that is gone: it has nothing to be stopped or restored."""
+        return self.head.copy is None or self.retry(lambda: is_there(self.virsh, self.head.uuid))
+
+    def step_of(self, entry: ChangeEntry, machine: Machine | None = None) -> ChangeStep:
+        """The step that undoes what an entry says. machine: the guest, where it is reached."""
+        if entry.kind == COPY:
+            return CopyStep(self)
+        return LayoutStep(self) if entry.kind == LAYOUT else BootStep(self, machine=machine)
+
+    def undo(self, *kinds: str, machine: Machine | None = None) -> None:
+        """Undo the steps of these kinds, the last first; () = all.
+
+        A full disk must not keep anything from being undone: what is not written down as undone is
+        looked at once more, which does no harm. Raises HostError where libvirt does not answer,
+        InputError or UsageError where somebody else changed or started the domain meanwhile: the
+        journal then says what is left.
+        """
+        for entry in reversed(self.journal.changes.to_undo()):
+            if not kinds or entry.kind in kinds:
+                self.step_of(entry, machine).undo(entry, self._note)
+
+    def _note(self, entry: ChangeEntry) -> None:
+        try:
+            self.journal.changes.write(entry)
+        except HostError as error:
+            self.notify(f"not written down that {entry.kind} is {entry.what}: {error.message}")
+
+
+def rollback(
+    virsh: Virsh,
+    head: Head,
+    journal: JournalFile,
+    root: Path,
+    stop_s: float,
+    *,
+    notify: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Have the guest off, the original definition back and the copy gone. Raises as undo does."""
+    TrialDomain(virsh, head, journal, root, stop_s, notify).undo()
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStep:
+    """The copy of a domain, with its throw-away disks. See ChangeStep."""
+
+    on: TrialDomain
+    prepared: Prepared | None = None
+
+    def do(self, note: Note) -> ChangeEntry:
+        assert self.prepared is not None, "what is to be made is known"
+        copy = self.prepared.copy
+        commands = [command_line("virsh", "undefine", copy.uuid)]
+        commands += [command_line("rm", *copy.overlays)] if copy.overlays else []
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=COPY,
+            subject=copy.uuid,
+            made=copy.overlays,
+            by_hand="; ".join(commands),
+            facts={"name": copy.name},
+        )
+        with self.on.host_locked() as locks:
+            note(entry)
+            make_copy(self.on.virsh, self.prepared, locks)
+            note(entry.now(ChangeState.DONE))
+        return entry.now(ChangeState.DONE)
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        head = self.on.head
+        copy = head.copy
+        if copy is not None:
+            note(entry.now(ChangeState.UNDOING))
+            self.on.retry(lambda: remove_copy(self.on.virsh, copy))
+            drop_records(head.connect, copy.uuid, self.on.root)
+            self.on.notify(f"{head.domain}: the copy and its throw-away disks are gone")
+        note(entry.now(ChangeState.UNDONE))
+        return entry.now(ChangeState.UNDONE)
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        return is_there(self.on.virsh, entry.subject)
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutStep:
+    """A layout's definition in the place of the domain's; apply's own record keeps the first
+    original. See ChangeStep. check: raises where the layout no longer fits the host."""
+
+    on: TrialDomain
+    document: bytes = b""
+    check: Callable[[], None] = lambda: None
+
+    def do(self, note: Note) -> ChangeEntry:
+        virsh, uuid = self.on.virsh, self.on.head.uuid
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=LAYOUT,
+            subject=uuid,
+            by_hand=command_line("homenode", "restore", uuid),
+            facts={"name": self.on.head.domain},
+        )
+        note(entry)
+        self.check()
+        apply_definition(virsh, uuid, self.document, virsh.definition(uuid), self.on.root)
+        note(entry.now(ChangeState.DONE))
+        return entry.now(ChangeState.DONE)
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        note(entry.now(ChangeState.UNDOING))
+        if self.on.head.copy is None:
+            how = self.on.retry(self._give_back)
+            self.on.notify(f"{self.on.head.domain}: original definition restored, {how}")
+        note(entry.now(ChangeState.UNDONE))
+        return entry.now(ChangeState.UNDONE)
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        now = self.on.virsh.definition(entry.subject)
+        return not same_definition(now, self.on.journal.kept(ORIGINAL))
+
+    def _give_back(self) -> str:
+        """The definition from before the trial, whatever had been applied before that; says how."""
+        virsh, uuid, root = self.on.virsh, self.on.head.uuid, self.on.root
+        before = self.on.journal.kept(ORIGINAL)
+        first = saved_original(virsh, uuid, root)
+        is_first = first is not None and same_definition(first, before)
+        if first is None or (not is_first and same_definition(virsh.definition(uuid), before)):
+            return "nothing had been changed"
+        with self.on.host_locked():
+            done = restore_definition(virsh, uuid, root)
+            if not is_first:  # the user had applied a layout: that is what the trial found
+                apply_definition(virsh, uuid, before, done.definition, root)
+        if not is_first:
+            return "as it was applied before the trial"
+        return "byte for byte" if done.exact else "printed otherwise by this libvirt"
+
+
+@dataclass(frozen=True, slots=True)
+class BootStep:
+    """A guest that runs. See ChangeStep. Its facts: the domain's `name`, `number` of the boot in
+    the trial, libvirt's `run_id` of the instance, `boot` and `host_boot` as the guest and the host
+    call theirs.
+
+    locks: that the daemon's program keeps. machine: the guest, where it is reached still.
+    """
+
+    on: TrialDomain
+    number: int = 0
+    locks: tuple[int, ...] = ()
+    machine: Machine | None = None
+
+    def do(self, note: Note) -> ChangeEntry:
+        virsh, uuid = self.on.virsh, self.on.head.uuid
+        facts = {"name": self.on.head.domain, "number": str(self.number)}
+        known = host_boot(virsh)
+        entry = ChangeEntry(
+            what=ChangeState.BEGIN,
+            kind=BOOT,
+            subject=uuid,
+            by_hand=command_line("virsh", "destroy", uuid),
+            facts=facts if known is None else facts | {"host_boot": known},
+        )
+        note(entry)
+        try:
+            virsh.start(uuid, self.locks)
+        except HostError as error:
+            if any(one in error.message for one in _ALREADY):  # by somebody else: it is not ours
+                note(_with_fact(entry, "how", "somebody else had started it", ChangeState.REFUSED))
+            raise
+        done = _with_fact(entry, "run_id", str(virsh.domain(uuid).run_id), ChangeState.DONE)
+        note(done)
+        return done
+
+    def undo(self, entry: ChangeEntry, note: Note) -> ChangeEntry:
+        note(entry.now(ChangeState.UNDOING))
+        how = self.on.retry(lambda: self._stop(entry)) if self.on.is_there else "was off"
+        self.on.notify(f"{self.on.head.domain}: {how}")
+        undone = _with_fact(entry, "how", how, ChangeState.UNDONE)
+        note(undone)
+        return undone
+
+    def is_done(self, entry: ChangeEntry) -> bool:
+        """Whether the instance of the entry runs, in the same boot of the host."""
+        now = self.on.virsh.domain(entry.subject)
+        is_same = _run_id(entry) in (None, now.run_id)
+        return (
+            now.is_active
+            and is_same
+            and is_same_host_boot(self.on.virsh, entry.facts.get("host_boot"))
+        )
+
+    def _stop(self, entry: ChangeEntry) -> str:
+        virsh = self.on.virsh
+        if not is_same_host_boot(virsh, entry.facts.get("host_boot")):
+            return "was off: the host was started again since"
+        return stop(virsh, entry.subject, self.machine, self.on.stop_s, _run_id(entry))
+
+
+def answered(entry: ChangeEntry, boot: str) -> ChangeEntry:
+    """The step of a guest that has answered. boot: its own identity of this boot."""
+    return _with_fact(entry, "boot", boot, ChangeState.DONE)
+
+
+def _with_fact(entry: ChangeEntry, name: str, fact: str, what: ChangeState) -> ChangeEntry:
+    return structs.replace(entry, facts=entry.facts | {name: fact}, what=what)
+
+
+def _run_id(entry: ChangeEntry) -> int | None:
+    known = entry.facts.get("run_id", "")
+    return int(known) if known.isdecimal() else None

@@ -75,9 +75,10 @@ def _nothing(writing: Any) -> Iterable[PlanFinding]:
 
 
 class Codec(Struct, frozen=True, kw_only=True):
-    """name: of the target. refuse raises InputError for what the target cannot take safely;
-    most_vcpus: without an IOMMU that remaps interrupts. edited: the text of a file with entries in
-    it. findings: what only this plan or this file has."""
+    """name: of the target. new: the text of a file that says no plan. edited: that of a writing's
+    file with entries in it; companions: (suffix, content) of files next to it, of the same. refuse
+    raises InputError for what the target cannot take safely; most_vcpus: without an IOMMU that
+    remaps interrupts. findings: what only this plan or this file has."""
 
     name: str
     rows: Sequence[Row]
@@ -85,8 +86,9 @@ class Codec(Struct, frozen=True, kw_only=True):
     new: Callable[[Vm, Plan], str]
     edited: Callable[[Any, Mapping[str, Any]], str]
     refuse: Callable[[Any], None] = _nothing  # type: ignore[assignment]
-    most_vcpus: int = 255
+    most_vcpus: int | None = 255
     findings: Callable[[Any], Iterable[PlanFinding]] = _nothing
+    companions: Callable[[Any, Mapping[str, Any]], tuple[tuple[str, bytes], ...]] = lambda *_: ()
 
     def read_vm(self, content: bytes, source: str) -> Vm:
         """The VM of a file. Raises ParseError or InputError."""
@@ -105,7 +107,8 @@ class Codec(Struct, frozen=True, kw_only=True):
     ) -> Rendering:
         """The file with the plan in it; what is not ours stays. Raises InputError."""
         refuse_unsafe_name(guest.name, source)
-        refuse_many_vcpus(plan, self.name, self.most_vcpus)
+        if self.most_vcpus is not None:
+            refuse_many_vcpus(plan, self.name, self.most_vcpus)
         content = self.new(guest, plan).encode() if given is None else given
         writing = Writing(
             target=self.name,
@@ -121,8 +124,9 @@ class Codec(Struct, frozen=True, kw_only=True):
         for row in self.rows:
             if row.write is not None:
                 wanted |= row.write(writing)
-        text = self.edited(writing.file, wanted)
-        return Rendering(text.encode(), (), tuple(self.findings(writing)))
+        text = self.edited(writing, wanted)
+        companions = self.companions(writing, wanted)
+        return Rendering(text.encode(), companions, tuple(self.findings(writing)))
 
     def target(self, **more: Any) -> Target:
         """The target of this format. more: the other fields of a Target."""

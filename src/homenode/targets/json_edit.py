@@ -1,6 +1,7 @@
 """JsonEdit: values of a JSON text replaced in place, with every other byte as it was."""
 
 import json
+from collections.abc import Sequence
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
@@ -46,6 +47,15 @@ def members(text: str, at: int, source: str) -> tuple[dict[str, Member], int]:
         elif text[at : at + 1] != "}":
             raise ParseError(source, "a comma or the end of the object", text[at : at + 40])
     return found, at
+
+
+def offset_of(text: str, path: Sequence[str], source: str) -> int:
+    """Where the value is that is found by these keys. Raises ParseError for objects that are none,
+    KeyError where there is none."""
+    at = 0
+    for key in path:
+        at = members(text, at, source)[0][key].start
+    return at
 
 
 def with_members(text: str, at: int, wanted: dict[str, Any], source: str) -> str:

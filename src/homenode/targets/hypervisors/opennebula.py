@@ -130,8 +130,9 @@ def may_be_template(content: bytes) -> bool:
         return False
 
 
-def _edited(template: Template, wanted: Mapping[str, Sequence[Parts]]) -> str:
-    there, lists = template.attributes, dict(wanted)
+def _edited(writing: Writing[Template], wanted: Mapping[str, Sequence[Parts]]) -> str:
+    template, lists = writing.file, dict(wanted)
+    there = template.attributes
     devices = lists.get("PCI", ())
     if "PCI" in lists:  # in any order: those that stay are not touched
         lists["PCI"] = [parts for parts in devices if parts not in template.all("PCI")]
@@ -289,6 +290,17 @@ def _write_devices(writing: Writing[Template]) -> Mapping[str, Sequence[Parts]]:
     return {"PCI": lists}
 
 
+_LOST = {
+    Feature.IOTHREAD_PINS: lost("`FEATURES` IOTHREADS has no PUs", "IOThreads float over the host"),
+    Feature.DIES: lost("`TOPOLOGY` has no dies", "the guest sees their cores in one die"),
+    Feature.CACHE: lost("no attribute for caches", "the guest sees the default of its CPU model"),
+    Feature.MEMORY_MODE: lost("memory is bound with mode strict", "other modes become strict"),
+    Feature.DEVICE_TREE: lost("no attribute for PCIe switches", "devices hang on root ports"),
+    Feature.WINDOW: lost("no attribute for the PCI window", "the firmware sizes it"),
+    Feature.IOMMU: lost("`IOMMU` of 7.6 is not written", "more than 255 vCPUs are refused"),
+    Feature.VGPUS: lost("`PCI` PROFILE makes a vGPU, and takes none that exists", "vGPUs are lost"),
+}
+
 ROWS = (
     Row(read=_read_size, write=_write_size),
     Row(
@@ -336,28 +348,7 @@ ROWS = (
             ),
         }
     ),
-    Row(
-        says={
-            Feature.IOTHREAD_PINS: lost(
-                "`FEATURES` IOTHREADS has no PUs", "IOThreads float over the host"
-            ),
-            Feature.DIES: lost("`TOPOLOGY` has no dies", "the guest sees their cores in one die"),
-            Feature.CACHE: lost(
-                "no attribute for caches", "the guest sees the default of its CPU model"
-            ),
-            Feature.MEMORY_MODE: lost(
-                "memory is bound with mode strict", "other modes become strict"
-            ),
-            Feature.DEVICE_TREE: lost(
-                "no attribute for PCIe switches", "devices hang on root ports"
-            ),
-            Feature.WINDOW: lost("no attribute for the PCI window", "the firmware sizes it"),
-            Feature.IOMMU: lost("`IOMMU` of 7.6 is not written", "more than 255 vCPUs are refused"),
-            Feature.VGPUS: lost(
-                "`PCI` PROFILE makes a vGPU, and takes none that exists", "vGPUs are lost"
-            ),
-        }
-    ),
+    Row(says=_LOST),
 )
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,17 +10,22 @@ import typer
 
 from homenode.cli.options import JsonOption
 from homenode.cli.terminal import note, print_json, say
-from homenode.errors import InputError, of_os
+from homenode.errors import HostError, InputError, of_os
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.doctor.expectation import Expectation
+    from homenode.record_folder import RecordFolder
     from homenode.snapshot.protocol import Snapshot
     from homenode.watch.state import Changes, WatchState
 
 EXPECTATION = Path("/etc/homenode/expect.toml")
 _STATE = "watch.json"
 _READABLE = 0o644
+_OWN = ".homenode"
+"""Where the file of metrics is written first: no part of it lies where the node exporter reads."""
+
+_WAIT_S = 60.0
 
 
 def watch(
@@ -65,7 +70,6 @@ def watch(
     """
     from dataclasses import replace
 
-    from homenode.durable import replace_file
     from homenode.formats import encode
     from homenode.gap import Gap
     from homenode.watch.metrics import metrics
@@ -85,18 +89,49 @@ def watch(
         print_json(text)
     else:
         _say(changes(before, now), now)
-    try:
-        if textfile is not None:
-            content = metrics(now, seen.host, seen.cpu_s).encode()
-            with _named(textfile, "a file to write metrics to"):
-                replace_file(textfile, content, _READABLE, synced=False)
-    finally:  # neither file waits for the other
-        if folder is not None:
-            with _named(folder, "a folder for the last look", "another folder: --state DIR"):
-                folder.mkdir(parents=True, exist_ok=True)
-                replace_file(folder / _STATE, text.encode(), synced=False)
+    with _alone(folder) as files:
+        try:
+            if textfile is not None:
+                content = metrics(now, seen.host, seen.cpu_s).encode()
+                with _named(textfile, "a file to write metrics to"):
+                    _write_outside(textfile, content)
+        finally:  # neither file waits for the other
+            if isinstance(files, HostError):
+                raise files
+            if files is not None:
+                files.write(_STATE, text.encode())
     if now.alerts:
         raise SystemExit(1)
+
+
+@contextmanager
+def _alone(folder: Path | None) -> "Iterator[RecordFolder | HostError | None]":
+    """The folder of the last look, for one writer: what a kill left half-written there is gone.
+    The error where it cannot be had: the file of metrics does not wait for it."""
+    from homenode.record_folder import RecordFolder
+
+    with ExitStack() as inside:
+        found: RecordFolder | HostError | None = None
+        if folder is not None:
+            found = RecordFolder(folder, hint=lambda number: "another folder: --state DIR")
+            try:
+                inside.enter_context(found.locked("no other homenode watch", wait_s=_WAIT_S))
+            except HostError as error:
+                found = error
+        yield found
+
+
+def _write_outside(path: Path, content: bytes) -> None:
+    """Replace a file of another program's folder by way of one of our own in it. Raises OSError."""
+    from homenode.durable import PARTS, part_name, remove_file, replace_watched_file
+
+    own = path.parent / _OWN
+    own.mkdir(mode=0o700, exist_ok=True)
+    for left in own.glob(PARTS):  # of one that was killed
+        remove_file(left)
+    replace_watched_file(path, content, _READABLE, own / part_name())
+    with suppress(OSError):  # somebody's file is in it
+        own.rmdir()
 
 
 @contextmanager

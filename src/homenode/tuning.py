@@ -6,6 +6,7 @@ The whole main job as one pure step, for the command line and everything else th
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 from msgspec import Struct, structs
 
@@ -27,11 +28,12 @@ from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
 from homenode.plan.manual import manual_placement
-from homenode.plan.model import Plan, PlanFinding
-from homenode.plan.options import ManualRanges, PlanOptions
+from homenode.plan.model import Plan, PlanFinding, Unplannable
+from homenode.plan.options import EmulatorPolicy, ManualRanges, PlanOptions
 from homenode.plan.planner import plan
 from homenode.plan.request import GuestRequest, request_for
 from homenode.plan.shape.assemble import assemble
+from homenode.plan.stored import domain_of_plan
 from homenode.tools.versions import Version
 from homenode.topology import Host
 from homenode.vm.model import Vm
@@ -72,6 +74,57 @@ def tune(
     request = request_for(guest, options, host)
     tuning = _on_host(before, source, guest, plan(host, request), host, notes)
     return structs.replace(tuning, request=request, host=host)
+
+
+class TuningRequest(Struct, frozen=True, kw_only=True):
+    """A VM that is planned with others. name: what to call its document in messages."""
+
+    name: str
+    original: bytes
+    options: PlanOptions
+
+
+def tune_together(requests: Sequence[TuningRequest], host: Host) -> tuple[Tuning, ...]:
+    """Plan VMs for one host, none of which gets what another one has: in the order of `requests`.
+
+    They are planned one after the other: as they are given, then the one with the most memory
+    first, then that with the most vCPUs, each time with emulators on cores of their own and then on
+    those of their VMs, until all fit. Raises what tune raises; Unplannable of the order in which
+    the most VMs fit.
+    """
+
+    def size(request: TuningRequest) -> tuple[int, int]:
+        guest = vm_of(open_domain(request.original, request.name))
+        return -(guest.memory_bytes or 0), -(guest.vcpus or 0)
+
+    sizes = {request.name: size(request) for request in requests}
+    orders = (
+        list(requests),
+        sorted(requests, key=lambda one: sizes[one.name]),
+        sorted(requests, key=lambda one: sizes[one.name][1]),
+    )
+    best: tuple[int, Unplannable] | None = None
+    # One VM has one order, and the policy that was asked for.
+    shared = (False, True) if len(requests) > 1 else (False,)
+    for is_shared, order in product(shared, orders[: 1 if len(requests) == 1 else None]):
+        made: dict[str, Tuning] = {}
+        there = host
+        for request in order:
+            options = request.options
+            if is_shared and options.emulator_policy is EmulatorPolicy.AUTO:
+                options = structs.replace(options, emulator_policy=EmulatorPolicy.SHARE)
+            try:
+                made[request.name] = tune(request.original, request.name, options, there)
+            except Unplannable as error:
+                if best is None or best[0] < len(made):
+                    best = len(made), error
+                break
+            taken = domain_of_plan(made[request.name].plan)
+            there = structs.replace(there, domains=(*there.domains, taken))
+        else:
+            return tuple(made[request.name] for request in requests)
+    assert best is not None, "an order that fits was returned"
+    raise best[1]
 
 
 def tune_as_planned(

@@ -29,7 +29,7 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
     daemon: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = tmp_path / "p.json"
-    apply(NAME, yes=True, layout="pin-numa", host=HOST, save_plan=plan)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, save_plan=plan)
     assert b"<vcpupin" in daemon.definition()
     assert json.loads(plan.read_text())["vm"]["name"] == NAME
     shown = capsys.readouterr()
@@ -44,13 +44,13 @@ def test_apply_plans_defines_and_says_how_to_undo_it(
 def test_a_dry_run_shows_the_difference_and_changes_nothing(
     daemon: StandIn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(NAME, layout="pin", host=HOST, quiet=True, dry_run=True)
+    apply([NAME], layout="pin", host=HOST, quiet=True, dry_run=True)
     shown = capsys.readouterr()
     assert "+    <vcpupin" in shown.out.replace("+  <", "+    <")
     assert "would define" in shown.err
     assert daemon.definition() == ORIGINAL
     assert not (tmp_path / "state").exists()
-    apply(NAME, yes=True, layout="pin", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     restore_domain(NAME, dry_run=True)
     shown = capsys.readouterr()
     assert "would be restored" in shown.err
@@ -63,27 +63,27 @@ def test_a_dry_run_names_what_stands_against_it_and_exits_as_the_run_would(
 ) -> None:
     daemon.put("saved", "yes")
     with pytest.raises(SystemExit, match="2"):
-        apply(NAME, layout="pin", host=HOST, quiet=True, dry_run=True)
+        apply([NAME], layout="pin", host=HOST, quiet=True, dry_run=True)
     assert "would refuse: " in capsys.readouterr().err
     with pytest.raises(UsageError, match="managed-save"):
-        apply(NAME, yes=True, layout="pin", host=HOST, quiet=True)
+        apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
 
 
 def test_a_document_of_plan_can_be_applied(daemon: StandIn, tmp_path: Path) -> None:
     document = tmp_path / "out.xml"
     document.write_bytes(tuned("pin-numa-pci"))
-    apply(NAME, yes=True, domain=document)
+    apply([NAME], yes=True, domain=document)
     assert b"<memnode" in daemon.definition()
     with pytest.raises(UsageError, match="either --layout or --domain"):
-        apply(NAME, yes=True, layout="pin", domain=document)
+        apply([NAME], yes=True, layout="pin", domain=document)
     with pytest.raises(InputError, match="a domain document"):
-        apply(NAME, yes=True, domain=tmp_path / "none.xml")
+        apply([NAME], yes=True, domain=tmp_path / "none.xml")
 
 
 def test_without_a_layout_the_evidence_chooses_one(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(NAME, yes=True, host=HOST)
+    apply([NAME], yes=True, host=HOST)
     assert "Why this layout" in capsys.readouterr().out
     assert b"<vcpupin" in daemon.definition()
 
@@ -91,7 +91,7 @@ def test_without_a_layout_the_evidence_chooses_one(
 def test_edits_can_be_kept_as_the_new_original(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(NAME, yes=True, layout="pin", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     edited = daemon.definition().replace(b"kept", b"new")
     (daemon.state / "definition.xml").write_bytes(edited)
     with pytest.raises(InputError, match="--forget"):
@@ -105,34 +105,34 @@ def test_edits_can_be_kept_as_the_new_original(
 def test_a_domain_that_is_gone_is_brought_back_by_what_is_said(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(NAME, yes=True, layout="pin", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
     daemon.put("undefined", "")
     with pytest.raises(InputError, match="failed to get domain") as gone:
-        restore(NAME)
+        restore([NAME])
     said = (gone.value.hint or "").partition("define ")[2]
     assert Path(said).read_bytes().rstrip() == ORIGINAL.rstrip()
     with pytest.raises(InputError) as gone:
-        restore("another")
+        restore(["another"])
     assert "define" not in (gone.value.hint or "")
 
 
 def test_restore_says_what_it_can_do_for_a_running_domain_and_quotes_a_snapshots_name(
     daemon: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     daemon.put("id", "3")
     daemon.put("snapshots/it's $(here)", "<domainsnapshot/>")
     with pytest.raises(UsageError, match="running") as refused:
-        restore(NAME)
+        restore([NAME])
     assert refused.value.hint is not None and "--" not in refused.value.hint
     assert shlex.quote("it's $(here)") in refused.value.hint
     with pytest.raises(UsageError, match=r"--live-pins.*--name COPY"):
-        apply(NAME, yes=True, layout="pin", host=HOST, quiet=True)
+        apply([NAME], yes=True, layout="pin", host=HOST, quiet=True)
 
 
 def test_a_name_that_no_file_could_have_is_a_domains(daemon: StandIn) -> None:
     with pytest.raises(InputError, match="failed to get domain"):
-        restore("a" * 300)
+        restore(["a" * 300])
 
 
 def test_live_pins_tell_each_move_and_restore_takes_them_back(
@@ -141,10 +141,10 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
     daemon.put("id", "9")
     for thread in ("vcpu.0", "vcpu.1", "vcpu.2", "vcpu.3", "emulator.0", "iothread.1"):
         daemon.put(f"pins/{thread}", "0-7")
-    apply(NAME, layout="pin", host=HOST, quiet=True, live_pins=True, dry_run=True)
+    apply([NAME], layout="pin", host=HOST, quiet=True, live_pins=True, dry_run=True)
     assert "would move vcpu 0 from PUs 0-7 to " in capsys.readouterr().err
     assert daemon.get("pins/vcpu.0") == "0-7"
-    apply(NAME, yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
+    apply([NAME], yes=True, layout="pin", host=HOST, quiet=True, live_pins=True)
     assert daemon.get("pins/vcpu.0") != "0-7"
     assert "the definition is as it was" in capsys.readouterr().err
     restore_domain(NAME, dry_run=True)
@@ -158,4 +158,4 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
 
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:
     with pytest.raises(UsageError, match="expected --host as well"):
-        apply(NAME, yes=True, layout="pin", connect="qemu+ssh://gpu7/system")
+        apply([NAME], yes=True, layout="pin", connect="qemu+ssh://gpu7/system")

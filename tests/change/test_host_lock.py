@@ -8,25 +8,47 @@ import shlex
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from homenode.apply.store import journals_of_domains
 from homenode.change import host_lock
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.journal import default_root
+from homenode.change.open_changes import OpenChange, open_changes
 from homenode.cli.apply import apply, restore_domain
 from homenode.cli.replan import replan
+from homenode.cli.restore import restore
 from homenode.cpuset import CpuSet
+from homenode.description.parse import parse_description
+from homenode.description.render import render
 from homenode.errors import HomenodeError, HostError
 from tests.apply_documents import NAME, ORIGINAL
-from tests.sysfs_trees import NODE, cpu_files
+from tests.tree_writer import write_tree
 from tests.virsh_stand_in import URI, UUID
 
-VMS = 5
-CORES = 6
+VMS = 10
+HOST = """
+format = 1
+name = "small"
+about = "two nodes of 6 cores, five GPUs and five huge pages on each"
+packages = 2
+cores_per_package = 6
+memory_per_node = "64GiB"
+hugepages_per_node = { "1GiB" = 5 }
+distances = { other_package = 20 }
+[model.gpu]
+class = "gpu"
+bars = ["16MiB", "256MiB prefetchable"]
+[[root]]
+node = [0, 1]
+bus = [0x10, 0x80]
+ports = ["gpu", "gpu", "gpu", "gpu", "gpu"]
+"""
 
 _VIRSH = r"""#!/bin/sh
 # virsh --connect URI --quiet COMMAND ARGUMENTS...: domains as files, which the host's folder shows.
@@ -47,6 +69,8 @@ case $command in
   define)
     file=$(argument --file "$@")
     [ -e "$state/slow" ] && { touch "$state/begun"; sleep "$(cat "$state/slow")"; }
+    grep -q "<uuid>$(cat "$state/refuses" 2>/dev/null || echo none)" "$file" &&
+      { echo 'error: Failed to define: refused' >&2; exit 1; }
     uuid=$(sed -n 's,.*<uuid>\(.*\)</uuid>.*,\1,p' "$file")
     sed '/<!--/d' "$file" >"$state/$uuid.new" && mv "$state/$uuid.new" "$state/$uuid.xml"
     { echo '<domains>'; cat "$state"/*.xml; echo '</domains>'; } >"$state/all.$$"
@@ -56,18 +80,17 @@ esac
 """
 
 
+def uuid_of(number: int) -> str:
+    return f"{UUID[:-1]}{number}"
+
+
 class SmallHost:
     """One node of a few cores, and a daemon whose domains the host's folder shows at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.state, self.bin = folder / "host", folder / "state", folder / "bin"
-        files = cpu_files(packages=1, cores=CORES, threads=1)
-        memory = "Node 0 MemTotal: 67108864 kB\nNode 0 MemFree: 67108864 kB\n"
-        files |= {f"{NODE}/node0/meminfo": memory, "/commands/virsh-domains": "<domains></domains>"}
-        for path, text in files.items():
-            there = self.folder / path[1:]
-            there.parent.mkdir(parents=True, exist_ok=True)
-            there.write_text(text)
+        write_tree(render(parse_description(HOST, "small")), self.folder)
+        (self.folder / "commands/virsh-domains").write_text("<domains></domains>")
         self.state.mkdir()
         self.bin.mkdir()
         script = _VIRSH.replace("@STATE@", shlex.quote(str(self.state)))
@@ -75,22 +98,39 @@ class SmallHost:
         virsh.write_text(script.replace("@HOST@", shlex.quote(str(self.folder))))
         virsh.chmod(0o755)
         for number in range(VMS):
-            name, uuid = f"vm{number}", f"{UUID[:-1]}{number}"
+            name, uuid = f"vm{number}", uuid_of(number)
             document = ORIGINAL.replace(NAME.encode(), name.encode())
             document = document.replace(UUID.encode(), uuid.encode())
             document = document.replace(b"'static'>4<", b"'static'>1<")
             (self.state / f"{uuid}.xml").write_bytes(document)
             (self.state / f"{name}.uuid").write_text(uuid)
 
-    def apply(self, number: int) -> None:
+    def apply(self, *numbers: int) -> None:
         apply(
-            f"vm{number}",
+            [f"vm{number}" for number in numbers],
             yes=True,
             layout="pin",
             host=str(self.folder),
             quiet=True,
             reserve_defined=True,
+            gpus=1,
+            page_size="1GiB",
+            memory_binding="bound",
         )
+
+    def definitions(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes().rstrip() for path in sorted(self.state.glob("*.xml"))}
+
+    def check_alone(self, vms: int) -> None:
+        """No core, GPU or page is given to two of so many VMs."""
+        pins = self.pins()
+        assert len(pins) == vms
+        assert len(CpuSet.parse(",".join(pins))) == vms, pins
+        text = b"".join(self.definitions().values()).decode()
+        gpus = re.findall(r"<source>\s*<address [^>]*bus='(\w+)' slot='(\w+)'", text)
+        assert len(gpus) == len(set(gpus)) == vms, gpus
+        pages = Counter(re.findall(r"<memory mode='strict' nodeset='(\d)'", text))
+        assert pages.total() == vms and max(pages.values()) <= 5, pages
 
     def pins(self) -> list[str]:
         """PUs of the vCPUs of every domain that is pinned."""
@@ -154,9 +194,35 @@ def code_of(child: int) -> int:
 def test_applies_at_once_give_each_vm_a_core_of_its_own(host: SmallHost) -> None:
     children = [in_child(lambda at=number: host.apply(at)) for number in range(VMS)]  # type: ignore[misc]
     assert [code_of(child) for child in children] == [0] * VMS
-    pins = host.pins()
-    assert len(pins) == VMS
-    assert len(CpuSet.parse(",".join(pins))) == VMS, pins
+    host.check_alone(VMS)
+
+
+def test_several_are_planned_together_and_undone_together(host: SmallHost) -> None:
+    before = host.definitions()
+    host.apply(*range(6))
+    host.check_alone(6)
+    host.apply(0, *range(5, VMS), 0)
+    host.check_alone(VMS)
+    restore([f"vm{number}" for number in range(VMS)])
+    assert host.definitions() == before
+
+
+def test_of_several_all_are_defined_or_none(host: SmallHost) -> None:
+    host.apply(0)
+    before = host.definitions()
+    (host.state / "refuses").write_text(uuid_of(3))
+    with pytest.raises(HostError, match="refused"):
+        host.apply(0, 1, 2, 3, 4)
+    assert host.definitions() == before
+    open_now = list(open_changes(journals_of_domains(default_root())))
+    assert [one.subject for one in open_now if isinstance(one, OpenChange)] == ["vm0"]
+    (host.state / "refuses").unlink()
+    (host.state / "vm4.uuid").unlink()
+    with pytest.raises(HomenodeError):
+        restore(["vm0", "vm4"])
+    assert host.definitions() == before, "what stands against one is said before another changes"
+    restore(["vm0"])
+    assert host.pins() == []
 
 
 def test_who_waits_names_the_holder_and_gives_up(
@@ -180,7 +246,7 @@ def test_who_waits_names_the_holder_and_gives_up(
             terminal.truncate(0)
         assert host.pins() == []
         # A dry run does not wait.
-        apply("vm0", dry_run=True, layout="pin", host=str(host.folder), quiet=True)
+        apply(["vm0"], dry_run=True, layout="pin", host=str(host.folder), quiet=True)
     host.apply(0)
     assert len(host.pins()) == 1
 

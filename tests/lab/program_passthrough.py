@@ -90,7 +90,7 @@ def main() -> None:
     from homenode.errors import HomenodeError
 
     try:  # a running domain is not redefined under its feet
-        apply("vm", layout="pin", quiet=True, yes=True)
+        apply(["vm"], layout="pin", quiet=True, yes=True)
     except HomenodeError as error:
         say("refused", json.dumps(str(error)))
     vcpu0 = virsh("vcpupin", "vm", "0")

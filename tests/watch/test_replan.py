@@ -33,7 +33,7 @@ def test_a_domain_of_another_host_gets_a_plan_for_this_one_and_keeps_its_first_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
-    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     replan(NAME, yes=True, host=OTHER)
     after = daemon.definition()
@@ -48,7 +48,7 @@ def test_a_dry_run_changes_nothing_and_the_same_host_has_the_same_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
-    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     replan(NAME, host=OTHER, dry_run=True)
     assert daemon.definition() == before
@@ -61,7 +61,7 @@ def test_a_renamed_domain_is_refused_with_both_names_until_its_name_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch)
-    apply(NAME, yes=True, layout="pin-numa", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin-numa", host=HOST, quiet=True)
     before = daemon.definition()
     daemon.put("name", "renamed")
     daemon.put_definition(before.replace(f"<name>{NAME}".encode(), b"<name>renamed"))
@@ -89,7 +89,7 @@ def test_a_device_that_the_host_lacks_is_named_and_replaced_by_the_one_that_is_g
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon = _daemon(tmp_path, monkeypatch, WITH_GPU)
-    apply(NAME, yes=True, layout="pin-numa-pci", host=HOST, quiet=True)
+    apply([NAME], yes=True, layout="pin-numa-pci", host=HOST, quiet=True)
     before = daemon.definition().replace(b"bus='0x11'", b"bus='0x21'")
     # As it arrives from a host that had the GPU elsewhere, with that host's records left behind.
     (tmp_path / "here").mkdir()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from homenode.cli.options import (
     ConnectOption,
-    DomainArgument,
+    DomainsArgument,
     ForceOption,
     HostOption,
     is_file_target,
@@ -39,8 +39,9 @@ from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from homenode.apply.define_step import DomainChange
     from homenode.apply.live_pins import Moved
     from homenode.hypervisor.virsh import Virsh
     from homenode.plan.options import PlanOptions
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 @with_records
 def apply(
-    name: DomainArgument,
+    names: DomainsArgument,
     layout: LayoutOptions,
     vm: VmOptions,
     placement: PlacementOptions,
@@ -87,19 +88,23 @@ def apply(
     ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
     save and without snapshots of another topology; --live-pins moves the threads of one that runs.
 
+    Several are planned together: none gets what another one has. All are defined or none.
+
     A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
     original is kept as FILE.orig, and `homenode restore FILE` gives it back.
 
     Examples:
-      homenode apply gpu-vm --dry-run
+      homenode apply gpu-vm gpu-vm-2 --dry-run
       homenode apply ./VM.xml --host hgx-h100 --gpus 2
     """
     check_can_ask(asked=not (yes or dry_run))
-    if is_file_target(name):
+    if len(names) > 1:
+        _refuse_for_several(names, domain, save_plan, live_pins=live_pins)
+    if is_file_target(names[0]):
         _refuse_for_file(domain, connect, live_pins=live_pins)
         outputs = (save_plan, quiet, force)
         _apply_to_file(
-            name,
+            names[0],
             layout,
             plan_options(layout, vm, placement, switches),
             host,
@@ -109,8 +114,11 @@ def apply(
             dry_run=dry_run,
         )
         return
+    from homenode.apply.define_step import DomainChange
     from homenode.change.journal import default_root
     from homenode.hypervisor.virsh import Virsh
+    from homenode.plan.model import is_critical
+    from homenode.plan.stored import encode_plan
 
     if domain is not None:
         _refuse_planning(layout, vm, placement, switches, save_plan)
@@ -121,44 +129,42 @@ def apply(
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
     options = plan_options(layout, vm, placement, switches)
-    with changing_host("apply", name, connect, dry_run=dry_run):
+    root = default_root()
+    tunings: tuple[Tuning, ...] = ()
+    with changing_host("apply", names, connect, dry_run=dry_run):
         virsh = Virsh(connect)
-        state = virsh.domain(name)
-        original = virsh.definition(state.uuid)
-        plan_json, critical = None, False
+        states = {state.uuid: state for state in map(virsh.domain, names)}
+        originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
         if domain is not None:
-            tuned = read_input(domain, "a domain document", hint="homenode plan VM.xml -o OUT.xml")
+            hint = "homenode plan VM.xml -o OUT.xml"
+            tuned: tuple[bytes, ...] = (read_input(domain, "a domain document", hint=hint),)
         else:
-            tuning = tuned_on(
-                state.name,
-                original,
-                options,
-                host,
-                placement.after,
-                list(layout.results),
-                quiet=quiet,
+            results = list(layout.results)
+            tunings = tuned_together(
+                originals, options, host, placement.after, results, quiet=quiet
             )
-            from homenode.plan.model import is_critical
-            from homenode.plan.stored import encode_plan
-
-            tuned, plan_json = tuning.document, encode_plan(tuning.plan)
-            critical = is_critical(tuning.plan)
+            tuned = tuple(tuning.document for tuning in tunings)
+        changes = tuple(
+            DomainChange(name=uuid, tuned=document, original=originals[state.name])
+            for (uuid, state), document in zip(states.items(), tuned, strict=True)
+        )
         if live_pins:
-            _move(virsh, state.uuid, tuned, default_root(), dry_run=dry_run, asked=not yes)
+            uuid = changes[0].name
+            _move(virsh, uuid, changes[0].tuned, root, dry_run=dry_run, asked=not yes)
         elif dry_run:
-            preview(virsh, state.uuid, tuned, original, default_root())
+            preview(virsh, changes, root)
         else:
-            define(virsh, state.uuid, tuned, original, default_root(), asked=not yes)
-    if save_plan is not None and plan_json is not None:
-        write_text(save_plan, plan_json)
+            define(virsh, changes, root, asked=not yes)
+    if save_plan is not None and tunings:
+        write_text(save_plan, encode_plan(tunings[0].plan))
         note_written(save_plan)
-    if critical:
+    if any(is_critical(tuning.plan) for tuning in tunings):
         raise SystemExit(1)
 
 
 @contextmanager
 def changing_host(
-    command: str, name: str, connect: str, *, dry_run: bool = False
+    command: str, names: "Sequence[str]", connect: str, *, dry_run: bool = False
 ) -> "Iterator[None]":
     """Hold the host's lock, from the look at its state to the change: a dry run holds none.
 
@@ -175,11 +181,27 @@ def changing_host(
         if sys.stderr.isatty():
             note(f"waiting until this host is no longer changed by {holder}")
 
-    words = command_line("homenode", command, name)
+    words = command_line("homenode", command, *names)
     with host_locked(default_root(), connect, words, waiting):
         if (reason := lock_of_one_user(connect)) is not None:
             note(f"change this host as one user, from one place: {reason}")
         yield
+
+
+def _refuse_for_several(
+    names: "Sequence[str]", domain: Path | None, save_plan: Path | None, *, live_pins: bool
+) -> None:
+    files = [name for name in names if is_file_target(name)]
+    if files:
+        raise UsageError(f"{files[0]}: expected domains of libvirt next to others, found a file")
+    given = {
+        "--domain": domain is not None,
+        "--live-pins": live_pins,
+        "--save-plan": save_plan is not None,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{option} is for one domain, found {len(names)}")
 
 
 def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
@@ -253,6 +275,24 @@ def _refuse_planning(
         raise UsageError(f"give either {given[0]} or --domain, not both")
 
 
+def restore_domains(
+    names: "Sequence[str]", connect: str, *, keep_edits: bool = False, dry_run: bool = False
+) -> None:
+    """Restore several, the last first. What stands against any of them is said before the first is
+    changed."""
+    from homenode.apply.definition import domain_to_restore, preview_restore
+    from homenode.change.journal import default_root
+    from homenode.hypervisor.virsh import Virsh
+
+    virsh, root = Virsh(connect), default_root()
+    with changing_host("restore", names, connect, dry_run=dry_run):
+        for name in names:
+            uuid = domain_to_restore(virsh, name, root).uuid
+            preview_restore(virsh, uuid, root, keep_edits=keep_edits)
+        for name in reversed(names):
+            restore_domain(name, connect, keep_edits=keep_edits, dry_run=dry_run)
+
+
 def restore_domain(
     name: str,
     connect: str = DEFAULT,
@@ -299,7 +339,7 @@ def restore_domain(
         _note_moved(would.moved)
         note(f"{name}: {'would be restored' if would.changed else 'has its original'}")
         return
-    with changing_host("restore", name, connect):
+    with changing_host("restore", (name,), connect):
         back = restore_live_pins(virsh, uuid, root)
         if back:
             note(f"{name}: {len(back)} threads are where they were")
@@ -332,101 +372,122 @@ def tuned_on(
     *,
     quiet: bool,
 ) -> "Tuning":
+    """As tuned_together, for one VM."""
+    return tuned_together({name: original}, options, host, after, results, quiet=quiet)[0]
+
+
+def tuned_together(
+    originals: "Mapping[str, bytes]",
+    options: "PlanOptions",
+    host: str | None,
+    after: "Sequence[Path]",
+    results: list[str],
+    *,
+    quiet: bool,
+) -> "tuple[Tuning, ...]":
+    """Plan VMs by name on one host, and explain it. Exits where they do not fit."""
     from homenode.auto_layout import settled
     from homenode.domain.read import read_vm
     from homenode.domain.schema import refuse_new_errors
     from homenode.evidence.sources import load_evidence
     from homenode.plan.model import Unplannable
     from homenode.sources import load_host
-    from homenode.tuning import tune
+    from homenode.tuning import TuningRequest, tune_together
 
     machine = load_host(host)
-    # Where it runs already, its own pins do not count as allocated.
-    others = tuple(domain for domain in machine.domains if domain.name != name)
+    # Where they run already, their own pins do not count as allocated.
+    others = tuple(domain for domain in machine.domains if domain.name not in originals)
     (machine,) = hosts_after((replace(machine, domains=others),), after)
-    chosen = settled(read_vm(original, name), options, machine, load_evidence(results))
+    evidence = load_evidence(results)
+    chosen = {
+        name: settled(read_vm(original, name), options, machine, evidence)
+        for name, original in originals.items()
+    }
+    requests = [
+        TuningRequest(name=name, original=original, options=chosen[name].options)
+        for name, original in originals.items()
+    ]
     try:
-        tuning = tune(original, name, chosen.options, machine)
+        tunings = tune_together(requests, machine)
     except Unplannable as error:
         from homenode.cli.planning import say_why_not
 
         say_why_not(error)
         raise SystemExit(error.exit_code) from None
-    gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
-    if gap is not None:
-        note(f"not checked: {gap}")
-    if not quiet:
-        from homenode.plan.words.explain import explain
+    for name, tuning in zip(originals, tunings, strict=True):
+        gap = refuse_new_errors(tuning.original, tuning.document, tuning.libvirt)
+        if gap is not None:
+            note(f"not checked: {gap}")
+        if not quiet:
+            from homenode.plan.words.explain import explain
 
-        console().print(explain(tuning.plan, machine))
-        if chosen.verdict is not None:
-            from homenode.report.verdict_text import layout_text
+            console().print(explain(tuning.plan, tuning.host or machine))
+            verdict = chosen[name].verdict
+            if verdict is not None:
+                from homenode.report.verdict_text import layout_text
 
-            console().print(layout_text(chosen.verdict))
-    else:
-        from homenode.cli.planning import note_critical
+                console().print(layout_text(verdict))
+        else:
+            from homenode.cli.planning import note_critical
 
-        note_critical(tuning.plan)
-    for known in tuning.notes:
-        note(known)
-    return tuning
+            note_critical(tuning.plan)
+        for known in tuning.notes:
+            note(known)
+    return tunings
 
 
-def preview(virsh: "Virsh", uuid: str, tuned: bytes, original: bytes, root: Path) -> bool:
+def preview(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path) -> bool:
     """Show what would change, and whether anything would. Exits where it would be refused."""
     from homenode.apply.definition import preview_definition
 
-    would = preview_definition(virsh, uuid, tuned, original, root)
-    name = would.state.name
-    print_diff(original, tuned, f"{name} (now)", f"{name} (tuned)")
-    for obstacle in would.obstacles:
-        note(f"would refuse: {obstacle}")
-        note(f"  hint: {obstacle.fix}")
-    if would.obstacles:
+    refused = changed = False
+    for change in changes:
+        would = preview_definition(virsh, change.name, change.tuned, change.original, root)
+        name = would.state.name
+        print_diff(change.original, change.tuned, f"{name} (now)", f"{name} (tuned)")
+        for obstacle in would.obstacles:
+            note(f"would refuse: {obstacle}")
+            note(f"  hint: {obstacle.fix}")
+        refused, changed = refused or bool(would.obstacles), changed or would.changed
+        if would.changed and not would.obstacles:
+            saved = f"save the original in {would.original}"
+            note(f"{name}: would define the tuned document, and {saved}")
+        elif not would.changed:
+            note(f"{name}: has this definition already")
+    if refused:
         raise SystemExit(UsageError.exit_code)
-    if would.changed:
-        note(f"{name}: would define the tuned document, and save the original in {would.original}")
-    else:
-        note(f"{name}: has this definition already")
-    return would.changed
+    return changed
 
 
-def define(
-    virsh: "Virsh",
-    uuid: str,
-    tuned: bytes,
-    original: bytes,
-    root: Path,
-    *,
-    asked: bool,
-) -> None:
-    """Define the document; where it is asked about, after showing the change.
+def define(virsh: "Virsh", changes: "Sequence[DomainChange]", root: Path, *, asked: bool) -> None:
+    """Define the documents, all or none; where it is asked about, after showing the change.
 
-    A domain that is already so is not asked about.
+    Domains that are already so are not asked about.
     """
-    from homenode.apply.definition import apply_definition
+    from homenode.apply.definition import apply_definitions
     from homenode.wording import command_line
 
     if asked:
-        if not preview(virsh, uuid, tuned, original, root):
+        if not preview(virsh, changes, root):
             return
-        _confirm("Define it?")
-    done = apply_definition(virsh, uuid, tuned, original, root)
-    name = done.state.name
-    if done.changed:
-        note(f"{name}: defined; the next start has it")
-    else:
-        note(f"{name}: had this definition already")
-    if done.edited:
-        note("warning: it was edited at the same moment, and has those edits")
-    note(f"original in {done.original}")
-    if done.changed:
-        own = done.state.argument
-        start = command_line("virsh", "-c", virsh.connect, "start", own)
-        verify = command_line(*with_connection(virsh.connect, "homenode", "verify", "--live", own))
-        note(f"next: {start}, then {verify}")
-    back = command_line(*with_connection(virsh.connect, "homenode", "restore", done.state.argument))
-    note(f"undo: {back}")
+        _confirm("Define it?" if len(changes) == 1 else f"Define these {len(changes)}?")
+    done = apply_definitions(virsh, changes, root)
+    for one in done:
+        name, own = one.state.name, one.state.argument
+        if one.changed:
+            note(f"{name}: defined; the next start has it")
+        else:
+            note(f"{name}: had this definition already")
+        if one.edited:
+            note("warning: it was edited at the same moment, and has those edits")
+        note(f"original in {one.original}")
+        if one.changed:
+            start = command_line("virsh", "-c", virsh.connect, "start", own)
+            verify = with_connection(virsh.connect, "homenode", "verify", "--live", own)
+            note(f"next: {start}, then {command_line(*verify)}")
+    arguments = [one.state.argument for one in done]
+    back = with_connection(virsh.connect, "homenode", "restore", *arguments)
+    note(f"undo: {command_line(*back)}")
 
 
 def _confirm(question: str) -> None:

@@ -38,6 +38,13 @@ DomainArgument = Annotated[
     ),
 ]
 
+DomainsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="NAME...", help="The domains: names or UUIDs.", autocompletion=domain_names
+    ),
+]
+
 ConnectOption = Annotated[
     str, typer.Option("--connect", "-c", metavar="URI", help="The libvirt daemon.")
 ]

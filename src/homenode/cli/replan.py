@@ -42,6 +42,7 @@ def replan(
       homenode replan gpu-vm --dry-run
       homenode replan gpu-vm --device 19:00.0=3b:00.0
     """
+    from homenode.apply.define_step import DomainChange
     from homenode.change.journal import default_root
     from homenode.domain.hostdevs import replace_sources
     from homenode.domain.metadata import read_record
@@ -59,7 +60,7 @@ def replan(
             f"--connect {connect}: expected --host as well, since the daemon is on another machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    with changing_host("replan", name, connect, dry_run=dry_run):
+    with changing_host("replan", (name,), connect, dry_run=dry_run):
         virsh = Virsh(connect)
         state = virsh.domain(name)
         original = virsh.definition(state.uuid)
@@ -94,10 +95,11 @@ def replan(
             objective=record.objective,
         )
         tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
+        change = DomainChange(name=state.uuid, tuned=tuning.document, original=original)
         if dry_run:
-            preview(virsh, state.uuid, tuning.document, original, default_root())
+            preview(virsh, (change,), default_root())
         else:
-            define(virsh, state.uuid, tuning.document, original, default_root(), asked=not yes)
+            define(virsh, (change,), default_root(), asked=not yes)
 
 
 def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":

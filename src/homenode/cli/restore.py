@@ -11,10 +11,10 @@ from homenode.errors import UsageError
 
 
 def restore(
-    what: Annotated[
-        str | None,
+    targets: Annotated[
+        list[str] | None,
         typer.Argument(
-            metavar="TARGET",
+            metavar="TARGET...",
             autocompletion=domain_names,
             help="A document that `homenode plan -o` wrote, or a domain that `homenode apply` "
             "defined.",
@@ -59,15 +59,18 @@ def restore(
       homenode restore --list
     """
     if list_open:
-        if what is not None or connect is not None or forget or keep_edits or dry_run:
+        if targets or connect is not None or forget or keep_edits or dry_run:
             raise UsageError("--list: expected no other argument: it lists all")
         _list_open()
         return
-    if what is None:
+    if not targets:
         raise UsageError(
             "expected a document or a domain, found none", hint="homenode restore --list"
         )
-    if is_file_target(what):
+    what = targets[0]
+    if any(map(is_file_target, targets)):
+        if len(targets) > 1:
+            raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
         if connect is not None or forget or keep_edits or dry_run:
             raise UsageError(
                 f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
@@ -80,9 +83,15 @@ def restore(
         return
     if forget and keep_edits:
         raise UsageError("give either --forget or --keep-edits, not both")
-    from homenode.cli.apply import restore_domain
+    from homenode.cli.apply import restore_domain, restore_domains
     from homenode.hypervisor.connection import DEFAULT
 
+    if len(targets) > 1:
+        if forget:
+            raise UsageError(f"--forget: expected one domain, found {len(targets)}")
+        uri = connect or DEFAULT
+        restore_domains(targets, uri, keep_edits=keep_edits, dry_run=dry_run)
+        return
     restore_domain(what, connect or DEFAULT, forget=forget, keep_edits=keep_edits, dry_run=dry_run)
 
 

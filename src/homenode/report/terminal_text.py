@@ -130,9 +130,9 @@ class TableOrList:
         needed = self._width(console, unfolded)
         folded = sum(min(self._longest(head), _LEAST_FOLDED) for head in table.folds)
         if needed + folded <= space:
-            yield self._drawn(self._heads)
+            yield self._fitting(console, self._heads, space - folded)
         elif table.folds == self._heads[-1:] and needed <= space:
-            yield self._drawn(unfolded)
+            yield self._fitting(console, unfolded, space)
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
         elif table.least:
@@ -162,7 +162,7 @@ class TableOrList:
                 drawn = TableOrList(replace(table, rows=tuple((name, *r[1:]) for name, r in rows)))
                 excess = drawn._width(console, drawn._heads) - space
             if excess <= 0:
-                yield drawn._drawn(drawn._heads)
+                yield drawn._fitting(console, drawn._heads, space)
                 if table is fewer:
                     left_out = " and ".join(every.least)
                     about = f"No columns for {left_out}: the terminal is too narrow."
@@ -172,21 +172,25 @@ class TableOrList:
             named = zip(self._heads[1:], row[1:], strict=True)
             yield Line.assemble(row[0], ": ", ", ".join(f"{name} {text}" for name, text in named))
 
-    def _width(self, console: Console, heads: Sequence[str]) -> int:
+    def _fitting(self, console: Console, heads: Sequence[str], space: int) -> RichTable:
+        """Each head on one line where that fits, else its words below each other."""
+        stacked = self._width(console, heads, stacked=False) > space
+        return self._drawn(heads, stacked=stacked)
+
+    def _width(self, console: Console, heads: Sequence[str], *, stacked: bool = True) -> int:
         wide = console.options.update(width=10_000)
-        return Measurement.get(console, wide, self._drawn(heads)).maximum
+        return Measurement.get(console, wide, self._drawn(heads, stacked=stacked)).maximum
 
     def _longest(self, head: str) -> int:
         at = self._heads.index(head)
         return 1 + max(len(head), *(len(row[at]) for row in self._rows))
 
-    def _drawn(self, heads: Sequence[str]) -> RichTable:
+    def _drawn(self, heads: Sequence[str], *, stacked: bool) -> RichTable:
         drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         kept = [at for at, head in enumerate(self._heads) if head in heads]
         for head in (self._heads[at] for at in kept):
             folds = head in self._table.folds
-            # Heads of two words stand on two lines.
-            name = head if self._table.folds else head.replace(" ", "\n")
+            name = head.replace(" ", "\n") if stacked and not self._table.folds else head
             justify: Literal["right", "left"] = "right" if head in self._table.numeric else "left"
             drawn.add_column(Line(name), no_wrap=not folds, overflow="fold", justify=justify)
         for row in self._rows:

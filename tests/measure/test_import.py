@@ -16,7 +16,8 @@ from homenode.measure.imported.runs import (
     imported_runs,
     switches_of,
 )
-from homenode.measure.step_reading import Tool, tool_of
+from homenode.measure.model import Reader
+from homenode.measure.step_reading import tool_of
 from homenode.metrics import METRICS
 from homenode.results.model import Origin, Sample, Switches
 from homenode.results.vantage import Vantage
@@ -380,27 +381,27 @@ def test_a_pair_of_nodes_and_gpus_of_amd_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "tool"),
     [
-        (nvbandwidth.TEXT, Tool.NVBANDWIDTH),
-        (nvbandwidth.document(), Tool.NVBANDWIDTH),
-        (nccl.TEXT, Tool.NCCL_TESTS),
-        (nccl.document(), Tool.NCCL_TESTS),
-        (nccl.RCCL, Tool.NCCL_TESTS),
-        (mlc.OUTPUT, Tool.INTEL_MLC),
-        (stream.OUTPUT, Tool.STREAM),
-        (sysbench.CPU, Tool.SYSBENCH),
-        (sysbench.MEMORY, Tool.SYSBENCH),
-        (likwid.OUTPUT, Tool.LIKWID),
-        (cuda.OUTPUT, Tool.CUDA),
-        (rocm.MATRICES, Tool.ROCM),
-        (rocm.PAIR, Tool.ROCM),
-        (openssl.RSA_3_5, Tool.OPENSSL),
-        (openssl.BULK, Tool.OPENSSL),
+        (nvbandwidth.TEXT, Reader.NVBANDWIDTH),
+        (nvbandwidth.document(), Reader.NVBANDWIDTH),
+        (nccl.TEXT, Reader.NCCL_TESTS),
+        (nccl.document(), Reader.NCCL_TESTS),
+        (nccl.RCCL, Reader.NCCL_TESTS),
+        (mlc.OUTPUT, Reader.INTEL_MLC),
+        (stream.OUTPUT, Reader.STREAM),
+        (sysbench.CPU, Reader.SYSBENCH),
+        (sysbench.MEMORY, Reader.SYSBENCH),
+        (likwid.OUTPUT, Reader.LIKWID),
+        (cuda.OUTPUT, Reader.CUDA),
+        (rocm.MATRICES, Reader.ROCM),
+        (rocm.PAIR, Reader.ROCM),
+        (openssl.RSA_3_5, Reader.OPENSSL),
+        (openssl.BULK, Reader.OPENSSL),
         (numactl.HARDWARE, None),
         ("", None),
         ('{"format": "homenode.plan/1"}', None),
     ],
 )
-def test_files_are_known_by_what_they_hold(text: str, tool: Tool | None) -> None:
+def test_files_are_known_by_what_they_hold(text: str, tool: Reader | None) -> None:
     assert tool_of(text) is tool
 
 

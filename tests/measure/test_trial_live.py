@@ -98,26 +98,23 @@ def boots(state: Path) -> set[str | None]:
     return {one.facts.get("run_id") for one in changes if one.kind == BOOT} - {None}
 
 
-def test_three_layouts_in_two_boots_come_to_their_report(
-    daemon: TwoNodes, state: Path, tmp_path: Path
-) -> None:
+def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_path: Path) -> None:
+    """One boot of each: a second one of the same layout is that of the guest that dies, below."""
     before = definition(daemon)
     started = time.monotonic()
-    done = CliRunner().invoke(app, options(daemon, tmp_path, "default,pin,pin-numa", 2))
+    done = CliRunner().invoke(app, options(daemon, tmp_path, "default,pin,pin-numa", 1))
     print(f"{time.monotonic() - started:.0f} s")
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
     assert NAME not in daemon.virsh("list", "--name").stdout
     known = only(state)
     assert known.head is not None
-    assert len(known.state.measured) == 6
+    assert len(known.state.measured) == 3
     assert known.state.ended
     runs = load_runs(tmp_path / "results").runs
-    assert sorted(run.head.switches.name for run in runs) == (
-        ["default"] * 2 + ["pin"] * 2 + ["pin-numa"] * 2
-    )
+    assert sorted(run.head.switches.name for run in runs) == ["default", "pin", "pin-numa"]
     assert {run.head.origin for run in runs} == {Origin.EMULATED}
-    assert len({run.head.boots for run in runs}) == 6, "each boot has an identity of its own"
+    assert len({run.head.boots for run in runs}) == 3, "each boot has an identity of its own"
     for step in steps_of(known.head):
         name = known.state.outcomes[step.number].run
         (folder,) = (tmp_path / "results").glob(f"*/{name}")

@@ -4,7 +4,8 @@ import pytest
 
 from homenode.errors import ParseError
 from homenode.measure.figures.amd import of_transferbench
-from homenode.measure.step_reading import Tool, tool_of
+from homenode.measure.model import Reader
+from homenode.measure.step_reading import tool_of
 from homenode.tools.transferbench import TransferPlace, parse
 from tests.mutations import MUTATIONS, survives
 
@@ -126,7 +127,7 @@ def test_gpus_that_read_remotely_copy_from_the_host() -> None:
 
 
 def test_its_output_is_known_by_its_words() -> None:
-    assert tool_of(OUTPUT) is Tool.TRANSFER_BENCH
+    assert tool_of(OUTPUT) is Reader.TRANSFER_BENCH
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,9 @@ CONTROLS = frozenset({Group.CPU_SINGLE, Group.GPU_COPY, Group.MATMUL})
 
 
 class Reader(StrEnum):
-    """Whose output a test's is: what turns it into figures.
+    """Whose output a text is, a test's or a file's: what turns it into figures.
 
-    PROBE is read by the probe's own reader, all others by measure.step_reading.
+    PROBE is read by the probe's own reader, APP by its metric, all others by measure.step_reading.
     """
 
     PROBE = "homenode-probe"
@@ -72,6 +72,12 @@ class Reader(StrEnum):
     TRANSFER_BENCH = "TransferBench"
     TORCH = "torch"  # our own program, measure/programs/torch_copies.py
     APP = "app"  # the user's own program
+    INTEL_MLC = "Intel MLC"
+    STREAM = "STREAM"
+    SYSBENCH = "sysbench"
+    LIKWID = "likwid-bench"
+    CUDA = "bandwidthTest"
+    OPENSSL = "openssl speed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ by its content.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import msgspec
 from msgspec import structs
@@ -52,6 +52,8 @@ from homenode.tools.nvbandwidth_records import NvbandwidthDevice, NvbandwidthRun
 from homenode.tools.nvbandwidth_text import TABLE_LINE
 from homenode.topology import Host
 
+T = TypeVar("T")
+
 _WATCHED = re.compile(r"^# homenode watched:((?: \d{1,9}:\d{1,9}){0,4096})$", re.M | re.ASCII)
 
 # One run of AMD's tools measures everything; a test keeps what it was run for.
@@ -67,22 +69,8 @@ def figures_of_step(test: BenchTest, output: str, host: Host) -> Figures:
     Their samples carry the node that the test was bound to and the test's variant. Raises
     ParseError where the output holds no figure; NCCL_CHOICES gives conditions only.
     """
-    read: dict[Reader, Callable[[BenchTest, str], Figures]] = {
-        Reader.NCCL_TESTS: _nccl,
-        Reader.NCCL_CHOICES: _choices,
-        Reader.COLLECTIVE: lambda test, text: _watched_collective(test, text, host),
-        Reader.ROCM: lambda test, text: _kept(
-            amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test
-        ),
-        Reader.TRANSFER_BENCH: lambda test, text: _kept(
-            amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test
-        ),
-        Reader.TORCH: _torch,
-    }
-    if test.reads is Reader.NVBANDWIDTH:
-        figures = _nvbandwidth(test, output, host)
-    else:
-        figures = read[test.reads](test, output)
+    of_step = TOOLS[test.reads].of_step
+    figures = of_step(test, output, host)
     if not figures.samples and test.reads is not Reader.NCCL_CHOICES:
         reasons = "; ".join(map(str, figures.gaps)) or "none"
         raise ParseError(str(test.reads), f"figures of {test.id}", reasons)
@@ -131,7 +119,7 @@ def _by_bus(run: NvbandwidthRun, test: BenchTest, host: Host) -> NvbandwidthRun:
     return structs.replace(run, devices=devices, gaps=(*run.gaps, Gap("GPU addresses", reason)))
 
 
-def _nccl(test: BenchTest, text: str) -> Figures:
+def _nccl(test: BenchTest, text: str, host: Host) -> Figures:
     (part,) = nccl_runs(text)[:1]
     run = nccl_tests.parse(part)
     return _collective(gpu_figures.of_nccl(run, "all_reduce"), run, test)
@@ -153,7 +141,7 @@ def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
             raise ParseError("PyTorch", "rows of an all-reduce", "none")
         figures = _collective(torch_figures.of_torch((run,)), torch_figures.nccl_of(run), test)
     else:
-        figures = _nccl(test, own)
+        figures = _nccl(test, own, host)
     more = collective_log.of_watched(settings, watched, host)
     samples = (*figures.samples, *(_varied(one, test.variant) for one in more.samples))
     return replace(
@@ -164,7 +152,7 @@ def _watched_collective(test: BenchTest, text: str, host: Host) -> Figures:
     )
 
 
-def _torch(test: BenchTest, text: str) -> Figures:
+def _torch(test: BenchTest, text: str, host: Host) -> Figures:
     runs = torch_report.parse(text)
     figures = torch_figures.of_torch(runs)
     if test.group is not Group.NCCL:
@@ -199,13 +187,21 @@ def _varied(one: Sample, *words: str | None) -> Sample:
     return msgspec.structs.replace(one, variant=", ".join(filter(None, words)) or None)
 
 
-def _choices(test: BenchTest, text: str) -> Figures:
+def _choices(test: BenchTest, text: str, host: Host) -> Figures:
     """A library that does not log its choices leaves a gap: nothing else depends on them."""
     try:
         words = nccl_tuning_log.in_words(nccl_tuning_log.parse(text))
     except ParseError as error:
         return Figures(gaps=(Gap("collective algorithm", error.message),))
     return Figures(conditions=(Condition("collective algorithm", words),))
+
+
+def _rocm(test: BenchTest, text: str, host: Host) -> Figures:
+    return _kept(amd_figures.of_rocm(rocm_bandwidth_test.parse(text), test.gpus), test)
+
+
+def _transferbench(test: BenchTest, text: str, host: Host) -> Figures:
+    return _kept(amd_figures.of_transferbench(transferbench.parse(text), test.gpus), test)
 
 
 def _kept(figures: Figures, test: BenchTest) -> Figures:
@@ -272,98 +268,39 @@ def disturbed(reading: StepReading) -> StepReading:
     )
 
 
-class Tool(StrEnum):
-    """A tool whose output is read."""
-
-    NVBANDWIDTH = "nvbandwidth"
-    NCCL_TESTS = "nccl-tests"
-    INTEL_MLC = "Intel MLC"
-    STREAM = "STREAM"
-    SYSBENCH = "sysbench"
-    LIKWID = "likwid-bench"
-    CUDA = "bandwidthTest"
-    ROCM = "rocm-bandwidth-test"
-    TRANSFER_BENCH = "TransferBench"
-    OPENSSL = "openssl speed"
-    TORCH = "homenode's PyTorch programs"
-
-
 _NAMES_TEST = re.compile(r"Running \w{1,80}\.", re.ASCII)
-
-# What only this tool prints, in the order in which it is looked for.
-_SIGNS: tuple[tuple[Tool, re.Pattern[str]], ...] = (
-    (Tool.NVBANDWIDTH, re.compile(r'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:', re.M)),
-    (Tool.NVBANDWIDTH, re.compile(rf"^{TABLE_LINE.pattern}[ \t]*$", re.M)),
-    (Tool.NCCL_TESTS, re.compile(r'^# nThread \d|"nccl_version" *:', re.M)),
-    (Tool.INTEL_MLC, re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M)),
-    (Tool.STREAM, re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)),
-    (Tool.SYSBENCH, re.compile(r"^sysbench \d+\.\d+", re.M)),
-    (Tool.LIKWID, re.compile(r"^LIKWID MICRO BENCHMARK", re.M)),
-    (
-        Tool.CUDA,
-        re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M),
-    ),
-    (Tool.ROCM, re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)),
-    (
-        Tool.TRANSFER_BENCH,
-        re.compile(r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v", re.M),
-    ),
-    (Tool.TORCH, re.compile(r'^\{"format": ?"homenode\.torch/', re.M)),
-    (Tool.OPENSSL, re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M)),
-)
 _ALL_REDUCE = re.compile(r"all[_-]?reduce", re.I)
 _COLLECTIVE = re.compile(
     r"all[_-]?gather|reduce[_-]?scatter|all[_-]?to[_-]?all|sendrecv|broadcast", re.I
 )
 
 
-def tool_of(text: str) -> Tool | None:
+def tool_of(text: str) -> Reader | None:
     """Whose output a text is; None where it is of none that is read."""
-    return next((tool for tool, sign in _SIGNS if sign.search(text)), None)
+    signs = ((tool, one.sign) for tool, one in TOOLS.items())
+    return next((tool for tool, sign in signs if sign and re.search(sign, text, re.M)), None)
 
 
-def figures_of(tool: Tool, text: str, name: str) -> Figures:
+def figures_of(tool: Reader, text: str, name: str) -> Figures:
     """The figures of a file. name: the file's, for what old versions do not print.
 
     Raises ParseError. A file with several runs of nvbandwidth or nccl-tests gives all of them.
     """
-    if tool is Tool.NVBANDWIDTH:
-        return _nvbandwidth_log(text)
-    if tool is Tool.NCCL_TESTS:
-        return _nccl_log(text, name)
-    read: dict[Tool, Callable[[str], Figures]] = {
-        Tool.INTEL_MLC: lambda text: cpu_figures.of_mlc(intel_mlc.parse(text)),
-        Tool.STREAM: lambda text: cpu_figures.of_stream(stream.parse(text)),
-        Tool.SYSBENCH: lambda text: cpu_figures.of_sysbench(sysbench.parse(text)),
-        Tool.LIKWID: lambda text: cpu_figures.of_likwid(likwid_bench.parse(text)),
-        Tool.CUDA: lambda text: gpu_figures.of_cuda(cuda_bandwidth_test.parse(text)),
-        Tool.ROCM: lambda text: amd_figures.of_rocm(rocm_bandwidth_test.parse(text)),
-        Tool.TRANSFER_BENCH: lambda text: amd_figures.of_transferbench(transferbench.parse(text)),
-        Tool.TORCH: lambda text: torch_figures.of_torch(torch_report.parse(text)),
-        Tool.OPENSSL: lambda text: cpu_figures.of_openssl(openssl_speed.parse(text)),
-    }
-    return read[tool](text)
+    return TOOLS[tool].of_log(text, name)
 
 
-def _nvbandwidth_log(text: str) -> Figures:
+def _nvbandwidth_log(text: str, name: str) -> Figures:
     found = []
     for section in sections(text):
         figures = gpu_figures.of_nvbandwidth(nvbandwidth.parse(section.text), section.binding)
         found.append(joined([figures, Figures(gaps=section.gaps)]))
     if not found:
-        for part in _tables(text):
-            found.append(gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None))
+        # Tables without a version, each from the line that names its test on.
+        lines = text.split("\n")
+        starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
+        parts = _parts(lines, starts)
+        found = [gpu_figures.of_nvbandwidth(nvbandwidth.parse(part), None) for part in parts]
     return joined(found)
-
-
-def _tables(text: str) -> tuple[str, ...]:
-    """Tables of nvbandwidth without a version, each from the line that names its test on."""
-    lines = text.split("\n")
-    starts = [at for at, line in enumerate(lines) if _NAMES_TEST.fullmatch(line.rstrip())]
-    if len(starts) < 2:
-        return (text,)
-    bounds = [0, *starts[1:], len(lines)]
-    return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
 
 
 def _nccl_log(text: str, name: str) -> Figures:
@@ -388,8 +325,11 @@ def nccl_runs(text: str) -> tuple[str, ...]:
             ):
                 first -= 1
             starts.append(first)
-    if len(starts) < 2:
-        return (text,)
+    return _parts(lines, starts)
+
+
+def _parts(lines: list[str], starts: list[int]) -> tuple[str, ...]:
+    """A text from each of these lines on; what stands before the first is part of it."""
     bounds = [0, *starts[1:], len(lines)]
     return tuple("\n".join(lines[a:b]) for a, b in pairwise(bounds))
 
@@ -401,7 +341,70 @@ def _collective_named(name: str) -> str | None:
     return None if found is None else found[0].lower().replace("-", "_")
 
 
-def lenient(tool: Tool, text: str, name: str) -> Figures:
+def _no_step(test: BenchTest, text: str, host: Host) -> Figures:
+    raise ParseError(test.id, "a tool of the suite", str(test.reads))
+
+
+def _no_log(text: str, name: str) -> Figures:
+    raise ParseError(name, "a tool's output", "what the suite alone prints")
+
+
+def _log(
+    parse: Callable[[str], T], of_run: Callable[[T], Figures]
+) -> Callable[[str, str], Figures]:
+    return lambda text, name: of_run(parse(text))
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """How a tool's output is read. sign: what only it prints, for files; "" where none is looked
+    for. of_log: the figures of a file and its name. of_step: of a test of the suite, which also
+    knows its GPUs, its binding and the machine."""
+
+    sign: str = ""
+    of_log: Callable[[str, str], Figures] = _no_log
+    of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
+
+
+_NVBANDWIDTH = r'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:|'
+_TABLE = rf"^{TABLE_LINE.pattern}[ \t]*$"
+_MLC = r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat"
+_CUDA = r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-"
+_ROCM = r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:"
+_TRANSFER_BENCH = r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v"
+
+TOOLS = {
+    Reader.NVBANDWIDTH: ToolOutput(_NVBANDWIDTH + _TABLE, _nvbandwidth_log, _nvbandwidth),
+    Reader.NCCL_TESTS: ToolOutput(r'^# nThread \d|"nccl_version" *:', _nccl_log, _nccl),
+    Reader.NCCL_CHOICES: ToolOutput(of_step=_choices),
+    Reader.COLLECTIVE: ToolOutput(of_step=_watched_collective),
+    Reader.INTEL_MLC: ToolOutput(_MLC, _log(intel_mlc.parse, cpu_figures.of_mlc)),
+    Reader.STREAM: ToolOutput(
+        r"^STREAM version |^Function +(?:Best )?Rate ", _log(stream.parse, cpu_figures.of_stream)
+    ),
+    Reader.SYSBENCH: ToolOutput(
+        r"^sysbench \d+\.\d+", _log(sysbench.parse, cpu_figures.of_sysbench)
+    ),
+    Reader.LIKWID: ToolOutput(
+        r"^LIKWID MICRO BENCHMARK", _log(likwid_bench.parse, cpu_figures.of_likwid)
+    ),
+    Reader.CUDA: ToolOutput(_CUDA, _log(cuda_bandwidth_test.parse, gpu_figures.of_cuda)),
+    Reader.ROCM: ToolOutput(_ROCM, _log(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
+    Reader.TRANSFER_BENCH: ToolOutput(
+        _TRANSFER_BENCH, _log(transferbench.parse, amd_figures.of_transferbench), _transferbench
+    ),
+    Reader.TORCH: ToolOutput(
+        r'^\{"format": ?"homenode\.torch/', _log(torch_report.parse, torch_figures.of_torch), _torch
+    ),
+    Reader.OPENSSL: ToolOutput(
+        r"^ +sign +verify .*sign/s|^type +\d+ bytes",
+        _log(openssl_speed.parse, cpu_figures.of_openssl),
+    ),
+}
+"""A row for each tool, in the order in which files are recognised."""
+
+
+def lenient(tool: Reader, text: str, name: str) -> Figures:
     """As figures_of; what cannot be read is a gap: one bad file does not lose the others."""
     try:
         return figures_of(tool, text, name)

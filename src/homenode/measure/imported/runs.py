@@ -28,7 +28,8 @@ from homenode.gap import Gap
 from homenode.measure.figures import nvidia as gpu_figures
 from homenode.measure.figures import processors as cpu_figures
 from homenode.measure.figures.sample import Figures, joined, sample
-from homenode.measure.step_reading import Tool, figures_of, lenient, tool_of
+from homenode.measure.model import Reader
+from homenode.measure.step_reading import figures_of, lenient, tool_of
 from homenode.results.model import (
     CPU_ONLY,
     GPU_UNKNOWN,
@@ -332,9 +333,9 @@ def figures_of_study(files: Mapping[str, str]) -> Figures:
     """
     read: dict[str, Callable[[str], Figures]] = {
         "metadata.json": _metadata,
-        "cpu_single.txt": lambda text: figures_of(Tool.SYSBENCH, text, "cpu_single.txt"),
-        "cpu_all.txt": lambda text: figures_of(Tool.SYSBENCH, text, "cpu_all.txt"),
-        "stream.txt": lambda text: figures_of(Tool.STREAM, text, "stream.txt"),
+        "cpu_single.txt": lambda text: figures_of(Reader.SYSBENCH, text, "cpu_single.txt"),
+        "cpu_all.txt": lambda text: figures_of(Reader.SYSBENCH, text, "cpu_all.txt"),
+        "stream.txt": lambda text: figures_of(Reader.STREAM, text, "stream.txt"),
         "stream_numa_local.txt": lambda text: cpu_figures.of_stream(stream.parse(text), 0),
         "stream_numa_remote.txt": lambda text: cpu_figures.of_stream(stream.parse(text), 1),
         "mem_latency.txt": lambda text: cpu_figures.of_chase(study_programs.parse_chase(text)),
@@ -412,16 +413,16 @@ def _copies(text: str) -> Figures:
         if "Host-to-Device:" in run:
             parts.append(gpu_figures.of_copies(study_programs.parse_copies(run)))
         elif "RocmBandwidthTest" in run or "Src Device Id" in run:
-            parts.append(figures_of(Tool.ROCM, run, "gpu_bandwidth.txt"))
+            parts.append(figures_of(Reader.ROCM, run, "gpu_bandwidth.txt"))
         else:
-            parts.append(figures_of(Tool.CUDA, run, "gpu_bandwidth.txt"))
+            parts.append(figures_of(Reader.CUDA, run, "gpu_bandwidth.txt"))
     return joined(parts)
 
 
 def _collective(text: str) -> Figures:
     return joined(
         (
-            figures_of(Tool.NCCL_TESTS, text, "nccl_allreduce.txt"),
+            figures_of(Reader.NCCL_TESTS, text, "nccl_allreduce.txt"),
             Figures(
                 conditions=(
                     Condition("tool collective transport", "P2P off, ring, simple"),

@@ -10,6 +10,7 @@ from itertools import product
 
 from msgspec import Struct, structs
 
+from homenode.domain.codec import refuse_older
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import Broken, crosscheck
 from homenode.domain.findings import document_findings
@@ -24,7 +25,6 @@ from homenode.domain.kept import with_kept
 from homenode.domain.machine_limits import check_vcpus
 from homenode.domain.memory import nodemask_not_strict
 from homenode.domain.read import open_domain, vm_of
-from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HomenodeError
 from homenode.plan.manual import manual_placement

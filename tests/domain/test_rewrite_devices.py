@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
+from homenode.domain.codec import refuse_older
 from homenode.domain.read import read_vm
-from homenode.domain.requirements import refuse_older
 from homenode.domain.rewrite import rewrite
 from homenode.domain.schema import validate
 from homenode.errors import HostError, InputError

@@ -7,8 +7,8 @@ from lxml import etree
 from msgspec import structs
 
 from homenode.cpuset import CpuSet
+from homenode.domain.codec import INITIATORS, required_versions
 from homenode.domain.read import open_domain, vm_of
-from homenode.domain.requirements import INITIATORS, required_versions
 from homenode.domain.rewrite import rewrite
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan

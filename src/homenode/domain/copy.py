@@ -8,6 +8,7 @@ import hashlib
 import re
 import uuid as uuids
 
+from homenode.domain.codec import read_name
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import (
     Edit,
@@ -18,7 +19,7 @@ from homenode.domain.edits import (
     set_attributes,
     set_text,
 )
-from homenode.domain.read import open_domain, read_name
+from homenode.domain.read import open_domain
 from homenode.errors import InputError, UsageError
 from homenode.plan.model import PlanFinding, plan_finding
 

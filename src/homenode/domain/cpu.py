@@ -33,6 +33,21 @@ def read_topology(document: Document, topology: Element) -> tuple[int, int, int,
     return part("sockets"), part("dies"), part("clusters") * part("cores"), part("threads")
 
 
+def read_architecture(document: Document) -> str:
+    """As the document names it, else that of its emulator or its machine type."""
+    type_ = document.root.at("os", "type")
+    named = type_.get("arch") if type_ is not None else None
+    if named:
+        return named
+    emulator = document.root.at("devices", "emulator")
+    path = emulator.text.strip() if emulator is not None else ""
+    _, found, suffix = path.rpartition("qemu-system-")
+    if found and suffix.isidentifier():
+        return suffix
+    machine = (type_.get("machine") if type_ is not None else None) or ""
+    return "aarch64" if machine == "virt" or machine.startswith("virt-") else "x86_64"
+
+
 def edit_cpu(document: Document, plan: Plan) -> Document:
     """What the plan shows the guest of its CPUs. Raises InputError where the mode forbids it."""
     if plan.topology is not None:

@@ -17,7 +17,7 @@ from homenode.domain.edits import (
     set_attribute,
 )
 from homenode.domain.fields import decimal, format_set, needed, pu_set
-from homenode.domain.vcpu import MAX_VCPUS
+from homenode.domain.vcpu import MAX_VCPUS, read_vcpus
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 
@@ -82,6 +82,28 @@ def edit_cputune(document: Document, plan: Plan) -> Document:
 def read_pins(document: Document) -> dict[Key, CpuSet]:
     """The pins of a document by what they pin; the last one counts where there are two."""
     return {key: pus for key, _, pus in _found(document)}
+
+
+def read_vcpu_pins(document: Document) -> tuple[CpuSet | None, ...]:
+    """PUs of each vCPU; None where it floats. Those of <vcpu> are everyone's without a pin."""
+    pins, everywhere = read_pins(document), _everywhere(document)
+    return tuple(pins.get(("vcpupin", i), everywhere) for i in range(read_vcpus(document)[0]))
+
+
+def read_emulator(document: Document) -> CpuSet | None:
+    """PUs of QEMU's own threads; None = not pinned."""
+    return read_pins(document).get(("emulatorpin", 0), _everywhere(document))
+
+
+def read_iothread_pins(document: Document) -> tuple[tuple[int, CpuSet], ...]:
+    """(IOThread, its PUs) of those that are pinned, ascending."""
+    pins = read_pins(document).items()
+    return tuple(sorted((number, pus) for (name, number), pus in pins if name == "iothreadpin"))
+
+
+def _everywhere(document: Document) -> CpuSet | None:
+    vcpu = document.root.child("vcpu")
+    return None if vcpu is None else pu_set(document, vcpu, "cpuset")
 
 
 def pin_counts(document: Document) -> dict[Key, int]:

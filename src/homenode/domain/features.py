@@ -9,9 +9,9 @@ vCPUs and memory, but no expander bus.
 
 from collections.abc import Mapping
 
+from homenode.domain.cpu import read_architecture
 from homenode.domain.document import DOMAIN_ORDER, FEATURES_ORDER, Document
 from homenode.domain.edits import New, apply, insert_in_order, set_attributes
-from homenode.domain.read import vm_of
 from homenode.plan.model import Plan
 from homenode.vm.layout import GuestCells
 from homenode.vm.model import PortModel
@@ -33,7 +33,7 @@ def edit_acpi(document: Document, plan: Plan) -> Document:
     """<acpi/> where the plan needs it. Not on aarch64, where libvirt takes it with UEFI alone."""
     if has_acpi(document) or not needs_acpi(plan):
         return document
-    if vm_of(document).architecture != "x86_64":
+    if read_architecture(document) != "x86_64":
         return document
     return with_feature(document, "acpi", {})
 

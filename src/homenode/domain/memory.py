@@ -44,6 +44,29 @@ def read_current_memory(document: Document) -> int:
     return size_bytes(document, current, current.text, current.get("unit"))
 
 
+def read_own_memory(document: Document) -> int:
+    """Memory in bytes, without that of memory devices. Raises as read_memory, and InputError where
+    there is none."""
+    devices = memory_device_bytes(document)
+    stated = read_memory(document)
+    memory = stated - devices
+    if memory <= 0:  # where there are cells, libvirt takes their sum, whatever <memory> says
+        memory = sum(cell_bytes(document, cell) for cell in cell_elements(document))
+    if memory <= 0:
+        raise InputError(
+            f"{document.source}: expected more <memory> than the {devices} bytes of memory "
+            f"devices, found {stated}",
+            hint="<memory> counts them in",
+        )
+    return memory
+
+
+def read_ballooned(document: Document) -> int:
+    """What of the memory the guest may have given back at the start, in bytes."""
+    whole = read_own_memory(document) + memory_device_bytes(document)
+    return max(0, whole - read_current_memory(document))
+
+
 def memory_devices(document: Document) -> tuple[Element, ...]:
     """The <memory model=...> devices."""
     devices = document.root.child("devices")

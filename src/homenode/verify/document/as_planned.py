@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 from homenode.catalogue import finding
 from homenode.domain.aperture import edit_aperture
+from homenode.domain.codec import ROWS, UNSAID
 from homenode.domain.controllers import edit_controllers
 from homenode.domain.cpu import edit_cpu
 from homenode.domain.document import Document, Element
-from homenode.domain.elements import ELEMENTS
 from homenode.domain.iommu import edit_iommu
 from homenode.domain.kept import read_kept
 from homenode.domain.metadata import edit_metadata
@@ -28,10 +28,7 @@ _CASES: dict[Callable[[Document, Plan], Document], str] = {
     edit_cpu: "CPU",
     edit_iommu: "IOMMU",
 }
-_BY_ADDRESS = frozenset(("device-cell", "initiators"))
-"""A device's bus says its cell in a document; elements that no fact names say the other."""
-
-_FIELD_OF_PATH = {f"/domain/{row.path}": row.field for row in ELEMENTS if row.field is not None}
+_FIELD_OF_PATH = {f"/domain/{row.path}": row.field for row in ROWS if row.field is not None}
 _SHOWN = 4
 
 _Part = tuple[str, str, str]
@@ -45,7 +42,7 @@ def as_planned(
     change, and for what else the plan relies on. vm: of the document. also: fields of Vm that
     findings of others name."""
     named = set(also)
-    for one in diff(plan.vm, vm, plan.unsaid | _BY_ADDRESS):
+    for one in diff(plan.vm, vm, plan.unsaid | UNSAID.keys()):
         named.update(one.fact.fields)
         yield finding(
             f"plan-{one.fact.id}", one.subject, one.expected, one.observed, document.source

@@ -23,7 +23,7 @@ from homenode.analyse.comparison import Comparison
 from homenode.analyse.verdict import Verdicts
 from homenode.cli import main, terminal
 from homenode.cli.main import app
-from homenode.domain import requirements
+from homenode.domain import codec
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.objective import Objective
@@ -254,11 +254,10 @@ def test_every_page_has_a_place_in_the_contents_of_the_site() -> None:
 def test_the_supported_versions_are_those_that_the_program_checks() -> None:
     document = page("docs/requirements.md")
     rows = [line.replace("`", "") for line in document.text.splitlines()]
-    for need in vars(requirements).values():
-        if isinstance(need, requirements.Requirement):
-            qemu = "any" if need.qemu is None else _version(need.qemu)
-            start = f"| {need.element} | {_version(need.libvirt)} | {qemu} |"
-            assert any(row.startswith(start) for row in rows), f"expected a row {start}"
+    for need in codec.SINCE:
+        qemu = "any" if need.qemu is None else _version(need.qemu)
+        start = f"| {need.element} | {_version(need.libvirt)} | {qemu} |"
+        assert any(row.startswith(start) for row in rows), f"expected a row {start}"
 
 
 def _version(version: tuple[int, int, int]) -> str:

@@ -6,7 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.pci import DeviceKind
 from homenode.plan.options import Balance, Policy
-from homenode.plan.search import first_terms
+from homenode.plan.search import problem
 from homenode.plan.search.place import place
 from homenode.units import GIB
 from tests.figures import numbers
@@ -128,7 +128,7 @@ def test_more_unpinned_vcpus_than_pus_are_reported() -> None:
     assert numbers(finding.detail)[:2] == [9, 8]
 
 
-@pytest.mark.parametrize(("work", "optimal"), [(first_terms.MOST_WORK, True), (0, None)])
+@pytest.mark.parametrize(("work", "optimal"), [(problem.MOST_STEPS, True), (0, None)])
 def test_a_fallback_that_was_not_searched_to_its_end_leaves_it_unknown_what_is_best(
     monkeypatch: pytest.MonkeyPatch, work: int, optimal: bool | None
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_fallback_that_was_not_searched_to_its_end_leaves_it_unknown_what_is_b
         for i in range(10)
     )
     nodes = [NodeSpec(((1,) * 4,), memory_bytes=(24 if i < 5 else 8) * GIB) for i in range(10)]
-    monkeypatch.setattr(first_terms, "MOST_WORK", work)
+    monkeypatch.setattr(problem, "MOST_STEPS", work)
     host = host_of(nodes, distances=distances)
     placement = place(host, small_request(16, 40 * GIB, layout="pin"))
     assert placement.fallback == "one package, uneven memory"

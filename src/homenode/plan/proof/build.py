@@ -14,9 +14,7 @@ import msgspec
 from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json
 from homenode.pci import DeviceKind
-from homenode.plan.allocations import allocations
 from homenode.plan.bit_sets import members
-from homenode.plan.devices.options import device_options
 from homenode.plan.model import Plan
 from homenode.plan.options import DocumentSiblings, Policy
 from homenode.plan.proof.family import Family
@@ -37,15 +35,15 @@ from homenode.plan.proof.statement import (
 from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_set, tree_of
 from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.attempt import Attempt
 from homenode.plan.search.certain_nodes import with_certain_nodes
+from homenode.plan.search.devices import Home as SearchHome
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
-from homenode.plan.search.problem import Home as SearchHome
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
-from homenode.plan.search.supply import usable
 from homenode.plan.stored import encode_plan
 from homenode.topology import Host
-from homenode.vm.layout import Pinning, with_siblings
+from homenode.vm.layout import with_siblings
 
 NODE_COSTS = (
     "unisolated_cores",
@@ -72,8 +70,7 @@ def _proof(host: Host, request: GuestRequest, plan: Plan) -> Proof:
     if not plan.cost:
         raise NotProvedError("no nodes were chosen")
     for variant in _variants(request):
-        search = _search(host, variant)
-        made = _Builder(search, plan)
+        made = _Builder(Inventory(host).search(host, variant), plan)
         if made.chosen is not None:
             return made.proof()
     raise NotProvedError("no step of the ladder has this placing")
@@ -91,21 +88,6 @@ def _variants(request: GuestRequest) -> Iterator[GuestRequest]:
         layout=with_siblings(request.layout),
         keep_vcpus=True,
         most_threads=request.guest.threads_per_core,
-    )
-
-
-def _search(host: Host, request: GuestRequest) -> PlacementSearch:
-    inventory = Inventory(host)
-    others = allocations(host, request)
-    free = usable(request, others, inventory.cores)
-    service = usable(request, others, inventory.cores, service_cores=True)
-    return PlacementSearch(
-        host,
-        request,
-        others,
-        device_options(host, request, others, inventory.devices),
-        inventory.distances,
-        (free, service if others.service_cores else free),
     )
 
 
@@ -219,7 +201,7 @@ class _Builder:
         found: dict[object, tuple[bool, Fallback, SearchProblem, list[list[str]]]] = {}
         for fallback in others:
             problem = self.search.problem(fallback)
-            takes = self._takes_host_core(fallback, problem)
+            takes = Attempt(self.search, fallback).takes_host_core
             key = (takes, problem.key(), problem.shares, problem.whole_cores)
             given = [str(one) for one in fallback.concessions]
             found.setdefault(key, (takes, fallback, problem, []))[3].append(given)
@@ -256,23 +238,12 @@ class _Builder:
             return self.cost[: names.index("nodes_spanned")]
         return self.cost[: int(names[0] == "vcpus_beyond_cores")]
 
-    def _takes_host_core(self, fallback: Fallback, problem: SearchProblem) -> bool:
-        """As place() asks before it searches."""
-        if not fallback.keeps_core or fallback.grouping.counts_pus:
-            return False
-        if self.search.request.layout.pinning is Pinning.NONE:
-            return False
-        if sum(supply.groups for supply in problem.supplies) < problem.groups:
-            return False
-        left = self.search.free[0].cores_without_vcpus - problem.groups
-        return left < self.search.request.host_reserve.cores
-
 
 # The statement.
 
 
 def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
-    options, nodes = problem.options, len(problem.supplies)
+    options, nodes = problem.devices.options, len(problem.supplies)
     rows: dict[int, Home] = {}
     numbers: dict[int, int] = {}
 
@@ -287,17 +258,17 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
 
     devices = []
     host_nodes: dict[int, int] = {}
-    for one, (index, *_) in zip(problem.named, options.homes, strict=False):
+    for one, (index, *_) in zip(problem.devices.named, options.homes, strict=False):
         host_nodes[id(one.home)] = index
         devices.append(
             Device(
                 host_node=index,
                 distances=list(one.home.to_node),
-                homes=[number(one.home, index)] if one.affinities else [],
+                homes=[number(one.home, index)] if one.pulls else [],
                 node=node_of(one.home) if one.is_gpu else None,
             )
         )
-    for gpu, its_home in zip(options.gpus, problem.gpu_homes, strict=False):
+    for gpu, its_home in zip(options.gpus, problem.devices.gpu_homes, strict=False):
         if gpu.home is not None and its_home is not None:
             host_nodes.setdefault(id(its_home), gpu.home)
     has_nics = any(gpu.nics for gpu in options.gpus)
@@ -326,8 +297,8 @@ def _facts(search: PlacementSearch, problem: SearchProblem) -> Facts:
                 at for at, one in enumerate(devices) if one.position == gpu.position
             )
             continue
-        home = problem.gpu_homes[gpu.number] if problem.gpu_homes else None
-        nics = problem.nic_homes[gpu.number] if problem.nic_homes else ()
+        home = problem.devices.gpu_homes[gpu.number] if problem.devices.gpu_homes else None
+        nics = problem.devices.nic_homes[gpu.number] if problem.devices.nic_homes else ()
         homes = [one for one in (home, *nics) if one is not None]
         devices.append(
             Device(
@@ -410,7 +381,7 @@ def _costs(problem: SearchProblem) -> tuple[dict[str, list[list[int]]], list[lis
     """(by term: for each node, what 1, 2, … groups there cost; groups on each of their LLCs)."""
     sign = 1 if problem.pack else -1
     costs: dict[str, list[list[int]]] = {name: [] for name in NODE_COSTS}
-    if not problem.options.has_gpus:
+    if not problem.devices.options.has_gpus:
         costs["gpu_sets_lost"] = []
     llc_parts = []
     for node, room in enumerate(problem.capacities):
@@ -423,7 +394,7 @@ def _costs(problem: SearchProblem) -> tuple[dict[str, list[list[int]]], list[lis
             its["unisolated_cores"].append(one.unisolated)
             its["llcs_spanned"].append(one.llcs)
             its["pages_to_reserve"].append(problem.short_pages(node, groups))
-        has_gpus = problem.gpu_nodes >> node & 1
+        has_gpus = problem.devices.gpu_nodes >> node & 1
         same = {
             "balance_cores": sign * problem.supplies[node].whole_cores,
             "balance_memory": sign * problem.page_bytes * pages,

@@ -12,10 +12,16 @@ from typing import Any
 from homenode.plan.bit_sets import members
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import CellSizes, cell_sizes, least_uneven
-from homenode.plan.search.first_terms import FirstTerms
+from homenode.plan.search.problem import Work
 
-WORK_OF_SET = 40
-"""Families that cost as much as one set of nodes that is worked out."""
+STEPS_OF_FAMILY = 40
+"""To compare one, next to those for each of its nodes."""
+
+STEPS_OF_SET = 100
+"""To work out one set of nodes, next to those for its GPUs and its split."""
+
+STEPS_OF_HOME = 6
+"""To bound the distances to one home of GPUs."""
 
 Key = tuple[Any, ...]
 
@@ -25,23 +31,15 @@ class _Sums:
 
     def __init__(self, values: Sequence[int]) -> None:
         self.values = values
-        order = sorted(range(len(values)), key=values.__getitem__)
-        self._ascending = [(1 << node, values[node]) for node in order]
         self._totals = {0: 0}
 
     def least(self, chosen: int, may: int, left: int) -> int:
         """Of these nodes and of the `left` others (all bits) with the least values."""
-        total = self._totals.get(chosen)
+        values, total = self.values, self._totals.get(chosen)
         if total is None:
-            total = sum([self.values[node] for node in members(chosen)])
-            self._totals[chosen] = total
+            total = self._totals[chosen] = sum([values[node] for node in members(chosen)])
         if left:
-            for bit, value in self._ascending:
-                if may & bit:
-                    total += value
-                    left -= 1
-                    if not left:
-                        break
+            total += sum(sorted([values[node] for node in members(may)])[:left])
         return total
 
 
@@ -50,17 +48,18 @@ class Branching:
     or all up to its indices.
 
     work_out: what a set of nodes (bits) comes to by these terms, None where it cannot be chosen.
-    is_complete: whether the last search ended within its budget.
+    is_complete: whether the last search ended within its work.
     """
 
     def __init__(
         self,
-        terms: FirstTerms,
         candidates: Candidates,
         names: Sequence[str],
         work_out: Callable[[int], Key | None],
+        work: Work,
     ) -> None:
-        self.terms, self.candidates, self.problem = terms, candidates, terms.problem
+        self.candidates, self.problem, self.work = candidates, candidates.problem, work
+        self.devices = self.problem.devices
         self.names, self.work_out = names, work_out
         self.is_complete = True
         self._best: Key = ()
@@ -88,9 +87,9 @@ class Branching:
         unreachable, order = self.problem.distances.unreachable, self._order
         position = 0
         while True:
-            if self.terms.work_left <= 0:
+            if self.work.left <= 0:
                 return False
-            self.terms.work_left -= 1
+            self.work.spend(STEPS_OF_FAMILY + may.bit_count())
             narrowed = self._narrowed(chosen, may, left)
             if narrowed is None:
                 return True
@@ -113,9 +112,7 @@ class Branching:
         if any(alike[node] & ~nodes for node in members(nodes)):
             return True
         if self.candidates.holds(nodes):
-            self.terms.work_left -= WORK_OF_SET
-            if not self.candidates.equal:  # the split takes longer the more groups there are
-                self.terms.work_left -= self.problem.groups * self._number // 8
+            self.work.spend(STEPS_OF_SET)
             found = self.work_out(nodes)
             if found is not None and (not self._best or found < self._best):
                 self._best = found
@@ -124,9 +121,7 @@ class Branching:
     @cached_property
     def _order(self) -> list[int]:
         """The nodes of devices first, then those that hold the most."""
-        homes = {one.home.node for one in self.problem.named}
-        homes |= {home.node for home in self.problem.gpu_homes if home is not None}
-        of_devices, capacity = sum(homes), self.problem.capacities
+        of_devices, capacity = self.devices.home_nodes, self.problem.capacities
         return sorted(
             range(len(capacity)), key=lambda n: (not of_devices >> n & 1, -capacity[n], n)
         )
@@ -192,14 +187,14 @@ class Branching:
         """Terms that are sums over the nodes, at the least that each node can come to."""
         problem, nodes = self.problem, range(len(self.problem.supplies))
         sign = 1 if problem.pack else -1
-        has_gpu = [problem.gpu_nodes >> node & 1 for node in nodes]
+        has_gpu = [problem.devices.gpu_nodes >> node & 1 for node in nodes]
         sums = {
             "balance_cores": [sign * one.whole_cores for one in problem.supplies],
             "balance_memory": [sign * problem.page_bytes * (m.pages or 0) for m in problem.memory],
             "gpu_nodes_used": has_gpu,
             "llcs_spanned": [1] * len(has_gpu),
         }
-        if not problem.options.has_gpus:
+        if not problem.devices.options.has_gpus:
             sums["gpu_sets_lost"] = has_gpu
         if self.candidates.equal:
             each = problem.groups // number
@@ -227,7 +222,7 @@ class Branching:
     @cached_property
     def _constant(self) -> dict[str, int]:
         """What no choice of GPUs can undercut, whatever the nodes."""
-        options = self.problem.options
+        options = self.devices.options
         if not options.count:
             return {}
         found = [options.least_lost(0, ((group, options.count),)) for group in options.groups]
@@ -247,10 +242,10 @@ class Branching:
 
     def _least_class(self, chosen: int, may: int, left: int) -> int:
         """So few more packages as nodes are near to only so many GPUs."""
-        distances, count = self.problem.distances, self.problem.options.count
+        distances, count = self.problem.distances, self.devices.options.count
         own = distances.packages_of(chosen)
         others = members(distances.packages_of(may) & ~own)
-        low = self.terms.least_class(distances.packages_of(chosen | may))
+        low = self.devices.least_class(distances.packages_of(chosen | may))
         if not self._near or left >= len(others):
             return low
         for limit, near_package in self._near:
@@ -268,9 +263,9 @@ class Branching:
         known node are near to all."""
         packages = range(len(self.problem.distances.nodes_of_package))
         rows: list[tuple[int, Sequence[int]]] = []
-        some = {number for group in self.problem.options.groups for number in members(group)}
-        for number in sorted(some if self.terms.groups else ()):
-            home = self.problem.gpu_homes[number]
+        some = {number for group in self.devices.options.groups for number in members(group)}
+        for number in sorted(some if self.devices.groups else ()):
+            home = self.devices.gpu_homes[number]
             rows.append((1 << number, [0] * len(packages) if home is None else home.to_package))
         return [
             (limit, [sum([gpu for gpu, row in rows if row[one] <= limit]) for one in packages])
@@ -295,7 +290,7 @@ class Branching:
     def _least_away(self, chosen: int, may: int, left: int) -> int:
         named, groups = self._at_home
         away = named[0] + named[1].least(chosen, may, left)
-        count = self.problem.options.count
+        count = self.devices.options.count
         if not groups:
             return away
         return away + min(
@@ -307,10 +302,10 @@ class Branching:
         """(GPUs that the VM gets in any case, those of each node negated), and the same of each
         group of GPUs: (of no known node, of each node)."""
         nodes = range(len(self.problem.supplies))
-        named = [one.home.node for one in self.problem.named if one.is_gpu]
+        named = [one.home.node for one in self.devices.named if one.is_gpu]
         of_named = _Sums([-sum(home >> node & 1 for home in named) for node in nodes])
         groups = []
-        for group in self.terms.groups:
+        for group in self.devices.groups:
             own = [-sum(each for each, homes in group.nodes if homes >> node & 1) for node in nodes]
             groups.append((group.homeless, _Sums(own)))
         return (len(named), of_named), groups
@@ -353,7 +348,7 @@ class Branching:
             return distance
 
         named, groups = self._rows
-        self.terms.work_left -= sum(map(len, groups))
+        self.work.spend(sum(map(len, groups)) * STEPS_OF_HOME)
         least_of = []
         for group in groups:
             costs = sorted(
@@ -362,7 +357,7 @@ class Branching:
                 for distance in (of(row),)
                 for weight, count in by_weight
             )
-            wanted, total = problem.options.count, 0
+            wanted, total = problem.devices.options.count, 0
             for cost, count in costs:
                 total += cost * min(count, wanted)
                 wanted -= min(count, wanted)
@@ -374,7 +369,7 @@ class Branching:
         """Distances to each node of what the VM gets in any case, and of each home of each group of
         GPUs, with (functions that each GPU brings, GPUs)."""
         nowhere = (0,) * len(self.problem.supplies)
-        return _Sums(self.terms.named_rows), [
+        return _Sums(self.devices.named_rows), [
             [
                 (
                     _Sums(nowhere if one.home is None else one.home.to_node),
@@ -382,5 +377,5 @@ class Branching:
                 )
                 for one in group.homes
             ]
-            for group in self.terms.groups
+            for group in self.devices.groups
         ]

@@ -6,7 +6,7 @@ the hierarchy; that nothing better exists is then known only where a lower bound
 branching.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
 
@@ -19,7 +19,7 @@ from homenode.plan.search.cell_sizes import (
     least_uneven,
 )
 from homenode.plan.search.cost import Cost
-from homenode.plan.search.problem import SearchProblem
+from homenode.plan.search.problem import SearchProblem, Work
 from homenode.plan.search.supply import even_parts
 from homenode.topology import LOCAL_DISTANCE
 
@@ -32,6 +32,12 @@ MOST_FRUITLESS = 1_000
 """Orders that are grown one after the other without a set that holds the VM; then only those of
 all packages are left to try."""
 
+STEPS_OF_ORDER = 10
+"""To grow sets in one order, next to those for its nodes."""
+
+STEPS_OF_SET = 35
+"""To look at one set, next to those for its nodes."""
+
 Bounded = tuple[tuple[int, ...], Iterable[int]]
 """Lower bound of the first terms of the sets that follow, and the sets."""
 
@@ -39,18 +45,19 @@ Bounded = tuple[tuple[int, ...], Iterable[int]]
 class Candidates:
     """Sets of nodes (bits) that hold the VM. equal: with the same number of groups on each.
 
-    exact: every set was listed so far. most_nodes: larger sets are left out; a search lowers it
-    once they cannot be of use.
+    exact: every set was listed so far. Once the work is spent, those that were found must do.
     """
 
-    def __init__(self, problem: SearchProblem, *, equal: bool) -> None:
-        self.problem = problem
-        self.equal = equal
+    def __init__(self, problem: SearchProblem, work: Work, *, equal: bool) -> None:
+        self.problem, self.work, self.equal = problem, work, equal
         self.exact = True
         self.most_nodes = min(problem.most_nodes, problem.groups)
+        self._grown_before: dict[int, bool] = {}
+        self._has_found = False
         self._capacity = problem.capacities
         self._able: dict[int, int] = {}
         self._splits: dict[int, CellSplits] = {}
+        self._orders_from: dict[int, tuple[list[int], list[int]]] = {}
         self._limits_memory = bool(problem.pages_together or problem.pages_anywhere)
         unreachable = problem.distances.unreachable
         self._fruitless = 0
@@ -256,79 +263,121 @@ class Candidates:
         if next(self.counts(nodes), None) is None:
             return  # no number of these nodes holds the VM
         self.exact = False
-        seen: set[int] = set()
+        known = self._grown_before
         if self.problem.shares and (most := self._most_cores(nodes)) and self.holds(most):
-            seen.add(most)
+            known[most] = self._has_found = True
             yield most
+        by_able = self._by_able(nodes) if self.equal else {}
         for order in self._orders(nodes):
+            if self._has_found and self.work.left <= 0:
+                return
             self._fruitless += 1
-            for grown in self._equal_prefixes(order) if self.equal else self._prefixes(order):
-                if grown not in seen:
-                    seen.add(grown)
-                    if self.holds(grown):
-                        self._fruitless = 0
+            self.work.spend(STEPS_OF_ORDER + len(order))
+            for grown in (
+                self._equal_prefixes(order, by_able) if self.equal else self._prefixes(order)
+            ):
+                if grown not in known:
+                    self.work.spend(STEPS_OF_SET + len(order) // 2)
+                    known[grown] = self.holds(grown)
+                    if known[grown]:
+                        self._has_found = True
                         yield grown
+                if known[grown]:
+                    self._fruitless = 0
 
     def _orders(self, nodes: int) -> Iterator[Sequence[int]]:
-        problem, capacity, distances = self.problem, self._capacity, self.problem.distances
-        pulled = [0] * len(problem.supplies)
-        homes = [one.home.node for one in problem.named if one.is_gpu]
-        for number in members(problem.options.open if problem.options.count else 0):
-            home = problem.gpu_homes[number]
+        for seed in members(nodes):
+            if not self.problem.earlier_equals[seed]:
+                for order in self._outwards(seed):
+                    yield _with_first(seed, [node for node in order if nodes >> node & 1])
+                if self._pulled[seed]:
+                    yield self._near_devices(seed, nodes)
+        every = (self._by_weight, self._by_capacity) if any(self._pulled) else (self._by_capacity,)
+        for order in every:
+            yield [node for node in order if nodes >> node & 1]
+
+    def _outwards(self, seed: int) -> tuple[list[int], list[int]]:
+        """All nodes that can hold a group by their distance from one: package by package, and one
+        by one. Orders of fewer nodes are parts of these: packages are taken whole."""
+        known = self._orders_from.get(seed)
+        if known is None:
+            distance = self.problem.distances.between[seed].__getitem__
+            in_package = self._in_package
+            nearest = {one: min(map(distance, its)) for one, its in in_package.items()}
+            by_package: list[int] = []
+            for one in sorted(in_package, key=nearest.__getitem__):
+                by_package += sorted(in_package[one], key=distance)
+            own = self.problem.distances.packages[seed]
+            by_package.sort(key=lambda node: self.problem.distances.packages[node] != own)
+            known = by_package, sorted(self._by_package, key=distance)
+            self._orders_from[seed] = known
+        return known
+
+    def _near_devices(self, seed: int, nodes: int) -> list[int]:
+        """As many nodes of GPUs as it may take, and then the others, by distance."""
+        distance, pulled = self.problem.distances.between[seed].__getitem__, self._pulled
+        own, left = [seed], self.problem.devices.options.count + pulled[seed]
+        for node in self._outwards(seed)[1]:
+            if left > 0 and pulled[node] and node != seed and nodes >> node & 1:
+                own.append(node)
+                left += pulled[node]
+        rest = sorted(self._by_package, key=lambda node: (distance(node), -pulled[node]))
+        return own + [node for node in rest if nodes >> node & 1 and node not in own]
+
+    @cached_property
+    def _pulled(self) -> list[int]:
+        """The GPUs of each node that the VM gets or may get, negated."""
+        devices = self.problem.devices
+        pulled = [0] * len(self.problem.supplies)
+        homes = [one.home.node for one in devices.named if one.is_gpu]
+        for number in members(devices.options.open if devices.options.count else 0):
+            home = devices.gpu_homes[number]
             if home is not None:
                 homes.append(home.node)
         for bit in homes:
             if bit:
                 pulled[bit.bit_length() - 1] -= 1
-        sign = 1 if problem.pack else -1
+        return pulled
+
+    @cached_property
+    def _by_weight(self) -> list[int]:
+        problem, sign = self.problem, 1 if self.problem.pack else -1
         weight = [
             (
-                pulled[node],
+                self._pulled[node],
                 sign * supply.whole_cores,
                 sign * (problem.memory[node].pages or 0),
                 node,
             )
             for node, supply in enumerate(problem.supplies)
         ]
-        by_weight = sorted(members(nodes), key=weight.__getitem__)
-        by_capacity = sorted(by_weight, key=lambda node: -capacity[node])
-        # Sorting keeps the order of equals, so each order below starts from one of these.
-        by_package = sorted(by_weight, key=distances.packages.__getitem__)
-        in_package: dict[int, list[int]] = {}
-        for node in by_weight if self.equal else by_capacity:
-            in_package.setdefault(distances.packages[node], []).append(node)
-        packages = sorted(
-            in_package, key=lambda one: (-sum(capacity[node] for node in in_package[one]), one)
-        )
-        for seed in members(nodes):
-            if problem.earlier_equals[seed]:
-                continue
-            distance = distances.between[seed].__getitem__
-            nearest = {one: min(map(distance, in_package[one])) for one in packages}
-            order: list[int] = []
-            for one in _with_first(
-                distances.packages[seed], sorted(packages, key=nearest.__getitem__)
-            ):
-                its = in_package[one]
-                order += its if len(its) == 1 else sorted(its, key=distance)
-            yield _with_first(seed, order)
-            yield _with_first(seed, sorted(by_package, key=distance))
-            if pulled[seed]:  # as many nodes of GPUs as it may take, and then the others
-                own, left = [seed], problem.options.count + pulled[seed]
-                for node in sorted(by_package, key=distance):
-                    if left > 0 and pulled[node] and node != seed:
-                        own.append(node)
-                        left += pulled[node]
-                rest = sorted(by_package, key=lambda node: -pulled[node])
-                yield own + [node for node in sorted(rest, key=distance) if node not in own]
-        if any(pulled):
-            yield by_weight
-        yield by_capacity
+        return sorted(members(problem.eligible), key=weight.__getitem__)
 
-    def _equal_prefixes(self, order: Sequence[int]) -> Iterator[int]:
+    # Sorting keeps the order of equals, so each order of nodes starts from one of these.
+
+    @cached_property
+    def _by_capacity(self) -> list[int]:
+        return sorted(self._by_weight, key=lambda node: -self._capacity[node])
+
+    @cached_property
+    def _by_package(self) -> list[int]:
+        return sorted(self._by_weight, key=self.problem.distances.packages.__getitem__)
+
+    @cached_property
+    def _in_package(self) -> dict[int, list[int]]:
+        """The nodes of each package, the packages that hold the most first."""
+        packages, found = self.problem.distances.packages, dict[int, list[int]]()
+        for node in self._by_weight if self.equal else self._by_capacity:
+            found.setdefault(packages[node], []).append(node)
+        held = self.problem.groups_of_package
+        return {one: found[one] for one in sorted(found, key=lambda one: (-held[one], one))}
+
+    def _equal_prefixes(
+        self, order: Sequence[int], by_able: Mapping[int, Sequence[int]]
+    ) -> Iterator[int]:
         """The first nodes of the order that can have an equal share among so many, for each number
         of nodes. A node that an earlier one cannot reach is passed over."""
-        for able, numbers in self._by_able:
+        for able, numbers in by_able.items():
             chosen, number = 0, 0
             for node in order:
                 if able >> node & 1 and not (
@@ -341,13 +390,12 @@ class Candidates:
                         if number == numbers[-1]:
                             break
 
-    @cached_property
-    def _by_able(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Nodes that may be among so many, and each such number, ascending."""
+    def _by_able(self, nodes: int) -> dict[int, list[int]]:
+        """By those of these nodes that may be among so many, each such number, ascending."""
         numbers: dict[int, list[int]] = {}
-        for number, able in self.counts(self.problem.eligible):
+        for number, able in self.counts(nodes):
             numbers.setdefault(able, []).append(number)
-        return tuple((able, tuple(its)) for able, its in numbers.items())
+        return numbers
 
     def _prefixes(self, order: Sequence[int]) -> Iterator[int]:
         """The first nodes of the order that hold the VM, for each number of nodes; also without
@@ -408,7 +456,7 @@ class Candidates:
     def is_least(self, cost: Cost) -> bool:
         """Whether the cost meets a lower bound in every term but the indices."""
         problem = self.problem
-        has_devices = bool(problem.named or problem.options.count)
+        has_devices = bool(problem.devices.named or problem.devices.options.count)
         if has_devices or problem.shares or "minus_nodes_spanned" in problem.first:
             return False
         number = cost.nodes_spanned

@@ -13,13 +13,17 @@ from typing import NamedTuple
 
 from homenode.plan.bit_sets import members
 from homenode.plan.search.cell_sizes import GroupRange
-from homenode.plan.search.first_terms import FirstTerms, HomeGpus
+from homenode.plan.search.devices import HomeGpus
+from homenode.plan.search.problem import SearchProblem, Work
 
 MOST_SPLITS = 70
 """Splits of one set of nodes that are asked one by one for their GPUs."""
 
-MOST_BRANCHES = 4_000
-"""Numbers of GPUs by home that one search tries, over all sets of nodes."""
+STEPS_OF_BRANCH = 20
+"""To try a number of GPUs of a home, next to those for each node."""
+
+DISTANCES_OF_STEP = 8
+"""Distances that are looked at in a step."""
 
 MOST_EQUAL = 100
 """Numbers of GPUs by home that are equally near and are kept, for one set of nodes."""
@@ -151,21 +155,26 @@ class _Asked(NamedTuple):
         return Choice(self.splits.distance(row), sure, tied, self.splits.all_nearest(row))
 
 
+def steps_of_distances(nodes: int, homes: int) -> int:
+    """To look at the distances from so many nodes to so many homes, once each."""
+    return 20 + nodes * homes // DISTANCES_OF_STEP
+
+
 class NearestGpus:
     """Choices of GPUs for one search. exact: so far none that is as near was left out."""
 
-    def __init__(self, terms: FirstTerms, most_branches: int = MOST_BRANCHES) -> None:
+    def __init__(self, problem: SearchProblem, work: Work) -> None:
         self.exact = True
-        self._terms = terms
-        self._branches = most_branches
+        self.problem, self.work = problem, work
 
     def bound(self, nodes: int, ranges: Ranges) -> int:
         """What no choice for these nodes (bits) can undercut."""
-        problem = self._terms.problem
+        problem = self.problem
         if "device_distance" not in problem.rest:
             return 0
         bounds = []
         for asked in self._asked(nodes, ranges):
+            self.work.spend(steps_of_distances(len(ranges), len(asked.homes)))
             costs = sorted(_of_each(asked.homes, asked.alone()))
             bounds.append(asked.splits.distance(asked.row) + sum(costs[: asked.left]))
         return min(bounds)
@@ -173,11 +182,11 @@ class NearestGpus:
     def choices(self, nodes: int, ranges: Ranges, most: int | None = None) -> list[Choice]:
         """The nearest for these nodes (bits), within these ranges; none where they are farther
         than `most`."""
-        problem = self._terms.problem
-        count = problem.options.count
+        problem = self.problem
+        count = problem.devices.options.count
         if "device_distance" not in problem.rest:
             # No GPU of those that may go together is nearer than another to this policy.
-            groups = self._terms.home_groups(nodes)
+            groups = problem.devices.home_groups(nodes)
             every = (sum(gpus for one in g.homes for _, gpus in one.by_weight) for g in groups)
             tied = [((gpus, count),) for gpus in every] if count else [()]
             return [Choice(0, 0, one, ranges) for one in tied]
@@ -189,14 +198,14 @@ class NearestGpus:
     def _asked(self, nodes: int, ranges: Ranges) -> Iterator[_Asked]:
         """What is asked of each group of GPUs of which all may be chosen. GPUs at home on the nodes
         come before all others: all of them where they are not too many."""
-        problem = self._terms.problem
+        problem = self.problem
         positions = tuple(members(nodes))
-        named = tuple([self._terms.named_rows[node] for node in positions])
-        splits, count = _Splits.within(ranges, problem.groups), problem.options.count
+        named = tuple([problem.devices.named_rows[node] for node in positions])
+        splits, count = _Splits.within(ranges, problem.groups), problem.devices.options.count
         if not count:
             yield _Asked(splits, named, 0, (), 0)
             return
-        for group in self._terms.home_groups(nodes):
+        for group in problem.devices.home_groups(nodes):
             near, far = group.near(nodes)
             left = count - sum(one.count for one in near)
             if left < 0:
@@ -221,6 +230,10 @@ class NearestGpus:
             lowest = [sum(map(mul, home.row, low)) for home in asked.homes]
             more = [[step * home.row[i] for home in asked.homes] for i in range(len(low))]
             for chosen in few:
+                if found and self.work.left <= 0:
+                    self.exact = False
+                    break
+                self.work.spend(steps_of_distances(len(low), len(asked.homes)))
                 split = list(low)
                 for i in chosen:
                     split[i] += step
@@ -248,6 +261,7 @@ class NearestGpus:
         least_of.reverse()
         weights = [[one.first(n)[1] for n in range(one.total + 1)] for one in homes]
         found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        work = self.work.half().half()
 
         def visit(numbers: tuple[int, ...], left: int, row: tuple[int, ...]) -> None:
             nonlocal limit
@@ -262,10 +276,10 @@ class NearestGpus:
                 return
             rest = len(least_of[i + 1]) - 1
             for number in range(min(left, homes[i].total), max(0, left - rest) - 1, -1):
-                if not self._branches:
+                if work.left <= 0:
                     self.exact = False
                     return
-                self._branches -= 1
+                work.spend(STEPS_OF_BRANCH + len(row))
                 more = _plus(row, weights[i][number], homes[i].row)
                 bound = asked.splits.distance(more) + least_of[i + 1][left - number]
                 if bound == limit and len(found) >= MOST_EQUAL:

@@ -119,13 +119,13 @@ def fallbacks(request: GuestRequest, free: Usable) -> Iterator[Fallback]:
     one_kind = frozenset({CoreKind.PERFORMANCE}) if hybrid else kinds
     ways: list[tuple[bool, _Cores]] = []
     for way in (_ways, _shared):
-        for mixed in (False, True) if hybrid else (False,):
+        for mixed in (False, True) if hybrid and not request.options.explicit_cells else (False,):
             of_kinds = kinds if mixed else one_kind
             widest = max((shape.pus for shape in shapes if shape.kind in of_kinds), default=1)
             ways += ((mixed, cores) for cores in way(request, widest, of_kinds, mixed=mixed))
     # Nothing is pinned that could leave the host without a core.
     keeps_core = (True,) if request.layout.pinning is Pinning.NONE else (True, False)
-    memory_rules = _memory_rules(request.layout)
+    memory_rules = _memory_rules(request)
     for keeps_memory, (mixed, cores) in product((True, False), ways):
         for keeps, memory in product(keeps_core, memory_rules):
             yield _fallback(request, mixed, cores, keeps, keeps_memory, memory)
@@ -146,6 +146,8 @@ def _ways(
     pins_all = request.layout.pinning is Pinning.ALL_PUS
     widest = min(widest, request.most_threads or widest)
     for threads in range(widest if pins_all and not mixed else 1, 0, -1):
+        if keeps and any(cell.vcpus % threads for cell in request.options.explicit_cells):
+            continue  # a cell would get half a group
         groups = -(-request.vcpus // threads) if keeps else request.vcpus
         idle = keeps and request.vcpus % threads > 0
         fewer: tuple[Concession, ...] = ()
@@ -165,7 +167,10 @@ def _shared(
     yield _Cores(grouping, request.vcpus, True, (Concession.SHARED_CORES,))
 
 
-def _memory_rules(layout: Layout) -> tuple[MemoryRule, ...]:
+def _memory_rules(request: GuestRequest) -> tuple[MemoryRule, ...]:
+    if request.options.explicit_cells:
+        return (MemoryRule.FOLLOWS,)
+    layout = request.layout
     if layout.cells is GuestCells.MIRRORED and layout.memory is MemoryBinding.BOUND_PER_CELL:
         return MemoryRule.FOLLOWS, MemoryRule.UNEVEN
     return MemoryRule.FOLLOWS, MemoryRule.UNEVEN, MemoryRule.ELSEWHERE

@@ -4,8 +4,9 @@ PlacementSearch states one problem per fallback of the ladder; solve.py solves i
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
+
+from msgspec import Struct, field, structs
 
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
@@ -15,6 +16,7 @@ from homenode.plan.options import Balance, DeviceLocality
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
+from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
 from homenode.plan.search.distances import DistanceMatrix
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import (
@@ -41,30 +43,32 @@ Split = tuple[tuple[int, int], ...]
 """(node position, sibling groups there), ascending by node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """A node that devices lie on, seen from the nodes of the problem.
-
-    node: its bit, 0 where it has no PUs. to_package: package-level SLIT distance to each package.
-    to_node: SLIT distance to each node.
-    """
-
-    node: int
-    to_package: tuple[int, ...]
-    to_node: tuple[int, ...]
+MOST_STEPS = 400_000
+"""Of the searches for one VM, on all fallbacks together."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedDevice:
-    """A device that the VM gets in any case."""
+class Work:
+    """Steps, of about a microsecond each, that a search may still take. They are counted and not
+    timed, so that the same request always comes to the same plan."""
 
-    home: Home
-    affinities: bool
-    is_gpu: bool
+    def __init__(self, steps: int) -> None:
+        self._of_all, self._kept = [steps], 0
+
+    @property
+    def left(self) -> int:
+        return self._of_all[0] - self._kept
+
+    def half(self) -> "Work":
+        """Half of what is left; what is spent of it is spent of the whole."""
+        part = Work(0)
+        part._of_all, part._kept = self._of_all, self._of_all[0] - max(0, self.left) // 2
+        return part
+
+    def spend(self, steps: int) -> None:
+        self._of_all[0] -= steps
 
 
-@dataclass(frozen=True)
-class SearchProblem:
+class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     """Nodes are positions in `supplies` here, which ascend by node index; sets of them are bits.
 
     first, rest: names of the terms in the order of comparison. even_splits: vCPUs are shared out
@@ -73,12 +77,9 @@ class SearchProblem:
     QEMU needs included; 0 where memory is no limit. pages_together: pages that the nodes must hold
     together, pages_anywhere: that all nodes must, 0 = no limit. huge: pages are huge ones, so pools
     matter. page_bytes: bytes of a page. equal: equal cells are preferred. most_nodes: at most so
-    many. distances: between the nodes; their packages are numbered from 0. gpu_homes: of each of
-    the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it, where they are
-    of another package. device_pages: (guest cell, pages) of each memory device, next to `pages`;
-    the n-th cell is on the n-th of the nodes chosen. requires_home: no GPU may be away from its
-    node. gpu_nodes: nodes with free GPUs. shares: there are more groups than whole cores, so each
-    node gives all of its whole cores first.
+    many. distances: between the nodes; their packages are numbered from 0. device_pages: (guest
+    cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of the nodes.
+    shares: there are more groups than whole cores, so each node gives all of its whole cores first.
     """
 
     pack: bool
@@ -91,12 +92,7 @@ class SearchProblem:
     most_nodes: int
     distances: DistanceMatrix
     hosts_isolation: bool
-    options: DeviceOptions
-    named: tuple[NamedDevice, ...]
-    gpu_homes: tuple[Home | None, ...]
-    nic_homes: tuple[tuple[Home, ...], ...]
-    requires_home: bool
-    gpu_nodes: int
+    devices: SearchDevices
     supplies: tuple[Supply, ...]
     memory: tuple[NodeMemory, ...]
     groups: int
@@ -137,9 +133,7 @@ class SearchProblem:
     def earlier_equals(self) -> tuple[int, ...]:
         """For each node, the last node before it (as a bit) that is alike in all that a search
         compares; 0 where there is none. Nodes that devices lie on are like no other."""
-        homes = {id(one.home): one.home for one in self.named}
-        homes |= {id(home): home for home in self.gpu_homes if home is not None}
-        of_devices = sum({home.node for home in homes.values()})
+        of_devices, homes = self.devices.home_nodes, self.devices.homes
         between = self.distances.between
         result: list[int] = []
         last: dict[tuple[object, ...], list[int]] = {}
@@ -148,14 +142,14 @@ class SearchProblem:
             if not of_devices >> node & 1 and len(its.parts) == 1 and not self.device_pages:
                 key = (
                     self.distances.packages[node],
-                    self.gpu_nodes >> node & 1,
+                    self.devices.gpu_nodes >> node & 1,
                     self.capacities[node],
                     its.groups,
                     its.whole_cores,
                     self.memory[node].pages,
                     self.memory[node].pool_pages,
                     tuple(sorted(between[node])),
-                    tuple(home.to_node[node] for home in homes.values()),
+                    tuple(home.to_node[node] for home in homes),
                     tuple(
                         (t.isolated, tuple(g for _, g in t.llcs), t.sizes) for t in its.whole.tiers
                     ),
@@ -234,6 +228,39 @@ class SearchProblem:
             owned[cell if cell < cells else 0] += pages
         return tuple(owned)
 
+    def first_terms(self, nodes: int, most: tuple[int, ...] = ()) -> tuple[int, ...] | None:
+        """The terms that a set of nodes (bits) alone decides, with the GPUs that suit it; None
+        where a GPU must not be away and is, and where they are more than `most`."""
+        devices = self.devices
+        if devices.options.count and not devices.near_groups(nodes):
+            return None
+        away = devices.away(nodes)
+        if away and devices.requires_home:
+            return None
+        result: list[int] = []
+        is_tied = bool(most)
+        for i, name in enumerate(self.first):
+            if name == "nodes_spanned":
+                value = nodes.bit_count()
+            elif name == "node_distance":
+                value = self.distances.worst(nodes)
+            elif name == "device_class":
+                value = devices.device_class(nodes)
+            elif name == "packages_spanned":
+                value = self.distances.packages_of(nodes).bit_count()
+            elif name == "gpus_away_from_home":
+                value = away
+            elif name == "vcpus_beyond_cores":
+                value = self.beyond_cores(members(nodes))
+            else:
+                value = -nodes.bit_count()
+            if is_tied and value != most[i]:
+                if value > most[i]:
+                    return None
+                is_tied = False
+            result.append(value)
+        return tuple(result)
+
     @cached_property
     def _costs(self) -> dict[tuple[int, int], AllocationCost]:
         return {}
@@ -284,7 +311,7 @@ class SearchProblem:
             gpus_without_nic=gpus.without_nic,
             unevenness=sizes.unevenness,
             split=tuple([-groups for _, groups in split]),
-            gpus=self.options.positions(gpus.gpus),
+            gpus=self.devices.options.positions(gpus.gpus),
         )
 
     @cached_property
@@ -303,17 +330,16 @@ class SearchProblem:
             balance_memory=sign
             * self.page_bytes
             * sum(self.memory[node].pages or 0 for node in nodes),
-            gpu_nodes_used=sum(self.gpu_nodes >> node & 1 for node in nodes),
+            gpu_nodes_used=sum(self.devices.gpu_nodes >> node & 1 for node in nodes),
             nodes=tuple(self.supplies[node].cores.index for node in nodes),
         )
 
 
-@dataclass(frozen=True)
-class PlacementSearch:
+class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
     """What a search for one VM works with, whatever the fallback: the problem of each fallback.
 
-    free: without and with the cores that serve other emulators. brief: nothing is to be explained.
-    What several fallbacks share is remembered.
+    free: without and with the cores that serve other emulators. work: what is left of it for the
+    problems of all fallbacks. What several fallbacks share is remembered.
     """
 
     host: Host
@@ -322,13 +348,15 @@ class PlacementSearch:
     options: DeviceOptions
     distances: DistanceMatrix
     free: tuple[Usable, Usable]
-    brief: bool = False
-    _supplies: dict[tuple[int, Grouping], tuple[Supply, ...]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
-    _memory: dict[bool, dict[NodeIndex, NodeMemory]] = field(
-        default_factory=dict, compare=False, repr=False
-    )
+    work: Work = field(default_factory=lambda: Work(MOST_STEPS))
+
+    @cached_property
+    def _supplies(self) -> dict[tuple[int, Grouping], tuple[Supply, ...]]:
+        return {}
+
+    @cached_property
+    def _memory(self) -> dict[bool, dict[NodeIndex, NodeMemory]]:
+        return {}
 
     def free_on(self, fallback: Fallback) -> Usable:
         return self.free[not fallback.keeps_core]
@@ -363,7 +391,7 @@ class PlacementSearch:
             pages += sum(pages for _, pages in devices)
         if fallback.keeps_memory and request.page_bytes is None:
             pages += -(-overhead_bytes(request) // self._bare.page_bytes)
-        return replace(
+        return structs.replace(
             self._bare,
             supplies=self.supplies(fallback),
             memory=tuple(self.memory_on(fallback)[cores.index] for cores in self.free[0].nodes),
@@ -374,7 +402,10 @@ class PlacementSearch:
             counts_sockets=self._bare.counts_sockets
             and not fallback.mixed
             and not fallback.grouping.counts_pus,
-            pages=pages if fallback.memory is MemoryRule.FOLLOWS else 0,
+            # Cells that are given have each its own memory.
+            pages=pages
+            if fallback.memory is MemoryRule.FOLLOWS and not request.options.explicit_cells
+            else 0,
             pages_together=pages if fallback.memory is MemoryRule.UNEVEN else 0,
             pages_anywhere=pages if fallback.memory is MemoryRule.ELSEWHERE else 0,
             device_pages=devices if by_cell else (),
@@ -388,15 +419,6 @@ class PlacementSearch:
     def _bare(self) -> SearchProblem:
         """What the problems of all fallbacks have in common."""
         request, options, nodes = self.request, self.options, self.free[0].nodes
-        ignores = request.options.device_locality is DeviceLocality.IGNORE
-        bit = {cores.index: 1 << i for i, cores in enumerate(nodes)}
-        of_gpus = {gpu.home for gpu in options.gpus if gpu.home is not None}
-        homes = set() if ignores else {node for node, *_ in options.homes}
-        if options.count and not ignores:
-            homes |= of_gpus
-        home = self._homes(homes, bit)
-        gpus = options.gpus if options.count else ()
-        gpu_homes = tuple(None if gpu.home is None else home.get(gpu.home) for gpu in gpus)
         first, rest = request_order(request, shares=False)
         page_bytes = page_size_bytes(self.host, request)
         most_nodes = min(len(nodes), request.options.max_nodes or len(nodes))
@@ -417,10 +439,40 @@ class PlacementSearch:
             huge=request.page_bytes is not None,
             page_bytes=page_bytes,
             most_nodes=most_nodes,
-            distances=self.distances.among([cores.position for cores in nodes]),
+            distances=self._between,
             hosts_isolation=bool(self.free[0].isolated),
+            devices=self._devices,
+            supplies=(),
+            memory=(),
+            groups=0,
+            equal=False,
+        )
+
+    @cached_property
+    def _between(self) -> DistanceMatrix:
+        """The distances between the nodes with PUs."""
+        return self.distances.among([cores.position for cores in self.free[0].nodes])
+
+    @cached_property
+    def _devices(self) -> SearchDevices:
+        request, options = self.request, self.options
+        ignores = request.options.device_locality is DeviceLocality.IGNORE
+        bit = {cores.index: 1 << i for i, cores in enumerate(self.free[0].nodes)}
+        of_gpus = {gpu.home for gpu in options.gpus if gpu.home is not None}
+        homes = set() if ignores else {node for node, *_ in options.homes}
+        if options.count and not ignores:
+            homes |= of_gpus
+        home = self._homes(homes, bit)
+        gpus = options.gpus if options.count else ()
+        gpu_homes = tuple(None if gpu.home is None else home.get(gpu.home) for gpu in gpus)
+        return SearchDevices(
             options=options,
-            named=() if ignores else tuple(NamedDevice(home[n], p, g) for n, p, g in options.homes),
+            named=()
+            if ignores
+            else tuple(
+                NamedDevice(home=home[node], pulls=pulls, is_gpu=is_gpu)
+                for node, pulls, is_gpu in options.homes
+            ),
             gpu_homes=gpu_homes,
             nic_homes=tuple(
                 tuple(
@@ -431,12 +483,10 @@ class PlacementSearch:
                 )
                 for gpu, own in zip(gpus, gpu_homes, strict=True)
             ),
-            requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
             gpu_nodes=sum(bit.get(node, 0) for node in of_gpus),
-            supplies=(),
-            memory=(),
-            groups=0,
-            equal=False,
+            requires_home=request.options.device_locality is DeviceLocality.REQUIRE,
+            compares_classes="device_class" in request_order(request, shares=False)[0],
+            distances=self._between,
         )
 
     def _homes(self, nodes: set[NodeIndex], bit: dict[NodeIndex, int]) -> dict[NodeIndex, Home]:
@@ -447,10 +497,10 @@ class PlacementSearch:
         for position, node in enumerate(self.host.nodes):
             if node.index in nodes:
                 by_package = distances.to_packages(position)
-                found[node.index] = Home(
+                found[node.index] = Home.seen(
                     bit.get(node.index, 0),
-                    tuple(by_package[package] for package in packages),
-                    tuple(distances.between[position][other] for other in positions),
+                    [by_package[package] for package in packages],
+                    [distances.between[position][other] for other in positions],
                 )
         return found
 

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.allocations import Allocations
@@ -122,10 +124,12 @@ def whole_host(
             "lower the memory"
             + (f", or allow other memory: {' '.join(options)}" if options else ""),
         )
-    if problem.most_nodes < len(indices) and fits(replace(problem, most_nodes=len(indices))):
+    if problem.most_nodes < len(indices) and fits(
+        structs.replace(problem, most_nodes=len(indices))
+    ):
         enough = range(problem.most_nodes + 1, len(indices) + 1)
         place = bisect_left(
-            enough, True, key=lambda number: fits(replace(problem, most_nodes=number))
+            enough, True, key=lambda number: fits(structs.replace(problem, most_nodes=number))
         )
         number = enough[min(place, len(enough) - 1)]
         return Rejection(
@@ -134,7 +138,7 @@ def whole_host(
             f"at most {_count(problem.most_nodes)} allowed, {number} needed",
             f"allow {_count(number)} with --max-nodes {number}",
         )
-    if problem.requires_home and fits(problem):
+    if problem.devices.requires_home and fits(problem):
         return Rejection(
             "device-locality",
             indices,
@@ -211,7 +215,7 @@ def most_vcpus(request: GuestRequest, problem: SearchProblem, fallback: Fallback
 
 
 def _smaller(problem: SearchProblem, groups: int) -> SearchProblem:
-    return replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups))
+    return structs.replace(problem, groups=groups, most_nodes=min(problem.most_nodes, groups))
 
 
 def refusal(

@@ -12,27 +12,30 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
+from msgspec import structs
+
 from homenode.plan.bit_sets import members
 from homenode.plan.search.branching import Branching
 from homenode.plan.search.candidates import Candidates
 from homenode.plan.search.cell_sizes import GroupRange
 from homenode.plan.search.cost import Cost
 from homenode.plan.search.cost import terms as cost_terms
-from homenode.plan.search.first_terms import FirstTerms
-from homenode.plan.search.gpu_choice import Choice, NearestGpus
-from homenode.plan.search.problem import SearchProblem, Split
-from homenode.plan.search.split import least_split
+from homenode.plan.search.gpu_choice import Choice, NearestGpus, steps_of_distances
+from homenode.plan.search.problem import SearchProblem, Split, Work
+from homenode.plan.search.split import least_split, least_sums
 
 MOST_RUNNERS_UP = 3
 
-MOST_WORK = 600_000
-"""Distances that are looked at, once each, for sets of nodes that are equally good by the first
-terms: of 64 nodes and as many homes of GPUs these are 140 sets."""
+STEPS_OF_COST = 20
+"""To work out what one choice of GPUs and groups costs, next to those for each node."""
+
+STEPS_TO_EXPLAIN = 20_000
+"""For the runners-up, which no plan depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """One candidate. gpus: bits of problem.options.gpus that were chosen."""
+    """One candidate. gpus: bits of problem.devices.options.gpus that were chosen."""
 
     split: Split
     gpus: int
@@ -60,24 +63,23 @@ _COSTS_OF_EQUALITY = (
 """Terms of which equal cells may cost no more than unequal ones, as far as the policy has them."""
 
 
-def solve(problem: SearchProblem) -> tuple[Solution | None, bool]:
+def solve(problem: SearchProblem, work: Work) -> tuple[Solution | None, bool]:
     """(the solution of least cost, None where none was found; whether it is known that none fits
-    where none was found). Same problem, same solution.
+    where none was found). Same problem and work, same solution.
 
     Equal cells are preferred while they cost no class of device distance, no package, no GPU its
     home and no further node. Where they do, they are a runner-up.
     """
     if sum(problem.capacities) < problem.groups:
         return None, True
-    terms = FirstTerms(problem)
-    uneven = _Search(terms, equal=False)
-    found = _preferred(problem, terms, uneven)
+    uneven = _Search(problem, work, equal=False)
+    found = _preferred(problem, work, uneven)
     return found, found is not None or uneven.knows_refusal
 
 
-def _preferred(problem: SearchProblem, terms: FirstTerms, uneven: "_Search") -> Solution | None:
+def _preferred(problem: SearchProblem, work: Work, uneven: "_Search") -> Solution | None:
     """The solution with equal cells, where these cost no more than they may; else that of all."""
-    equal = _Search(terms, equal=True)
+    equal = _Search(problem, work, equal=True)
     preferred = equal.best if problem.equal else None
     if preferred is None:
         found = uneven.best
@@ -86,7 +88,7 @@ def _preferred(problem: SearchProblem, terms: FirstTerms, uneven: "_Search") -> 
     if uneven.cannot_undercut(preferred.best.cost) or not uneven.ranked:
         return preferred
     least, is_least = uneven.least_first
-    own = terms.of(_nodes_of(preferred.best))
+    own = problem.first_terms(_nodes_of(preferred.best))
     assert own is not None, "these nodes were chosen"
     costs = zip(problem.first, own, least, strict=True)
     if all(mine <= other for name, mine, other in costs if name in _COSTS_OF_EQUALITY):
@@ -104,22 +106,21 @@ def _preferred(problem: SearchProblem, terms: FirstTerms, uneven: "_Search") -> 
 def may_be_nearer(problem: SearchProblem, cost: Cost) -> bool:
     """Whether the problem may have a placing of nearer devices or of fewer packages than this; a
     few sums, without a search."""
-    return not _Search(FirstTerms(problem), equal=False).cannot_be_nearer(cost)
+    return not _Search(problem, Work(0), equal=False).cannot_be_nearer(cost)
 
 
 def fits(problem: SearchProblem) -> bool:
     """Whether any set of nodes holds the VM; a few sums, without comparing."""
-    return next(Candidates(problem, equal=False).any_set(), None) is not None
+    return next(Candidates(problem, Work(0), equal=False).any_set(), None) is not None
 
 
-def solve_fixed(problem: SearchProblem, splits: Iterable[Split]) -> Solution | None:
+def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> Solution | None:
     """The best of these splits, with the GPUs that suit it best."""
-    terms = FirstTerms(problem)
-    search = _Search(terms, equal=False)
+    search = _Search(problem, work, equal=False)
     found = []
     for split in splits:
         nodes = sum(1 << node for node, _ in split)
-        first = terms.of(nodes)
+        first = problem.first_terms(nodes)
         if first is not None:
             placing = search.work_out(nodes, search.nearest.choices(nodes, _fixed(split)))
             found.append((first, search.rest_of(placing), placing))
@@ -140,7 +141,7 @@ def without_first_gpu(
 ) -> Placing | None:
     """The best on the same nodes without the first of the GPUs that were chosen; None where there
     is none. keeps_split: cells are given one by one; else it may be another one."""
-    options, without = problem.options, best.gpus & -best.gpus
+    options, without = problem.devices.options, best.gpus & -best.gpus
     if not without:
         return None
     groups = tuple(one & ~without for one in options.groups)
@@ -148,12 +149,13 @@ def without_first_gpu(
     if not groups:
         return None
     fewer = replace(options, open=options.open & ~without, groups=groups)
-    terms = FirstTerms(replace(problem, options=fewer))
+    devices = structs.replace(problem.devices, options=fewer)
+    other = structs.replace(problem, devices=devices)
     nodes = _nodes_of(best)
-    if terms.of(nodes) is None:
+    if other.first_terms(nodes) is None:
         return None
     is_equal = problem.equal and len({groups for _, groups in best.split}) == 1
-    search = _Search(terms, equal=is_equal)
+    search = _Search(other, Work(STEPS_TO_EXPLAIN), equal=is_equal)
     ranges = _fixed(best.split) if keeps_split else search.ranges(nodes)
     return search.work_out(nodes, search.nearest.choices(nodes, ranges))
 
@@ -171,27 +173,28 @@ class _Search:
     """One search, over equal splits or over all. knows_refusal: where no set of nodes was found,
     none holds the VM."""
 
-    def __init__(self, terms: FirstTerms, *, equal: bool) -> None:
-        self.problem = terms.problem
-        self.terms = terms
+    def __init__(self, problem: SearchProblem, work: Work, *, equal: bool) -> None:
+        self.problem, self.work = problem, work
         self.equal = equal
         self.exact = True
         self.knows_refusal = True
-        self.candidates = Candidates(terms.problem, equal=equal)
-        self.nearest = NearestGpus(terms)
+        self.candidates = Candidates(problem, work, equal=equal)
+        self.nearest = NearestGpus(problem, work)
         self._placings: dict[tuple[Any, ...], Placing] = {}
 
     @cached_property
     def ranked(self) -> list[tuple[tuple[int, ...], int]]:
         """(first terms, nodes) of sets of nodes that hold the VM, the least first: at least all of
         the least terms."""
-        found = []
+        found: list[tuple[tuple[int, ...], int]] = []
         least: list[tuple[int, ...]] = []
-        for bound, sets in self.candidates.groups(self.terms.least_class):
+        for bound, sets in self.candidates.groups(self.problem.devices.least_class):
             if least and bound > least[0][: len(bound)]:
                 break
             for nodes in sets:
-                terms = self.terms.of(nodes, least[-1] if len(least) > MOST_RUNNERS_UP else ())
+                terms = self.problem.first_terms(
+                    nodes, least[-1] if len(least) > MOST_RUNNERS_UP else ()
+                )
                 if terms is not None:
                     found.append((terms, nodes))
                     insort(least, terms)
@@ -199,12 +202,12 @@ class _Search:
         if not found and not self.candidates.exact:
 
             def first_terms(nodes: int) -> tuple[int, ...] | None:
-                terms = self.terms.of(nodes)
+                terms = self.problem.first_terms(nodes)
                 if terms is not None:
                     found.append((terms, nodes))
                 return terms
 
-            branching = Branching(self.terms, self.candidates, self.problem.first, first_terms)
+            branching = self._branching(self.problem.first, first_terms)
             branching.better(())
             self.knows_refusal = branching.is_complete
         found.sort()
@@ -216,15 +219,20 @@ class _Search:
         found = self.ranked[0][0]
         if self.candidates.exact:
             return found, True
-        branching = Branching(self.terms, self.candidates, self.problem.first, self.terms.of)
+        branching = self._branching(self.problem.first, self.problem.first_terms)
         found = branching.better(found)
         return found, branching.is_complete
+
+    def _branching(
+        self, names: Sequence[str], work_out: Callable[[int], tuple[Any, ...] | None]
+    ) -> Branching:
+        return Branching(self.candidates, names, work_out, self.work.half())
 
     def cannot_be_nearer(self, cost: Cost) -> bool:
         """Whether no split could cost fewer packages, nearer devices or more homes; a few sums."""
         if cost.gpus_away_from_home:
             return False
-        bound, _ = next(self.candidates.groups(self.terms.least_class), ((), ()))
+        bound, _ = next(self.candidates.groups(self.problem.devices.least_class), ((), ()))
         return bound == (cost.device_class, cost.packages_spanned)
 
     def cannot_undercut(self, cost: Cost) -> bool:
@@ -246,7 +254,8 @@ class _Search:
             tied.sort(key=sizes.__getitem__)
             most = sum(sizes[nodes] == sizes[tied[0]] for nodes in tied)
             tied, others = tied[:most], tied[most:] + others
-        affordable = MOST_WORK // (tied[0].bit_count() * (1 + len(self.problem.gpu_homes)))
+        each = steps_of_distances(tied[0].bit_count(), len(self.problem.devices.gpu_homes))
+        affordable = 1 + max(0, self.work.left) // each
         are_all = len(tied) <= affordable
         others, tied = tied[affordable:] + others, tied[:affordable]
         bounds: dict[int, int] = {}
@@ -261,7 +270,7 @@ class _Search:
             or self.candidates.is_least(done[0].cost)
         )
         if not is_exact and not (are_all and self.candidates.exact):
-            branching = Branching(self.terms, self.candidates, self._names, self._cost_on)
+            branching = self._branching(self._names, self._cost_on)
             better = self._placings.get(branching.better(self.key(done[0])))
             if better is not None:
                 nodes = _nodes_of(better)
@@ -308,7 +317,7 @@ class _Search:
 
     def _cost_on(self, nodes: int) -> tuple[Any, ...] | None:
         """What the best placing on these nodes (bits) costs."""
-        if self.terms.of(nodes) is None:
+        if self.problem.first_terms(nodes) is None:
             return None
         placing = self.work_out(nodes, self.nearest.choices(nodes, self.ranges(nodes)))
         key = self.key(placing)
@@ -331,7 +340,7 @@ class _Search:
         first."""
         runners = _distinct(done)[:MOST_RUNNERS_UP]
         wanted = MOST_RUNNERS_UP - len(runners)
-        nearest = NearestGpus(self.terms, most_branches=0)
+        nearest = self.nearest = NearestGpus(self.problem, Work(STEPS_TO_EXPLAIN))
         next_ones: list[tuple[int, int, list[Choice]]] = []
         for nodes in far if wanted else ():
             most = next_ones[-1][0] if len(next_ones) == wanted else None
@@ -358,21 +367,23 @@ class _Search:
         lose comes before the terms of the split, so that few splits are compared."""
         problem = self.problem
         positions = tuple(members(nodes))
-        nearness = (self.terms.device_class(nodes), self.terms.away(nodes))
-        chosen = [problem.options.least_lost(one.sure, one.tied) for one in choices]
+        nearness = (problem.devices.device_class(nodes), problem.devices.away(nodes))
+        chosen = [problem.devices.options.least_lost(one.sure, one.tied) for one in choices]
         self.exact &= all(one.is_complete for one in chosen)
         fewest = min((one.link_groups, one.sets_lost) for one in chosen)
         splits: dict[tuple[GroupRange, ...], Split] = {}
+        least = least_sums(problem, positions)
         found = []
         for (distance, _, _, ranges), gpus in zip(choices, chosen, strict=True):
             if (gpus.link_groups, gpus.sets_lost) != fewest:
                 continue
             if ranges not in splits:
-                splits[ranges], is_exact = least_split(problem, positions, ranges)
+                splits[ranges], is_exact = least_split(problem, positions, ranges, least, self.work)
                 self.exact &= is_exact
-            if not problem.options.has_gpus:
-                gpus = gpus._replace(sets_lost=(nodes & problem.gpu_nodes).bit_count())
+            if not problem.devices.options.has_gpus:
+                gpus = gpus._replace(sets_lost=(nodes & problem.devices.gpu_nodes).bit_count())
             split = splits[ranges]
+            self.work.spend(STEPS_OF_COST + 2 * len(split))
             cost = problem.cost(split, gpus, nearness, distance)
             found.append(Placing(split, gpus.gpus, cost))
         return min(found, key=self.rest_of)

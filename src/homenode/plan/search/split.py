@@ -1,34 +1,56 @@
-"""Split: how many sibling groups each of the chosen nodes gets, where that is left open."""
+"""Split: how many sibling groups each of the chosen nodes gets.
 
-from collections.abc import Sequence
+Where that is left open, the split of least cost; or the splits of cells that the user gives one by
+one (--cell).
+"""
 
+from collections.abc import Iterator, Sequence
+from itertools import islice, permutations
+
+from homenode.errors import UsageError
+from homenode.plan.options import CellRequest
+from homenode.plan.request import GuestRequest
 from homenode.plan.search.cell_sizes import GroupRange
-from homenode.plan.search.problem import SearchProblem, Split
+from homenode.plan.search.problem import SearchProblem, Split, Work
 from homenode.plan.search.supply import are_unequal
+from homenode.vm.layout import GuestCells
+
+MOST_ASSIGNMENTS = 5_040
+"""Ways to put the cells on nodes that are compared: all for seven cells on seven nodes."""
 
 MOST_SUMS = 60_000
 """Sums that are compared for one split; beyond, the even split is used."""
 
+SUMS_OF_STEP = 2
+"""Sums that take as long as a step of the search."""
+
 
 def least_split(
-    problem: SearchProblem, nodes: Sequence[int], ranges: Sequence[GroupRange]
+    problem: SearchProblem,
+    nodes: Sequence[int],
+    ranges: Sequence[GroupRange],
+    bound: tuple[int, int, int],
+    work: Work,
 ) -> tuple[Split, bool]:
     """(the split within these ranges of least cost, whether all were compared).
 
     Cores outside isolcpus first, then LLCs, then as many groups on each of them, then huge pages to
-    reserve, then evenness; of equals the one with the larger parts on the lower nodes.
+    reserve, then evenness; of equals the one with the larger parts on the lower nodes. bound: the
+    least_sums() of these nodes.
     """
-    left = problem.groups - sum(one.least for one in ranges)
+    work.spend(3 * len(nodes))
+    left = problem.groups - sum([one.least for one in ranges])
     even = _even(ranges, left)
     if not left or sum(one.most > one.least for one in ranges) < 2:
         return tuple(zip(nodes, even, strict=True)), True
     sums = _sums(problem, nodes, even)
-    if not sums[2] and (*sums[:2], sums[3]) == _bound(problem, nodes):
+    if not sums[2] and (*sums[:2], sums[3]) == bound:
         return tuple(zip(nodes, even, strict=True)), True
     every = [tuple(range(one.least, one.most + 1, one.step)) for one in ranges]
-    work = sum(map(len, every)) * (left + 1)
-    if work > MOST_SUMS:
+    number = sum(map(len, every)) * (left + 1)
+    if number > MOST_SUMS or number // SUMS_OF_STEP > work.left:
         return tuple(zip(nodes, even, strict=True)), False
+    work.spend(number // SUMS_OF_STEP)
     by_size = [_by_size(problem, node, some) for node, some in zip(nodes, every, strict=True)]
     sizes = sorted(set(by_size[0]).intersection(*by_size[1:]))
     alike = [_least(problem, nodes, [one[size] for one in by_size]) for size in sizes]
@@ -134,8 +156,8 @@ def _sums(
     return sum(c.unisolated for c in costs), sum(c.llcs for c in costs), are_unequal(costs), short
 
 
-def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]:
-    """What no split over these nodes can undercut."""
+def least_sums(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]:
+    """Unisolated, LLCs, short pages: what no split over these nodes can undercut."""
     sizes: list[int] = []
     isolated, pools = 0, 0
     for node in nodes:
@@ -155,3 +177,103 @@ def _bound(problem: SearchProblem, nodes: Sequence[int]) -> tuple[int, int, int]
         llcs += 1
     short = max(0, problem.pages - pools) if problem.huge and problem.pages else 0
     return unisolated, max(llcs, len(nodes)), short
+
+
+# Cells that the user gives.
+
+
+def check_cells(request: GuestRequest) -> None:
+    """Raises UsageError where the cells and the rest of the request contradict each other."""
+    cells = request.options.explicit_cells
+    if request.layout.cells is not GuestCells.MIRRORED:
+        raise UsageError(
+            f"--cell: expected a layout with guest cells, found {request.layout.name}",
+            hint="take pin-numa or pin-numa-pci",
+        )
+    for name, given, total in (
+        ("vCPUs", sum(cell.vcpus for cell in cells), request.vcpus),
+        ("bytes of memory", sum(cell.memory_bytes for cell in cells), request.memory_bytes),
+    ):
+        if given != total:
+            raise UsageError(
+                f"--cell: expected cells of {total} {name} in all, found {given}",
+                hint="let the cells add up, or leave --vcpus and --memory out",
+            )
+
+
+def splits_of_cells(
+    problem: SearchProblem, cells: Sequence[CellRequest], groups: Sequence[int], page_bytes: int
+) -> dict[Split, tuple[int, ...]]:
+    """The splits that hold the cells, of so many groups each, and the first way that comes to each:
+    the node of each cell."""
+    ways: dict[Split, tuple[int, ...]] = {}
+    for nodes in _assignments(problem, cells, groups, page_bytes):
+        by_node: dict[int, int] = {}
+        for node, number in zip(nodes, groups, strict=True):
+            by_node[node] = by_node.get(node, 0) + number
+        ways.setdefault(tuple(sorted(by_node.items())), nodes)
+    return ways
+
+
+def _assignments(
+    problem: SearchProblem, cells: Sequence[CellRequest], groups: Sequence[int], page_bytes: int
+) -> Iterator[tuple[int, ...]]:
+    """Node positions of the cells, for each way that holds them; cells that name no node get nodes
+    of their own."""
+    number = {supply.cores.index: i for i, supply in enumerate(problem.supplies)}
+    named = [None if cell.node is None else number.get(cell.node) for cell in cells]
+    for cell, position in zip(cells, named, strict=True):
+        if cell.node is not None and position is None:
+            raise UsageError(
+                f"--cell node={cell.node}: expected a node with PUs ({', '.join(map(str, number))})"
+            )
+    open_cells = [i for i, position in enumerate(named) if position is None]
+    open_nodes = [i for i in range(len(problem.supplies)) if i not in named]
+    pages = [-(-cell.memory_bytes // page_bytes) for cell in cells]
+    for chosen in islice(permutations(open_nodes, len(open_cells)), MOST_ASSIGNMENTS):
+        nodes = list(named)
+        for i, node in zip(open_cells, chosen, strict=True):
+            nodes[i] = node
+        filled = tuple(node for node in nodes if node is not None)
+        if _holds(problem, filled, groups, pages):
+            yield filled
+
+
+def _holds(
+    problem: SearchProblem, nodes: Sequence[int], groups: Sequence[int], pages: Sequence[int]
+) -> bool:
+    for node in set(nodes):
+        supply = problem.supplies[node]
+        here = [i for i, other in enumerate(nodes) if other == node]
+        if sum(groups[i] for i in here) > supply.groups:
+            return False
+        space = problem.memory[node].pages
+        if space is not None and sum(pages[i] for i in here) > space:
+            return False
+    return len(set(nodes)) <= problem.most_nodes
+
+
+def pages_within(total: int, weights: Sequence[int], space: Sequence[int]) -> tuple[int, ...]:
+    """Pages of each cell: as the weights, as far as each has room, and at least one.
+
+    >>> pages_within(36, (10, 10), (6, 30)), pages_within(7, (4, 4), (4, 3))
+    ((6, 30), (4, 3))
+    """
+    shares = [1] * len(weights)
+    left = total - len(weights)
+    open_cells = [i for i, most in enumerate(space) if most > 1]
+    while left > 0 and open_cells:
+        weight = sum(weights[i] for i in open_cells)
+        before = left
+        for i in open_cells:
+            goal = max(1, min(space[i], total * weights[i] // sum(weights)))
+            more = min(
+                space[i] - shares[i], left, max(goal - shares[i], before * weights[i] // weight)
+            )
+            shares[i] += more
+            left -= more
+        if left == before:
+            shares[open_cells[0]] += 1
+            left -= 1
+        open_cells = [i for i in open_cells if shares[i] < space[i]]
+    return tuple(shares)

@@ -1,0 +1,511 @@
+"""Attempt: one fallback of a search, from its problem to the placement that comes of it.
+
+What a search for one VM works with is a PlacementSearch (problem.py), whatever the fallback. Here
+stand the solution of a fallback, and the PUs, the memory and QEMU's threads that follow from it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from msgspec import Struct, structs
+
+from homenode.cpuset import CpuSet
+from homenode.gap import Gap
+from homenode.indices import NodeIndex
+from homenode.pci import DeviceKind
+from homenode.plan.findings.of_placement import placement_findings
+from homenode.plan.model import Rejection, RunnerUp
+from homenode.plan.options import EmulatorPolicy
+from homenode.plan.placement import Placement
+from homenode.plan.search.cost import terms
+from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallback_name
+from homenode.plan.search.memory import NodeMemory, page_size_bytes
+from homenode.plan.search.problem import PlacementSearch, SearchProblem, Split
+from homenode.plan.search.rejections import single_nodes, whole_host
+from homenode.plan.search.solve import Placing, Solution, solve, solve_fixed, without_first_gpu
+from homenode.plan.search.split import pages_within, splits_of_cells
+from homenode.plan.search.supply import SiblingGroup, Usable
+from homenode.plan.search.threads import (
+    ThreadPlaces,
+    ThreadRequest,
+    shared_places,
+    thread_places,
+)
+from homenode.plan.shape.guest_numa import split_memory
+from homenode.topology import CoreKind
+from homenode.vm.layout import (
+    GuestCells,
+    Layout,
+    MemoryBinding,
+    Pinning,
+    Siblings,
+    named,
+)
+
+MOST_REFUSED_NODES = 16
+
+
+class PinnedCell(Struct, frozen=True, kw_only=True):
+    """A guest cell to be: the node's position, its sibling groups, and the PUs of each vCPU."""
+
+    node: int
+    groups: tuple[SiblingGroup, ...]
+    pins: tuple[CpuSet, ...]
+
+
+class Attempt:
+    """One fallback. What is asked of it is worked out when it is first asked for."""
+
+    def __init__(self, search: PlacementSearch, fallback: Fallback) -> None:
+        self.search, self.fallback = search, fallback
+        self.host, self.request = search.host, search.request
+
+    @cached_property
+    def problem(self) -> SearchProblem:
+        return self.search.problem(self.fallback)
+
+    @property
+    def free(self) -> Usable:
+        return self.search.free_on(self.fallback)
+
+    @property
+    def supply(self) -> tuple[int, ...]:
+        """Groups that are needed, and those of each node, whatever their memory."""
+        its = self.search.supplies(self.fallback)
+        return (self.fallback.groups, *(one.groups for one in its))
+
+    @property
+    def cores(self) -> tuple[object, ...]:
+        """What single nodes are refused for: equal where the same cores would be counted."""
+        grouping = self.fallback.grouping
+        return grouping.threads, grouping.counts_pus, self.supply[1:]
+
+    # The solution.
+
+    @cached_property
+    def _solved(self) -> tuple[Solution | None, bool]:
+        if not self.request.options.explicit_cells:
+            return solve(self.problem, self.search.work)
+        return solve_fixed(self.problem, self._nodes_of_cells, self.search.work), True
+
+    @property
+    def solution(self) -> Solution | None:
+        """The placing of least cost; None where none was found."""
+        return self._solved[0]
+
+    @property
+    def knows_refusal(self) -> bool:
+        """Whether it is known that none fits where none was found."""
+        return self._solved[1]
+
+    @property
+    def best(self) -> Placing:
+        assert self.solution is not None, "asked of a fallback that holds the VM"
+        return self.solution.best
+
+    @cached_property
+    def _nodes_of_cells(self) -> dict[Split, tuple[int, ...]]:
+        """The splits that the cells given allow, with the node of each cell."""
+        page = page_size_bytes(self.host, self.request)
+        cells = self.request.options.explicit_cells
+        return splits_of_cells(self.problem, cells, self._groups_of_cells, page)
+
+    @property
+    def _groups_of_cells(self) -> list[int]:
+        """Of the cells given."""
+        each = self.fallback.grouping.threads if self.request.keep_vcpus else 1
+        return [cell.vcpus // each for cell in self.request.options.explicit_cells]
+
+    # Why it is not taken.
+
+    @property
+    def takes_host_core(self) -> bool:
+        """Whether whole cores for all groups would leave the host too few without vCPUs."""
+        if (
+            not self.fallback.keeps_core
+            or self.fallback.grouping.counts_pus
+            or self.request.layout.pinning is Pinning.NONE
+        ):
+            return False
+        if sum(supply.groups for supply in self.problem.supplies) < self.problem.groups:
+            return False  # too few for the vCPUs themselves
+        left = self.search.free[0].cores_without_vcpus - self.problem.groups
+        return left < self.request.host_reserve.cores
+
+    def single_nodes(self) -> Iterator[Rejection]:
+        """Why one node does not do, for each that does not."""
+        return single_nodes(
+            self.host, self.request, self.problem, self.fallback, self.free, self.search.others
+        )
+
+    @cached_property
+    def rejection(self) -> Rejection:
+        """Why no set of nodes does."""
+        if self.request.options.explicit_cells:
+            return Rejection(
+                "cells",
+                (),
+                "no nodes hold the cells as they are given",
+                "leave node= out, or make the cells smaller",
+            )
+        return whole_host(self.host, self.request, self.problem, self.fallback)
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the solution has its memory, and leaves the host its core."""
+        if self._memory_nodes is None:
+            return False
+        if not self.fallback.grouping.counts_pus or not self.fallback.keeps_core:
+            return True
+        if self.request.layout.pinning is Pinning.NONE:
+            return True
+        used = self._vcpu_pus.bits | self.search.others.vcpu_cores.bits
+        left = sum(not core.pus.bits & used for core in self.host.cores)
+        return left >= self.request.host_reserve.cores
+
+    # The placement.
+
+    @cached_property
+    def placement(self) -> Placement:
+        """The placement of the solution, without what only explains it."""
+        request, problem, best = self.request, self.problem, self.best
+        floats = request.layout.pinning is Pinning.NONE
+        assert self.solution is not None and self._memory_nodes is not None
+        return Placement(
+            nodes=tuple(problem.supplies[cell.node].cores.index for cell in self._cells),
+            vcpu_pins=() if floats else self._pins,
+            vcpu_nodes=tuple(i for i, cell in enumerate(self._cells) for _ in cell.pins),
+            memory_nodes=()
+            if request.layout.memory is MemoryBinding.AS_IT_WAS
+            else self._memory_nodes,
+            threads_per_core=self._threads,
+            emulator_pus=self._places.emulator_pus,
+            iothread_pus=self._places.iothread_pus,
+            devices=problem.devices.options.chosen(best.gpus),
+            fallback=fallback_name(self._span, self._given),
+            concessions=self._given,
+            layout=self._layout,
+            cell_memory_bytes=self._cell_memory,
+            cost=terms(best.cost, (*problem.first, *problem.rest)),
+            optimal=self.solution.optimal,
+        )
+
+    def explained(self, rejections: Sequence[Rejection]) -> Placement:
+        """The placement with its runners-up, findings and gaps, and these rejections."""
+        search, found = self.search, self.placement
+        assert self._memory_nodes is not None
+        findings = placement_findings(
+            self.host,
+            self.request,
+            found.devices,
+            search.others,
+            given=self._given,
+            fallback=self.fallback,
+            own=self._own_nodes,
+            memory=self._memory_nodes,
+            vcpu_pus=self._vcpu_pus,
+            threads=self._threads,
+            isolated=self.free.isolated,
+        )
+        return replace(
+            found,
+            runners_up=self._runners_up(),
+            rejections=tuple(replace(one, hint=None) for one in dict.fromkeys(rejections)),
+            findings=(*search.options.findings, *findings, *self._places.findings),
+            gaps=(
+                *self._host_gaps(),
+                *search.others.gaps,
+                *search.options.gaps,
+                *search.options.unplaced(found.devices),
+            ),
+        )
+
+    @property
+    def refuses_single_nodes(self) -> bool:
+        """Whether a plan of it says why one node does not do."""
+        return len(self.best.split) > 1 and len(self.problem.supplies) <= MOST_REFUSED_NODES
+
+    @cached_property
+    def _given(self) -> tuple[Concession, ...]:
+        sizes = {len(cell.pins) for cell in self._cells}
+        unequal = self.fallback.equal and len(sizes) > 1
+        return (*self.fallback.concessions, *((Concession.UNEQUAL_CELLS,) if unequal else ()))
+
+    @property
+    def _own_nodes(self) -> tuple[NodeIndex, ...]:
+        """In the order of the cells."""
+        nodes = (cell.node for cell in self._cells)
+        return tuple(self.problem.supplies[node].cores.index for node in dict.fromkeys(nodes))
+
+    @property
+    def _layout(self) -> Layout | None:
+        """The layout that the VM gets where it is not the one asked for: vCPUs share cores."""
+        if not self.fallback.shares or self.request.layout.pinning is Pinning.NODE:
+            return None
+        siblings = Siblings.EXPOSED if self._threads > 1 else Siblings.HIDDEN
+        layout = structs.replace(self.request.layout, pinning=Pinning.ALL_PUS, siblings=siblings)
+        return named(layout)
+
+    @property
+    def _span(self) -> str:
+        cost = self.best.cost
+        if cost.nodes_spanned == 1:
+            return "one LLC" if cost.llcs_spanned == 1 else "one node"
+        if cost.nodes_spanned == len(self.problem.supplies):
+            return "all nodes"
+        return "one package" if cost.packages_spanned == 1 else "across packages"
+
+    def _runners_up(self) -> tuple[RunnerUp, ...]:
+        """Other sets of nodes, and the best that other GPUs would have given on the same nodes."""
+        problem, names = self.problem, (*self.problem.first, *self.problem.rest)
+        assert self.solution is not None
+        own = terms(self.best.cost, names)
+        found = list(self.solution.runners_up())
+        keeps_split = bool(self.request.options.explicit_cells)
+        other = without_first_gpu(problem, self.best, keeps_split=keeps_split)
+        if other is not None and all(other.cost != one.cost for one in found):
+            found.append(other)
+        result = []
+        options = problem.devices.options
+        for placing in found:
+            theirs = terms(placing.cost, names)
+            differing = (a.name for a, b in zip(own, theirs, strict=True) if a != b)
+            result.append(
+                RunnerUp(
+                    tuple(NodeIndex(node) for node in placing.cost.nodes),
+                    theirs,
+                    next(differing),
+                    options.chosen(placing.gpus) if options.count else (),
+                )
+            )
+        return tuple(sorted(result, key=lambda one: [term.value for term in one.cost]))
+
+    def _host_gaps(self) -> Iterator[Gap]:
+        host = self.host
+        if host.distances is None and len(host.nodes) > 1:
+            yield Gap("distances between nodes", "the host gives none: 10 and 20 were assumed")
+        if self.free.nodes and not host.llcs:
+            yield Gap("LLCs", "the host gives none, so cores were not kept within one")
+        for node, memory in self.search.memory_on(self.fallback).items():
+            if memory.pages is None:
+                yield Gap(f"node {node} memory", "unknown, so it was assumed to suffice")
+
+    # Cells and pins.
+
+    @cached_property
+    def _cells(self) -> tuple[PinnedCell, ...]:
+        return tuple(self._assigned() if self.request.options.explicit_cells else self._pinned())
+
+    @property
+    def _pins(self) -> tuple[CpuSet, ...]:
+        return tuple(pin for cell in self._cells for pin in cell.pins)
+
+    @cached_property
+    def _vcpu_pus(self) -> CpuSet:
+        return CpuSet.from_bits(sum(g.pus for cell in self._cells for g in cell.groups))
+
+    def _pinned(self) -> Iterator[PinnedCell]:
+        """Node by node; mixed kinds make two cells of a node, performance cores first."""
+        idle = self.fallback.idle_siblings(self.request)
+        for node, number in self.best.split:
+            groups = self.problem.supplies[node].allocate(number)
+            strong = tuple(group for group in groups if group.kind is not CoreKind.EFFICIENCY)
+            weak = tuple(group for group in groups if group.kind is CoreKind.EFFICIENCY)
+            for part in (strong, weak) if self.fallback.mixed else (groups,):
+                if part:
+                    last = node == self.best.split[-1][0]
+                    yield self._cell(node, part, idle if last else 0)
+
+    def _assigned(self) -> Iterator[PinnedCell]:
+        """As the user gives them, in that order; those of one node share its groups out."""
+        best, nodes = self.best, self._nodes_of_cells[self.best.split]
+        left = {node: self.problem.supplies[node].allocate(number) for node, number in best.split}
+        for node, number in zip(nodes, self._groups_of_cells, strict=True):
+            part, left[node] = left[node][:number], left[node][number:]
+            yield self._cell(node, part)
+
+    def _cell(self, node: int, part: tuple[SiblingGroup, ...], idle: int = 0) -> PinnedCell:
+        """idle: the last so many PUs get no vCPU."""
+        if self.request.layout.pinning is Pinning.NODE:
+            return PinnedCell(node=node, groups=part, pins=(self._node_pus(node),) * len(part))
+        pins = tuple(_pins(part))
+        return PinnedCell(node=node, groups=part, pins=pins[: len(pins) - idle])
+
+    @cached_property
+    def _threads(self) -> int:
+        """Siblings of a core that the guest is shown: as many on each core, or none."""
+        request, grouping = self.request, self.fallback.grouping
+        if request.layout.siblings is not Siblings.EXPOSED and not self.fallback.shares:
+            return 1
+        if grouping.threads > 1:
+            return 1 if self.fallback.idle_siblings(request) else grouping.threads
+        if request.layout.pinning is Pinning.NODE or not grouping.counts_pus:
+            return 1
+        counts = {
+            count
+            for cell in self._cells
+            for count in Counter((cell.node, group.core) for group in cell.groups).values()
+        }
+        return counts.pop() if len(counts) == 1 else 1
+
+    def _node_pus(self, node: int) -> CpuSet:
+        """The PUs of a node that its vCPUs may float over: all that are free, less a core for the
+        host where the VM has every other core of it."""
+        free, fallback, split = self.free, self.fallback, self.best.split
+        kinds = fallback.grouping.kinds
+        cores = [core.free for core in free.nodes[node].cores if core.kind in kinds]
+        whole = sum(core.whole for other, _ in split for core in free.nodes[other].cores)
+        if (
+            node == split[-1][0]
+            and fallback.keeps_core
+            and free.cores_without_vcpus <= whole
+            and len(cores) > split[-1][1]
+        ):
+            cores = cores[: -self.request.host_reserve.cores or None]
+        return CpuSet.from_bits(sum(cores))
+
+    # Memory.
+
+    @cached_property
+    def _memory_nodes(self) -> tuple[NodeIndex, ...] | None:
+        """Nodes that hold the memory: the VM's own and the fewest others that it takes, of these
+        the nearest. None where even all that are allowed hold too little."""
+        search, own = self.search, self._own_nodes
+        memory = search.memory_on(self.fallback)
+        chosen = list(own)
+        if self.fallback.memory is MemoryRule.ELSEWHERE:
+            wanted = self.problem.pages_anywhere
+            at = {node.index: position for position, node in enumerate(self.host.nodes)}
+            between = search.distances.between
+            others = sorted(
+                (node for node in memory if node not in own),
+                key=lambda n: (min(between[at[n]][at[o]] for o in own), n),
+            )
+            most = (self.request.options.max_nodes or len(memory)) - len(own)
+
+            def largest(nodes: Sequence[NodeIndex], count: int) -> list[NodeIndex]:
+                def pages(node: NodeIndex) -> int:
+                    known = memory[node].pages
+                    return wanted if known is None else known
+
+                return sorted(nodes, key=pages, reverse=True)[:count]
+
+            numbers = range(most + 1)
+            fewest = (n for n in numbers if _holds(memory, (*own, *largest(others, n)), wanted))
+            left = next(fewest, None)
+            if left is None:
+                return None
+            for position, node in enumerate(others):
+                rest = largest(others[position + 1 :], left - 1)
+                if left and _holds(memory, (*chosen, node, *rest), wanted):
+                    chosen.append(node)
+                    left -= 1
+        return tuple(sorted(index for node in chosen for index in memory[node].nodes))
+
+    @property
+    def _cell_memory(self) -> tuple[int, ...]:
+        """Bytes of each cell where they cannot follow the vCPUs: as near to that as the nodes
+        allow, or as the user gives them; () where they follow."""
+        request, fallback, cells = self.request, self.fallback, self._cells
+        if request.options.explicit_cells:
+            return tuple(cell.memory_bytes for cell in request.options.explicit_cells)
+        if request.layout.cells is GuestCells.FLAT:
+            return ()
+        page = page_size_bytes(self.host, request)
+        if fallback.memory is MemoryRule.FOLLOWS and fallback.idle_siblings(request):
+            groups = tuple(len(cell.groups) for cell in cells)
+            return split_memory(request.memory_bytes, page, groups)
+        if fallback.memory is not MemoryRule.UNEVEN:
+            return ()
+        total = -(-request.memory_bytes // page)
+        owned = self.problem.devices_of_cells(len(cells))
+        space = []
+        for i, cell in enumerate(cells):
+            pages = self.problem.memory[cell.node].pages
+            here = sum(other.node == cell.node for other in cells)
+            space.append(total if pages is None else max(1, (pages - owned[i]) // here))
+        shares = pages_within(total, [len(cell.pins) for cell in cells], space)
+        return tuple(share * page for share in shares)
+
+    # QEMU's own threads.
+
+    @cached_property
+    def _places(self) -> ThreadPlaces:
+        request, search, problem = self.request, self.search, self.problem
+        iothreads = len(request.guest.iothread_ids)
+        asked, policy = request.options.emulator_pus, request.options.emulator_policy
+        if request.layout.pinning is Pinning.NONE:
+            return ThreadPlaces(None, ())
+        if asked is None and request.layout.pinning is Pinning.NODE:
+            return shared_places(CpuSet.union(self._pins), iothreads)
+        if asked is None and policy is EmulatorPolicy.SHARE:
+            return shared_places(self._vcpu_pus, iothreads)
+        if asked is None and policy is EmulatorPolicy.NONE:
+            return ThreadPlaces(None, ())
+        housekeeping = policy is EmulatorPolicy.HOUSEKEEPING
+        if housekeeping and asked is None and request.housekeeping_pus:
+            asked = request.housekeeping_pus
+        own = [node for node, _ in self.best.split]
+        rows = problem.devices.rows(self.best.gpus)
+
+        def to_devices(node: int) -> tuple[int, int]:
+            return sum(row[node] for row in rows), node
+
+        def to_own(node: int) -> tuple[int, int]:
+            return min(problem.distances.between[node][o] for o in own), node
+
+        others = [node for node in range(len(problem.supplies)) if node not in own]
+        order = [*sorted(own, key=to_devices), *sorted(others, key=to_own)]
+        open_pus = search.free[1].pus - search.free[1].isolated - self._vcpu_pus
+        service = search.others.service_cores & open_pus
+        serving = [core.pus for core in self.host.cores if core.pus <= service] if service else []
+        shared = [
+            pus for node in order for pus in serving if pus <= problem.supplies[node].cores.pus
+        ]
+        wanted = ThreadRequest(
+            vcpu_pus=self._vcpu_pus,
+            iothreads=iothreads,
+            emulator_pus=asked,
+            own_cores=self._own_cores,
+            service_cores=tuple(shared),
+            housekeeping=housekeeping,
+            on_every_node=request.page_bytes is not None
+            and request.layout.memory is not MemoryBinding.AS_IT_WAS,
+        )
+        return thread_places(self.free, order, len(own), wanted)
+
+    def _own_cores(self, node: int) -> int:
+        """Cores of a node that an emulator may have to itself: those that the node's free GPUs do
+        not need, at the node's number of cores for each of its GPUs."""
+        search, cores = self.search, self.problem.supplies[node].cores
+        gpus = self.best.gpus | search.options.named_gpus
+        taken = self._vcpu_pus.bits
+        spare = sum(core.whole and not core.free & taken for core in self.free.nodes[node].cores)
+        every = [gpu for gpu in search.options.gpus if gpu.home == cores.index]
+        left = sum(not gpus >> gpu.number & 1 for gpu in every)
+        if not left:
+            return spare
+        of_node = sum(not core.pus.bits & ~cores.pus.bits for core in self.host.cores)
+        owned = {bdf for bdf, _ in search.others.devices}
+        total = len(every) + sum(
+            device.node == cores.index
+            for bdf in owned
+            if (device := self.host.device(bdf)) and device.kind is DeviceKind.GPU
+        )
+        return max(0, spare - left * (of_node // total))
+
+
+def _pins(groups: Sequence[SiblingGroup]) -> Iterator[CpuSet]:
+    for group in groups:
+        bits = group.pus
+        while bits:
+            yield CpuSet.from_bits(bits & -bits)
+            bits &= bits - 1
+
+
+def _holds(memory: dict[NodeIndex, NodeMemory], nodes: Sequence[NodeIndex], wanted: int) -> bool:
+    pages = [memory[node].pages for node in nodes]
+    known = [count for count in pages if count is not None]
+    return len(known) < len(pages) or sum(known) >= wanted

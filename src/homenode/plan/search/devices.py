@@ -1,0 +1,277 @@
+"""SearchDevices: the devices of one search, by their homes, and what a set of nodes is to them.
+
+The GPUs to choose from count with the NICs of the VM that are paired with them. What is worked out
+for some packages or nodes is remembered: the problems of all fallbacks have the same devices.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from msgspec import Struct
+
+from homenode.plan.bit_sets import members
+from homenode.plan.devices.options import DeviceOptions
+from homenode.plan.search.distances import DistanceMatrix
+
+
+class Home(Struct, frozen=True, kw_only=True):
+    """A node that devices lie on, seen from the nodes of the problem.
+
+    node: its bit, 0 where it has no PUs. to_package: package-level SLIT distance to each package.
+    to_node: SLIT distance to each node. near: (class, the packages (bits) at that distance),
+    ascending.
+    """
+
+    node: int
+    to_package: tuple[int, ...]
+    to_node: tuple[int, ...]
+    near: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def seen(cls, node: int, to_package: Sequence[int], to_node: Sequence[int]) -> "Home":
+        """The home at these distances."""
+        near: dict[int, int] = {}
+        for package, distance in enumerate(to_package):
+            near[distance] = near.get(distance, 0) | 1 << package
+        return cls(
+            node=node,
+            to_package=tuple(to_package),
+            to_node=tuple(to_node),
+            near=tuple(sorted(near.items())),
+        )
+
+    def class_to(self, packages: int) -> int:
+        """Package-level distance to the nearest of these packages (bits)."""
+        for distance, at_that in self.near:
+            if at_that & packages:
+                return distance
+        return 0
+
+
+class NamedDevice(Struct, frozen=True, kw_only=True):
+    """A device that the VM gets in any case. pulls: whether its class counts."""
+
+    home: Home
+    pulls: bool
+    is_gpu: bool
+
+
+class HomeGpus(Struct, frozen=True, kw_only=True):
+    """The GPUs (bits) of one home that may be chosen, by the functions that each brings to it.
+    nics: homes in other packages of the VM's NICs that are paired with each of these."""
+
+    home: Home | None
+    nics: tuple[Home, ...]
+    by_weight: tuple[tuple[int, int], ...]
+    count: int
+
+    def device_class(self, packages: int) -> int:
+        """The class of one of these GPUs with its NICs; 0 where no node is known."""
+        own = 0 if self.home is None else self.home.class_to(packages)
+        if not self.nics:
+            return own
+        return max(own, *(nic.class_to(packages) for nic in self.nics))
+
+
+class GpuGroup(Struct, frozen=True, kw_only=True):
+    """GPUs of which all that the VM gets may be chosen. homes: its GPUs by home. homeless: how many
+    are of no known node. nodes: (count, nodes with so many of them)."""
+
+    homes: tuple[HomeGpus, ...]
+    homeless: int
+    nodes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, homes: Iterable[HomeGpus]) -> "GpuGroup":
+        """Those of these homes."""
+        its = tuple(homes)
+        count_of_node: dict[int, int] = {}
+        for one in its:
+            if one.home is not None:
+                count_of_node[one.home.node] = count_of_node.get(one.home.node, 0) + one.count
+        homeless = sum(one.count for one in its if one.home is None)
+        return cls(homes=its, homeless=homeless, nodes=_by_count(count_of_node))
+
+    def away(self, count: int, nodes: int) -> int:
+        """How many are away from home, at least, if `count` are chosen for these nodes (bits)."""
+        here = sum([each * (homes & nodes).bit_count() for each, homes in self.nodes])
+        return max(0, count - self.homeless - here)
+
+    def least_class(self, count: int, packages: int) -> int | None:
+        """The class of the worst of the `count` that are nearest to these packages; None where
+        there are not so many."""
+        for limit, number in sorted(
+            [(one.device_class(packages), one.count) for one in self.homes]
+        ):
+            count -= number
+            if count <= 0:
+                return limit
+        return None
+
+    def near(self, nodes: int) -> tuple[list[HomeGpus], list[HomeGpus]]:
+        """(GPUs at home on these nodes or anywhere, the others)."""
+        at_home: list[HomeGpus] = []
+        others: list[HomeGpus] = []
+        for one in self.homes:
+            (at_home if one.home is None or one.home.node & nodes else others).append(one)
+        return at_home, others
+
+
+class SearchDevices(Struct, frozen=True, kw_only=True, dict=True):
+    """The devices of a search, as its nodes see them.
+
+    options: what there is to choose from. named: what the VM gets in any case. gpu_homes: of each
+    of the GPUs to choose from, and nic_homes of the VM's NICs that are paired with it, where they
+    are of another package. gpu_nodes: nodes with free GPUs. requires_home: no GPU may be away from
+    its node. compares_classes: the policy compares how near devices are.
+    """
+
+    options: DeviceOptions
+    named: tuple[NamedDevice, ...]
+    gpu_homes: tuple[Home | None, ...]
+    nic_homes: tuple[tuple[Home, ...], ...]
+    gpu_nodes: int
+    requires_home: bool
+    compares_classes: bool
+    distances: DistanceMatrix
+
+    @cached_property
+    def groups(self) -> tuple[GpuGroup, ...]:
+        """Of one of them all GPUs are chosen; none where none is to be chosen."""
+        if not self.options.count:
+            return ()
+        return tuple([self._group(gpus) for gpus in self.options.groups])
+
+    def _group(self, gpus: int) -> GpuGroup:
+        """These GPUs (bits)."""
+        by_home: dict[tuple[int, ...], tuple[Home | None, tuple[Home, ...], dict[int, int]]] = {}
+        for number in members(gpus):
+            home, nics = self.gpu_homes[number], self.nic_homes[number]
+            key = (id(home), *map(id, nics))
+            weights = by_home.setdefault(key, (home, nics, {}))[2]
+            # Functions that are near to nothing do not count.
+            weight = 0 if home is None else self.options.gpus[number].weight
+            weights[weight] = weights.get(weight, 0) | 1 << number
+        return GpuGroup.of(
+            HomeGpus(
+                home=home,
+                nics=nics,
+                by_weight=tuple(sorted(weights.items())),
+                count=sum([gpus.bit_count() for gpus in weights.values()]),
+            )
+            for home, nics, weights in by_home.values()
+        )
+
+    @cached_property
+    def homes(self) -> tuple[Home, ...]:
+        """The homes of all of them, each once."""
+        found = {id(one.home): one.home for one in self.named}
+        found |= {id(home): home for home in self.gpu_homes if home is not None}
+        return tuple(found.values())
+
+    @cached_property
+    def home_nodes(self) -> int:
+        """The nodes (bits) that any of them lies on."""
+        return sum({home.node for home in self.homes})
+
+    @cached_property
+    def named_rows(self) -> tuple[int, ...]:
+        """The distances of what the VM gets in any case to each node, in sum."""
+        nodes = range(len(self.distances.packages))
+        return tuple([sum([one.home.to_node[node] for one in self.named]) for node in nodes])
+
+    def rows(self, gpus: int) -> list[tuple[int, ...]]:
+        """The distances to each node of what the VM gets in any case, and of these GPUs (bits)."""
+        homes = (home for i, home in enumerate(self.gpu_homes) if gpus >> i & 1)
+        named = [one.home.to_node for one in self.named]
+        return named + [home.to_node for home in homes if home is not None]
+
+    @cached_property
+    def _named_gpus(self) -> dict[int, int]:
+        """GPUs that the VM gets in any case, by their node (a bit, 0 = none with PUs)."""
+        found: dict[int, int] = {}
+        for one in self.named:
+            if one.is_gpu:
+                found[one.home.node] = found.get(one.home.node, 0) + 1
+        return found
+
+    @cached_property
+    def _pulling(self) -> tuple[Home, ...]:
+        return tuple({id(one.home): one.home for one in self.named if one.pulls}.values())
+
+    @cached_property
+    def _least(self) -> dict[int, int]:
+        return {}
+
+    @cached_property
+    def _near(self) -> dict[int, tuple[int, tuple[GpuGroup, ...]]]:
+        return {}
+
+    def least_class(self, packages: int) -> int:
+        """The least class of the worst device that nodes of these packages (bits) can come to."""
+        known = self._least.get(packages)
+        if known is None:
+            known = self._least[packages] = self._class(self.groups, packages)
+        return known
+
+    def _class(self, groups: Sequence[GpuGroup], packages: int) -> int:
+        count = self.options.count
+        worst = max([home.class_to(packages) for home in self._pulling], default=0)
+        found = [group.least_class(count, packages) for group in groups]
+        return max(worst, min([one for one in found if one is not None], default=0))
+
+    def device_class(self, nodes: int) -> int:
+        """The class of the worst device, for a set of nodes (bits)."""
+        return self._class_and_groups(nodes)[0]
+
+    def near_groups(self, nodes: int) -> tuple[GpuGroup, ...]:
+        """The groups of which enough GPUs are near enough to these nodes (bits), with those alone;
+        none where GPUs must be at home and are not."""
+        return self._class_and_groups(nodes)[1]
+
+    def home_groups(self, nodes: int) -> Sequence[GpuGroup]:
+        """Those of them that leave the fewest GPUs away from home, where that counts."""
+        groups, count = self.near_groups(nodes), self.options.count
+        if not self.compares_classes or len(groups) < 2:
+            return groups
+        away = [group.away(count, nodes) for group in groups]
+        least = min(away)
+        return [group for group, each in zip(groups, away, strict=True) if each == least]
+
+    def _class_and_groups(self, nodes: int) -> tuple[int, tuple[GpuGroup, ...]]:
+        packages = self.distances.packages_of(nodes)
+        # GPUs that must be at home are chosen by the nodes, others by their packages alone.
+        key = nodes if self.requires_home else packages
+        known = self._near.get(key)
+        if known is None:
+            groups = self.groups
+            if self.requires_home:
+                groups = tuple([GpuGroup.of(group.near(nodes)[0]) for group in groups])
+            # What named devices cost anyway costs nothing more.
+            limit = self._class(groups, packages)
+            found = []
+            for group in groups:
+                near = group.homes
+                if self.compares_classes:
+                    near = tuple([one for one in near if one.device_class(packages) <= limit])
+                if sum([one.count for one in near]) >= self.options.count:
+                    found.append(group if len(near) == len(group.homes) else GpuGroup.of(near))
+            known = self._near[key] = limit, tuple(found)
+        return known
+
+    def away(self, nodes: int) -> int:
+        """GPUs away from home, for a set of nodes (bits) that near_groups() has groups for."""
+        away = sum([n for home, n in self._named_gpus.items() if not home & nodes])
+        if not self.options.count:
+            return away
+        return away + min(
+            [group.away(self.options.count, nodes) for group in self.near_groups(nodes)]
+        )
+
+
+def _by_count(count_of_node: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    """(count, nodes with so many) from the count of each node (a bit)."""
+    nodes: dict[int, int] = {}
+    for node, count in count_of_node.items():
+        nodes[count] = nodes.get(count, 0) | node
+    return tuple(nodes.items())

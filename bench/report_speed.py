@@ -16,10 +16,10 @@ from pathlib import Path
 
 from homenode.bdf import Bdf
 from homenode.evidence.documents import publications
+from homenode.report.html import html_page
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
-from homenode.report.page.render import report_html
 from homenode.results.model import Origin, Run, RunHead, Sample, Switches
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
@@ -97,7 +97,7 @@ def main() -> None:
         read = time.perf_counter()
         machines = machines_of(found.runs, found.stored, evidence, found.hosts)
         analysed = time.perf_counter()
-        page = report_html(document_of(machines, found.skipped, "now"))
+        page = html_page(document_of(machines, found.skipped, "now"))
         end, processor = time.perf_counter(), time.process_time() - processor
     samples_read = sum(len(run.samples) for run in found.runs)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -23,10 +23,10 @@ from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
 from homenode.plan.words.explain import explain, rejections_text
+from homenode.report.html import html_page
 from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import machines_of
-from homenode.report.page.render import report_html
 from homenode.report.terminal_text import PrintableConsole
 from homenode.report.topology_map import topology_map
 from homenode.snapshot.capture import capture_host
@@ -71,7 +71,7 @@ def _report(console: Console, out: Path) -> None:
     systems = [s.name for document in evidence for s in document.systems if s.host is not None]
     found = gather([f"published:{name}" for name in systems], evidence, [])
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
-    page = report_html(document_of(machines, found.skipped, "made by make demo"))
+    page = html_page(document_of(machines, found.skipped, "made by make demo"))
     (out / REPORT).write_text(page, encoding="utf-8")
     grades = ", ".join(f"{one.name} {one.graded.grade}" for one in machines)
     console.print(f"{len(machines)} machines: {grades}")

@@ -1,8 +1,21 @@
 """What a document says, section by section."""
 
+import contextlib
 from typing import NamedTuple
 
-from homenode.doc import Commands, Doc, Section, Table, Text, plain
+from homenode.doc import (
+    Cell,
+    Commands,
+    Doc,
+    Gallery,
+    Items,
+    Picture,
+    Section,
+    Table,
+    Text,
+    plain,
+    tables,
+)
 
 
 class Explained(NamedTuple):
@@ -26,3 +39,46 @@ def explained(doc: Doc) -> tuple[Explained, ...]:
         for one in doc.parts
         if isinstance(one, Section)
     )
+
+
+def section(doc: Doc | Section, title: str) -> Section:
+    """The first section below that has an id, or begins with a title."""
+    for part in doc.parts:
+        if isinstance(part, Section):
+            if title in (part.id, part.name) or plain(part.title).startswith(title):
+                return part
+            with contextlib.suppress(LookupError):
+                return section(part, title)
+    raise LookupError(title)
+
+
+def pictures(of: Doc | Section, title: str = "") -> dict[str, Picture]:
+    """The pictures of a section by title; none where there is no such section."""
+    if title:
+        try:
+            of = section(of, title)
+        except LookupError:
+            return {}
+    galleries = [part for part in of.parts if isinstance(part, Gallery)]
+    return {plain(one.title): one for gallery in galleries for one in gallery.pictures}
+
+
+def rows(of: Doc | Section, title: str = "") -> list[dict[str, str]]:
+    """The rows of all tables below, by the first lines of their heads."""
+    part = section(of, title) if title else of
+    return [
+        dict(zip(map(first, table.heads), map(plain, row), strict=False))
+        for table in tables(part.parts)
+        for row in table.rows
+    ]
+
+
+def first(head: str | Cell) -> str:
+    """The first line of a head."""
+    return plain(head.lines[0]) if isinstance(head, Cell) else head
+
+
+def items(of: Doc | Section, title: str) -> list[str]:
+    """The items of a section."""
+    lists = [part for part in section(of, title).parts if isinstance(part, Items)]
+    return [plain(one) for part in lists for one in part.items]

@@ -14,20 +14,23 @@ from msgspec.structs import replace
 from homenode.analyse.grade import Grade
 from homenode.analyse.switch_effects import Switch
 from homenode.cpuset import CpuSet
+from homenode.doc import Doc, plain
 from homenode.errors import HostError
 from homenode.evidence.documents import publications
 from homenode.plan.options import PlanOptions
 from homenode.plan.stored import encode_plan
-from homenode.report.page.document import Document, document_of
+from homenode.report.html import html_for_paper, html_page
+from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
-from homenode.report.page.render import report_for_print, report_html
+from homenode.report.page.verdict_card import verdict_card
 from homenode.results.model import UNKNOWN_SWITCHES, Condition, Run
 from homenode.results.store import write_run
 from homenode.results.vantage import Vantage
 from homenode.snapshot.capture import capture_host
 from homenode.sources import load_host
 from homenode.tuning import tune
+from tests.explained import pictures, rows, section
 from tests.report_runs import NASTY, full_results, full_run, nasty_results, report
 from tests.simulated_runs import simulated_run
 from tests.study_folders import write_study_folders
@@ -56,7 +59,7 @@ def published() -> dict[str, Machine]:
 
 
 @pytest.fixture(scope="module")
-def document(published: dict[str, Machine]) -> Document:
+def document(published: dict[str, Machine]) -> Doc:
     return document_of(list(published.values()), (), "now")
 
 
@@ -112,26 +115,21 @@ def test_the_studys_systems_get_the_grades_that_their_figures_support(
     assert grades["HGX A100"] is Grade.GOOD
 
 
-def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Document) -> None:
+def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: Doc) -> None:
     cells = {
-        (row.metric.id, switch): cell
-        for row in document.effects
-        for switch, cell in zip(Switch, row.cells, strict=True)
+        (row["metric"].partition(";")[0], switch): row[switch.value]
+        for row in rows(document, "effects")
+        for switch in Switch
     }
-    cell = cells["memory-bandwidth", Switch.CELLS]
-    assert cell is not None
-    assert (cell.tone, cell.risk, cell.machines, cell.open) == ("better", None, 4, 1)
-    assert "7.45 x" in cell.text
-    cell = cells["allreduce-busbw-peak", Switch.CELLS]
-    assert cell is not None
-    assert (cell.tone, cell.risk) == ("worse", "0.37 x on RTX PRO 6000")
-    cell = cells["memory-bandwidth", Switch.PINNING]
-    assert cell is not None
-    assert (cell.tone, cell.risk) == ("mixed", "0.61 x on RTX 4090")
-    cell = cells["cpu-throughput", Switch.SIBLINGS]
-    assert cell is not None
-    assert (cell.tone, cell.text) == ("neutral", "cannot tell (1.023 to 1.026 x)")
-    assert cells["memory-bandwidth", Switch.PCIE] is None, "no one has measured it"
+    cell = cells["memory bandwidth", Switch.CELLS]
+    assert cell.startswith("\u25b2 ") and "7.45 x (4 machines); no risk shown; 1 more" in cell
+    cell = cells["all-reduce, peak bus bandwidth", Switch.CELLS]
+    assert cell.startswith("\u25bc ") and "risk: 0.37 x on RTX PRO 6000" in cell
+    cell = cells["memory bandwidth", Switch.PINNING]
+    assert cell.startswith("\u25b2\u25bc ") and "risk: 0.61 x on RTX 4090" in cell
+    cell = cells["all threads", Switch.SIBLINGS]
+    assert cell.startswith("cannot tell (1.023 to 1.026 x)")
+    assert cells["memory bandwidth", Switch.PCIE] == "not measured", "no one has"
 
 
 def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
@@ -139,9 +137,8 @@ def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
     for layout, value in (("default", 100e9), ("pin", 99e9)):
         figures = {"memory-bandwidth": ("bytes_per_s", value)}
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
-    (row,) = document_of(machines(tmp_path), (), "now").effects
-    (cell,) = filter(None, row.cells)
-    assert (cell.text, cell.tone, cell.risk) == ("0.99 x", "neutral", None)
+    (row,) = rows(document_of(machines(tmp_path), (), "now"), "effects")
+    assert row[Switch.PINNING.value] == "0.99 x (1 machine); no risk shown"
 
 
 def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
@@ -158,37 +155,40 @@ def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:
 
 
 def test_every_figure_of_a_machine_is_drawn(full: tuple[Machine, ...]) -> None:
-    (part, other) = document_of(full, (), "now").parts
-    assert [one.title for one in part.forests] == [
+    made = document_of(full, (), "now")
+    part, other = section(made, "machine-1"), section(made, "machine-2")
+    assert list(pictures(part, "Effects")) == [
         "pin against default",
         "pin-numa-pci against default",
     ]
-    bars = {one.title for one in part.bars}
+    bars = set(pictures(part, "Figures by layout"))
     assert {"memory bandwidth", "memory latency", "all-reduce, peak bus bandwidth"} <= bars
-    assert [one.title for one in part.curves] == [
+    curves = pictures(part, "Curves")
+    assert list(curves) == [
         "memory latency by size",
         "all-reduce, bus bandwidth by size, in-place",
     ]
-    assert "DRAM" in part.curves[0].svg, "levels are marked"
-    assert "beyond every cache" not in part.curves[0].note, "the curve begins within them"
-    heats = {one.title for one in part.heats}
+    curve = curves["memory latency by size"]
+    assert "DRAM" in curve.svg, "levels are marked"
+    assert "beyond every cache" not in str(curve.note), "the curve begins within them"
+    heats = set(pictures(part, "Matrices"))
     assert {
         "host to device, default",
         "memory bandwidth, read, default",
         "GPU to GPU, default",
         "core to core, default",
     } <= heats
-    assert part.localities[0].ratio == "2.50x"
-    assert other.forests == (), "one layout alone is compared with nothing"
-    assert part.host.missing
+    assert rows(part, "Local and remote")[0]["ratio"] == "2.50x"
+    assert pictures(other, "Effects") == {}, "one layout alone is compared with nothing"
+    assert "No topology picture: no capture of the host" in html_page(made)
 
 
 def test_intervals_are_drawn_where_there_are_boots(full: tuple[Machine, ...]) -> None:
-    (part, _) = document_of(full, (), "now").parts
-    better = part.forests[1]
+    part = section(document_of(full, (), "now"), "machine-1")
+    better = pictures(part, "Effects")["pin-numa-pci against default"]
     assert re.search(r">(3\.9\d|4|4\.0\d) x \[[34]", better.svg)
     assert 'class="whisker lbetter"' in better.svg
-    assert "hollow" not in better.note
+    assert "hollow" not in str(better.note)
 
 
 def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None:
@@ -198,10 +198,11 @@ def test_a_stored_plan_gives_the_paths_of_host_and_guest(tmp_path: Path) -> None
     file = write_run(tmp_path, full_run("pin-numa-pci", 1))
     file.with_name("plan.json").write_text(encode_plan(plan), encoding="utf-8")
     (one,) = machines(tmp_path)
-    (part,) = document_of([one], (), "now").parts
-    (picture,) = part.paths
-    assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in picture.note
-    assert picture.note.startswith("as planned")
+    part = section(document_of([one], (), "now"), "machine-1")
+    (picture,) = pictures(part, "Host and guest").values()
+    (note,) = map(plain, picture.note)
+    assert "cell 0: 44 vCPUs, 512 GiB, memory on node 0, 4 " in note
+    assert note.startswith("as planned")
     assert 'class="lneutral thick"' in picture.svg
 
 
@@ -215,8 +216,8 @@ def test_what_the_suite_saw_is_drawn_though_states_of_runs_are_joined(tmp_path: 
         capture_host(file.with_name("host.tar.gz"), overwrite=True)
     (one,) = machines(tmp_path)
     assert set(one.guests) == {"default", "pin"}
-    (part,) = document_of([one], (), "now").parts
-    assert [drawn.title for drawn in part.host.maps] == [
+    page = html_page(document_of([one], (), "now"))
+    assert re.findall(r"<summary>Topology: ([^<(]*)", page) == [
         "what the suite saw under default",
         "what the suite saw under pin",
     ]
@@ -233,11 +234,11 @@ def test_bare_metal_is_what_guests_are_a_part_of_and_never_a_choice(tmp_path: Pa
     (one,) = machines(tmp_path)
     assert [alternative.label for alternative in one.chosen] == ["pin", "pin-numa-pci"]
     assert "bare metal" not in {verdict.choice for verdict in one.verdicts}
-    (part,) = document_of([one], (), "now").parts
-    forests = {picture.title: picture.svg for picture in part.forests}
+    part = section(document_of([one], (), "now"), "machine-1")
+    forests = {title: one.svg for title, one in pictures(part, "Effects").items()}
     assert re.search(r">(49|50|51)\.\d% of bare metal<", forests["pin against bare metal"])
     assert re.search(r">(89|90|91)\.\d% of bare", forests["pin-numa-pci against bare metal"])
-    assert "bare metal" in part.bars[0].svg
+    assert "bare metal" in next(iter(pictures(part, "Figures by layout").values())).svg
 
 
 def test_a_named_host_is_drawn_for_the_one_machine_that_names_none(tmp_path: Path) -> None:
@@ -258,13 +259,11 @@ def test_doubts_of_a_layout_that_stands_alone_are_said(tmp_path: Path) -> None:
     assert [(doubt.id, doubt.detail) for doubt in one.doubts] == [("unusable", "throttled")]
 
 
-def test_a_layout_without_expander_buses_is_drawn_with_gpus_at_no_node(document: Document) -> None:
-    h200 = next(part for part in document.parts if part.card.name == "H200")
-    notes = {one.title: one.note for one in h200.paths}
-    assert "7 GPUs at no node of the guest" in notes["pin-numa"]
-    a100 = next(part for part in document.parts if part.card.name == "HGX A100")
-    notes = {one.title: one.note for one in a100.paths}
-    assert "cell 1: memory on node 1, 4 GPUs" in notes["expander buses"]
+def test_a_layout_without_expander_buses_is_drawn_with_gpus_at_no_node(document: Doc) -> None:
+    h200 = pictures(section(document, "H200"), "Host and guest")
+    assert "7 GPUs at no node of the guest" in plain(h200["pin-numa"].note[0])
+    a100 = pictures(section(document, "HGX A100"), "Host and guest")
+    assert "cell 1: memory on node 1, 4 GPUs" in plain(a100["expander buses"].note[0])
 
 
 def test_broken_half_written_and_foreign_folders_are_skipped_with_their_reasons(
@@ -323,7 +322,7 @@ def test_a_call_that_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...]
 def test_names_that_mean_harm_stay_text_in_page_picture_and_print(tmp_path: Path) -> None:
     found = machines(nasty_results(tmp_path))
     document = document_of(found, (NASTY,), NASTY, title=NASTY)
-    for html in (report_html(document), report_for_print(document)):
+    for html in (html_page(document), html_for_paper(document)):
         parser = parsed(html)
         assert parser.tags.count("script") == (1 if "Content-Security" in html else 0)
         assert not [name for name, _ in parser.attributes if name.startswith("on")]
@@ -338,25 +337,25 @@ def test_letters_that_steer_or_turn_the_writing_are_question_marks(tmp_path: Pat
         head = replace(run.head, host_kind=name, arrangement=name + layout, source=name)
         write_run(tmp_path, Run(replace(head, conditions=(Condition(name, name),)), run.samples))
     document = document_of(machines(tmp_path), (), "now")
-    for html in (report_html(document), report_for_print(document)):
+    for html in (html_page(document), html_for_paper(document)):
         assert not [one for one in ("\x1b", "\x07", "\u202e") if one in html]
         assert "?]0;x?a?b?c" in html
         assert "GB/\u2060s" in html, "what keeps units whole stays"
 
 
-def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Document) -> None:
-    parser = parsed(report_html(document))
+def test_the_page_is_well_formed_and_each_of_its_names_is_one(document: Doc) -> None:
+    parser = parsed(html_page(document))
     assert len(parser.ids) == len(set(parser.ids))
     anchors = {value for name, value in parser.attributes if name == "href"}
     assert {anchor for anchor in anchors if anchor} == {f"#{one}" for one in parser.ids} & anchors
     assert not [value for name, value in parser.attributes if name == "style"], "forbidden"
 
 
-def test_the_policy_names_the_digests_of_what_is_there(document: Document) -> None:
+def test_the_policy_names_the_digests_of_what_is_there(document: Doc) -> None:
     import base64
     import hashlib
 
-    html = report_html(document)
+    html = html_page(document)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', html)
     policy = policy.replace("&#39;", "'")
     assert policy.startswith("default-src 'none'")
@@ -368,16 +367,16 @@ def test_the_policy_names_the_digests_of_what_is_there(document: Document) -> No
 
 def test_the_same_results_give_the_same_page(tmp_path: Path) -> None:
     results = full_results(tmp_path)
-    pages = [report_html(document_of(machines(results), (), "now")) for _ in range(2)]
+    pages = [html_page(document_of(machines(results), (), "now")) for _ in range(2)]
     assert pages[0] == pages[1]
 
 
 def test_without_the_extra_the_command_says_how_to_get_it(
-    document: Document, monkeypatch: pytest.MonkeyPatch
+    document: Doc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(HostError) as error:
-        report_html(document)
+        html_page(document)
     assert "pip install 'homenode[report]'" in str(error.value)
     assert error.value.exit_code == 3
 
@@ -393,11 +392,13 @@ def test_published_figures_alone_make_a_whole_report(tmp_path: Path) -> None:
     assert "published, one figure each" in html
 
 
-def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(document: Document) -> None:
+def test_a_card_names_what_is_no_worse_and_whose_figure_it_shows(
+    published: dict[str, Machine],
+) -> None:
     figures = {
-        (part.card.name, answer.objective): answer.statement
-        for part in document.parts
-        for answer in part.card.answers
+        (name, answer.objective): answer.statement
+        for name, machine in published.items()
+        for answer in verdict_card(machine, "x").answers
     }
     assert "pin (no worse: default) rather than pin-numa" in figures["H200", "collective"]
     assert "slowest GPU: expander buses 14.76 GB/s" in figures["HGX A100", "device-transfer"]

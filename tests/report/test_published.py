@@ -7,13 +7,18 @@ from xml.etree import ElementTree
 import pytest
 
 from homenode.analyse.verdict import ReasonId
+from homenode.doc import Cell, Doc, Section, plain, tables
 from homenode.evidence.documents import publications
+from homenode.metrics import METRICS
 from homenode.objective import Objective
-from homenode.report.page.document import Document, MachinePart, document_of
+from homenode.report.html import html_page
+from homenode.report.page.collectives import ChainLink
+from homenode.report.page.document import document_of
 from homenode.report.page.gathered import gather
 from homenode.report.page.machine import Machine, machines_of
-from homenode.report.page.render import report_html
+from homenode.report.page.verdict_card import VerdictCard, verdict_card
 from homenode.sources import load_host
+from tests.explained import items, pictures, rows, section
 from tests.shared_data import needs_shared, shared
 
 ARTICLE = ["H200", "MI350X", "RTX PRO 6000", "RTX 4090", "RTX 4080", "RTX 5090"]
@@ -29,39 +34,40 @@ def machines() -> tuple[Machine, ...]:
 
 
 @pytest.fixture(scope="module")
-def document(machines: tuple[Machine, ...]) -> Document:
+def document(machines: tuple[Machine, ...]) -> Doc:
     return document_of(machines, (), "now", publications=publications())
 
 
 @pytest.fixture(scope="module")
-def sections(document: Document) -> dict[str, str]:
+def sections(document: Doc) -> dict[str, str]:
     """The text of each section of the page, by its title."""
     found = {}
-    for part in re.split(r"(?=<section )", report_html(document))[1:]:
+    for part in re.split(r"(?=<section )", html_page(document))[1:]:
         title = re.search(r"<h2[^>]*>([^<]*)", part)
         assert title is not None
-        found[title[1].strip()] = plain(html.unescape(re.sub(r"<[^>]*>", " ", part)))
+        found[title[1].strip()] = usual(html.unescape(re.sub(r"<[^>]*>", " ", part)))
     return found
 
 
-def part_of(document: Document, name: str) -> MachinePart:
-    return next(part for part in document.parts if part.card.name == name)
+@pytest.fixture(scope="module")
+def cards(machines: tuple[Machine, ...]) -> dict[str, VerdictCard]:
+    return {machine.name: verdict_card(machine, "x") for machine in machines}
 
 
 def texts(svg: str) -> list[str]:
     return [one.text or "" for one in ElementTree.fromstring(svg).iter("text")]
 
 
-def test_the_machine_that_the_article_puts_first_comes_first(document: Document) -> None:
-    assert [part.card.name for part in document.parts][:6] == ARTICLE
+def test_the_machine_that_the_article_puts_first_comes_first(document: Doc) -> None:
+    assert [row["machine"].partition(" ")[0] for row in rows(document, "verdicts")][:6] == [
+        name.partition(" ")[0] for name in ARTICLE
+    ]
 
 
 def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
-    document: Document,
+    cards: dict[str, VerdictCard], document: Doc
 ) -> None:
-    answers = {
-        (part.card.name, one.objective): one for part in document.parts for one in part.card.answers
-    }
+    answers = {(name, one.objective): one for name, card in cards.items() for one in card.answers}
     host = answers["H200", "host-bandwidth"]
     assert (host.choice, host.effect, host.sure) == (
         "pin-numa",
@@ -73,7 +79,7 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
     assert collective.authors == ""
     assert answers["MI350X", "host-bandwidth"].authors.endswith("study: pin")
     assert answers["RTX PRO 6000", "latency"].sure == "reasoned"
-    sick = part_of(document, "RTX 5090").card
+    sick = cards["RTX 5090"]
     assert sick.is_stopped
     assert sick.authors == (
         "Not production-ready | Fix PCIe Gen 2 link first, then fix vCPU NUMA scatter",
@@ -82,24 +88,23 @@ def test_the_first_table_says_what_to_run_how_sure_and_where_authors_differ(
         "GPU 0000:41:00.0: link below port 0000:40:01.0 and 7 more like it: "
         "found 5 GT/s x16 (8.0 GB/s), expected 16 GT/s x16 (31.5 GB/s). Fix: "
     )
-    assert [name for name, _, _ in document.objectives] == [str(one) for one in Objective]
+    assert list(rows(document, "verdicts")[0])[1:-1] == [str(one) for one in Objective]
 
 
-def test_a_printed_range_makes_a_range_of_multiples(document: Document) -> None:
-    (losses,) = [
-        one
-        for one in part_of(document, "Xen, 2 nodes of 16 cores").card.answers
-        if one.objective == "throughput"
-    ]
+def test_a_printed_range_makes_a_range_of_multiples(
+    cards: dict[str, VerdictCard], document: Doc
+) -> None:
+    xen = cards["Xen, 2 nodes of 16 cores"].answers
+    (losses,) = [one for one in xen if one.objective == "throughput"]
     assert (losses.choice, losses.layout) == ("cores-first", "in a VM: pin-bound")
     assert losses.effect.endswith("1.67 to 4 x memory-first"), "40 to 75 % lost"
-    reason = part_of(document, "GH200 x4").card.reason
+    reason = cards["GH200 x4"].reason
     assert reason.endswith("best for device-transfer; is no worse for collective")
-    assert all(any(cell.text for cell in row[5:]) for row in document.summary.rows)
+    assert all(any(list(row.values())[5:]) for row in rows(document, "summary"))
 
 
-def test_no_page_prints_a_percentage_for_a_multiple(document: Document) -> None:
-    html = report_html(document)
+def test_no_page_prints_a_percentage_for_a_multiple(document: Doc) -> None:
+    html = html_page(document)
     first = html[html.index('id="verdicts"') : html.index('id="effects"')]
     assert not re.search(r"[-+\u2212]\d+\u00a0%", first)
     assert "7.3 x default" in first
@@ -119,12 +124,13 @@ def test_a_lead_that_single_figures_cannot_show_is_said_and_not_hidden(
     assert latency.why(ReasonId.MAY_BE_BETTER) is None, "1 % is less than matters"
 
 
-def test_best_is_marked_only_where_every_other_layout_is_worse(document: Document) -> None:
+def test_best_is_marked_only_where_every_other_layout_is_worse(document: Doc) -> None:
+    (table,) = tables(section(document, "summary").parts)
     marked = {
-        (row[0].text, row[1].text, document.summary.columns[number].partition(",")[0])
-        for row in document.summary.rows
-        for number, cell in enumerate(row)
-        if cell.is_best
+        (plain(row[0]), plain(row[1]), plain(head).partition(",")[0])
+        for row in table.rows
+        for head, cell in zip(table.heads, row, strict=True)
+        if isinstance(cell, Cell) and cell.look == "best"
     }
     assert ("H200", "pin-numa", "memory bandwidth") in marked
     assert ("RTX PRO 6000", "pin", "all-reduce") in marked
@@ -132,20 +138,19 @@ def test_best_is_marked_only_where_every_other_layout_is_worse(document: Documen
     assert not [one for one in marked if one[2] == "memory latency"]
 
 
-def test_ranges_are_ranges_in_the_summary_and_in_the_links(document: Document) -> None:
-    cells = {cell.text for row in document.summary.rows for cell in row}
+def test_ranges_are_ranges_in_the_summary_and_in_the_links(document: Doc) -> None:
+    cells = {cell for row in rows(document, "summary") for cell in row.values()}
     assert {"41.5\u201355.3", "21.1\u201321.4", "24.0\u201324.1"} <= cells
     assert "48.4" not in cells
-    links = {row.machine: row for row in document.link_speeds}
-    assert (links["H200"].generation, links["H200"].d2h) == ("Gen 5", "41.5\u201355.3 GB/s")
-    assert (links["RTX 5090"].generation, links["RTX 5090"].h2d) == (
-        "Gen 2 (bug)",
-        "5.0\u20135.3 GB/s",
-    )
+    links = {row["machine"]: list(row.values())[1:] for row in rows(document, "PCIe links")}
+    assert (links["H200"][0], links["H200"][2]) == ("Gen 5", "41.5\u201355.3 GB/s")
+    assert links["RTX 5090"][:2] == ["Gen 2 (bug)", "5.0\u20135.3 GB/s"]
 
 
-def test_machines_are_compared_on_one_axis_for_each_metric(document: Document) -> None:
-    charts = {one.title: one for one in document.across}
+def test_machines_are_compared_on_one_axis_for_each_metric(document: Doc) -> None:
+    (drawn, *_) = section(document, "across").parts
+    assert isinstance(drawn, Section)
+    charts = pictures(drawn)
     assert next(iter(charts)) == "memory bandwidth"
     words = texts(charts["memory bandwidth"].svg)
     assert [word for word in words if word in ARTICLE] == [
@@ -162,84 +167,87 @@ def test_machines_are_compared_on_one_axis_for_each_metric(document: Document) -
     assert "H200, GPUs on 4 nodes" in texts(charts[reduce].svg)
 
 
-def test_the_latency_profile_runs_from_l1_to_dram(document: Document) -> None:
-    (profile,) = [one for one in part_of(document, "H200").details if "L1 to DRAM" in one.title]
-    words = texts(profile.svg)
+def test_the_latency_profile_runs_from_l1_to_dram(document: Doc) -> None:
+    details = pictures(section(document, "H200"), "In detail")
+    words = texts(details["Latency profile, L1 to DRAM"].svg)
     assert words[::3] == ["L1, 4-32 KB", "L2, 64-512 KB", "L3, 1-32 MB", "DRAM, 256-512 MB"]
     assert "1.3\u20131.6 ns" in words
 
 
-def test_every_gpu_is_drawn_before_and_after_near_and_far(document: Document) -> None:
-    (copies,) = part_of(document, "HGX A100").details
+def test_every_gpu_is_drawn_before_and_after_near_and_far(document: Doc) -> None:
+    (copies,) = pictures(section(document, "HGX A100"), "In detail").values()
     words = texts(copies.svg)
     assert words.count("GPU 0") == 2
     assert (words.count("far"), words.count("near")) == (4, 12)
-    assert "-19%" in copies.note
+    assert "-19%" in plain(copies.note[0])
 
 
-def test_figures_verdicts_facts_and_ratios_stand_as_they_were_printed(document: Document) -> None:
-    h200 = part_of(document, "H200").printed
-    assert h200.table is not None
-    rows = {
-        what: dict(zip(h200.table.columns, cells, strict=True)) for what, cells in h200.table.rows
+def test_figures_verdicts_facts_and_ratios_stand_as_they_were_printed(document: Doc) -> None:
+    h200 = section(document, "H200")
+    printed = {row[""]: row for row in reversed(rows(h200, "As printed"))}
+    assert printed["memory bandwidth"]["vcpu_pin_numa"] == "561,170 MB/s"
+    assert printed["vCPUs"]["vcpu_pin_numa"] == "94 (inferred)"
+    assert rows(h200, "What its authors")[0]["they say"] == "Good: pin"
+    follows = {
+        row["word for word"].strip('"'): row["follows"].partition(":")[0]
+        for name in ("H200", "MI350X")
+        for row in rows(section(document, name), "Ratios")
     }
-    assert rows["memory bandwidth"]["vcpu_pin_numa"] == "561,170 MB/s"
-    assert rows["vCPUs"]["vcpu_pin_numa"] == "94 (inferred)"
-    assert h200.verdicts[0].choice == "Good: pin"
-    follows = {row.quote: row.follows for row in h200.claims}
-    others = {row.quote: row.follows for row in part_of(document, "MI350X").printed.claims}
-    assert others["AMD MI350X VF | 8.1\u20138.3 | 2.6\u00d7 faster than H200"] is True
-    assert follows["NCCL (cross-node GPUs) | Moderate (vcpu_pin benefit)"] is False
-    gh200 = part_of(document, "GH200 x4").printed
-    assert [row.use for row in gh200.verdicts][-1] == "Development/testing"
-    assert dict(gh200.facts)["CPU Cores"] == "288 (72 per NUMA package)"
-    assert any("~737 ns" in remark for remark in gh200.remarks)
+    assert follows["AMD MI350X VF | 8.1\u20138.3 | 2.6\u00d7 faster than H200"] == "yes"
+    assert follows["NCCL (cross-node GPUs) | Moderate (vcpu_pin benefit)"] == "no"
+    gh200 = section(document, "GH200 x4")
+    assert rows(gh200, "What its authors")[-1]["for"] == "Development/testing"
+    facts = {row[""]: list(row.values())[1] for row in rows(gh200, "As printed")}
+    assert facts["CPU Cores"] == "288 (72 per NUMA package)"
+    assert any("~737 ns" in remark for remark in items(gh200, "Remarks"))
 
 
-def test_the_articles_summary_stands_next_to_our_effects(document: Document) -> None:
-    rows = {row.metric.id: row.authors for row in document.effects}
-    assert rows["memory-bandwidth"][0][2]["guest cells"] == "2\u20137\u00d7"
-    assert [label for _, label, _ in rows["allreduce-busbw-peak"]] == [
-        "NCCL (same-node GPUs)",
-        "NCCL (cross-node GPUs)",
-    ]
-    assert {"cpu-single", "h2d-bandwidth", "matmul-time"} <= set(rows)
+def test_the_articles_summary_stands_next_to_our_effects(document: Doc) -> None:
+    effects = {row["metric"].partition(";")[0]: row for row in rows(document, "effects")}
+    assert effects["memory bandwidth"]["guest cells"].endswith('; "2\u20137\u00d7"')
+    collective = effects["all-reduce, peak bus bandwidth"]["metric"]
+    assert collective.index("NCCL (same-node GPUs)") < collective.index("NCCL (cross-node GPUs)")
+    titles = {METRICS[one].title for one in ("cpu-single", "h2d-bandwidth", "matmul-time")}
+    assert titles <= set(effects)
 
 
-def test_general_advice_and_confounded_figures_have_their_place(document: Document) -> None:
-    (study, scripts, *_) = document.sources
-    assert "(inferred)" in study.title
-    assert any(ours for _, ours in study.advice)
-    assert ("host to device, PCIe 4.0/5.0 x16", "25\u201360 GB/s") in scripts.figures
-    changes = {report.source: change for report, change in document.field}
-    assert changes["vllm issue 55416"] == "0.57 x to 1.007 x"
-    assert all(report.confounders for report, _ in document.field)
+def test_general_advice_and_confounded_figures_have_their_place(document: Doc) -> None:
+    (study, scripts, *_) = section(document, "sources").parts
+    assert isinstance(study, Section) and isinstance(scripts, Section)
+    assert "(inferred)" in plain(study.title)
+    assert any(row.get("what homenode does about it") for row in rows(study))
+    rules = [tuple(row.values()) for row in rows(scripts)]
+    assert ("host to device, PCIe 4.0/5.0 x16", "25\u201360 GB/s") in rules
+    field = {row["source"]: row for row in rows(document, "Further figures")}
+    assert field["vllm issue 55416"]["change"] == "0.57 x to 1.007 x"
+    assert all(row["confounders"] for row in field.values())
 
 
-def test_what_is_assumed_of_a_described_host_is_said_with_its_pictures(document: Document) -> None:
-    part = part_of(document, "H200")
-    assert part.host.assumed == load_host("h200-xeon8558").assumed != ()
-    assert "Assumed: " in report_html(document)
-    assert "Assumed, no source" in part.host.maps[0].svg
+def test_what_is_assumed_of_a_described_host_is_said_with_its_pictures(document: Doc) -> None:
+    assumed = load_host("h200-xeon8558").assumed
+    page = html.unescape(html_page(document))
+    assert assumed and f"Assumed: {'; '.join(assumed)}." in page
+    assert "Assumed, no source" in pictures(section(document, "H200"), "Topology")[""].svg
 
 
 def test_the_chain_from_printed_collectives_to_a_cause_names_each_ground(
-    document: Document,
+    document: Doc,
 ) -> None:
-    grounds = [one.ground for one in document.chain]
+    chain = [ChainLink(*row.values()) for row in rows(document, "collectives")]
+    grounds = [one.ground for one in chain]
     assert grounds[-1] == "unknown" and grounds.count("reasoned") >= 2
     assert grounds.index("published") < grounds.index("reasoned") < grounds.index("arithmetic")
-    h200 = [one.statement for one in document.chain if one.statement.startswith("H200")]
+    h200 = [one.statement for one in chain if one.statement.startswith("H200")]
     assert "0.47 x pin" in h200[0]
     assert "= 120 GB/s" in h200[1] and "140 GB/s" in h200[1]
-    assert "homenode trial VM --tests collectives" in document.chain[-1].method
-    assert 'id="collectives"' in report_html(document)
+    assert "homenode trial VM --tests collectives" in chain[-1].method
+    assert 'id="collectives"' in html_page(document)
 
 
-def plain(text: str) -> str:
+def usual(text: str) -> str:
     """With one kind of dash, minus and space."""
-    for odd, usual in (("\u2013", "-"), ("\u2212", "-"), ("\u00d7", "x"), ("\u2060", "")):
-        text = text.replace(odd, usual)
+    for odd, other in (("\u2013", "-"), ("\u2212", "-"), ("\u00d7", "x"), ("\u2060", "")):
+        text = text.replace(odd, other)
     return " ".join(text.split())
 
 
@@ -322,7 +330,7 @@ def test_every_figure_of_the_sources_stands_in_the_report_as_it_is_printed(
     if part.startswith("|"):
         part = part.partition("\n")[2]  # without the names of the columns
     report = " ".join(sections[title] for title in where)
-    words = [word.strip("()[].,;:|*'<=~\u2018\u2019") for word in plain(part).split()]
+    words = [word.strip("()[].,;:|*'<=~\u2018\u2019") for word in usual(part).split()]
     figures = [word for word in words if re.search(r"\d", word)]
     assert figures
     assert not [one for one in figures if one not in report], what

@@ -166,21 +166,20 @@ def _write(
 
     from homenode import __version__
     from homenode.evidence.documents import publications
+    from homenode.report.html import html_for_paper, html_page, pdf_pages
     from homenode.report.page.document import document_of
-    from homenode.report.page.paper import pdf_pages
-    from homenode.report.page.render import report_for_print, report_html
 
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     is_pdf = output.suffix.lower() == ".pdf"
     document = document_of(
-        machines, skipped, made, title=title, with_style=is_pdf, publications=publications()
+        machines, skipped, made, title=title, paper=is_pdf, publications=publications()
     )
     if is_pdf:
         with working("writing the PDF"):
-            pages = pdf_pages(report_for_print(document))
+            pages = pdf_pages(html_for_paper(document))
         write_bytes(output, pages)
     else:
-        write_text(output, report_html(document))
+        write_text(output, html_page(document))
     note_written(output)
 
 
@@ -200,7 +199,7 @@ def _rows(
     if json:
         print_json(json_text(rows, skipped))
     if parquet is not None:
-        from homenode.report.page.columns import parquet_of
+        from homenode.report.page.rows import parquet_of
 
         write_bytes(parquet, parquet_of(rows))
         note_written(parquet)

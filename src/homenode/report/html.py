@@ -1,7 +1,8 @@
-"""Html: a document as one page, for a browser or for a renderer of pages on paper. [I/O]"""
+"""Html: a document as one page, for a browser or on paper, by WeasyPrint. [I/O]"""
 
 import base64
 import hashlib
+import logging
 from functools import cache
 
 from homenode.doc import Cell, Doc, Words, plain, spans
@@ -34,6 +35,29 @@ def html_page(doc: Doc) -> str:
 def html_for_paper(doc: Doc) -> str:
     """The document for a renderer of pages: no script, nothing folded."""
     return _rendered(doc, style=_text("paper.css"), script="", policy="", paper=True)
+
+
+def pdf_pages(html: str) -> bytes:
+    """The pages of a report. Raises HostError without WeasyPrint.
+
+    Nothing is fetched: an address in the document, of whatever kind, is refused.
+    """
+    try:
+        from weasyprint import HTML  # type: ignore[import-untyped]
+        from weasyprint.urls import URLFetcher  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise missing_extra(error.name or "weasyprint") from None
+    except OSError as error:  # Pango is a library of the system's, loaded when it is imported
+        raise HostError(
+            f"report: expected the library Pango, found: {str(error).splitlines()[0]}",
+            hint="Debian, Ubuntu: apt install libpango-1.0-0 libpangoft2-1.0-0; or write .html",
+        ) from None
+    logging.getLogger("weasyprint").setLevel(logging.ERROR)
+    logging.getLogger("fontTools").setLevel(logging.ERROR)
+    fetches_nothing = URLFetcher(allowed_protocols=())
+    content = HTML(string=html, url_fetcher=fetches_nothing).write_pdf()
+    assert isinstance(content, bytes)  # where it is given no file
+    return content
 
 
 def missing_extra(module: str) -> HostError:

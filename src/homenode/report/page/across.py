@@ -1,15 +1,15 @@
 """Across: what machines are compared in: one chart for each metric, one axis; their links."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from homenode.analyse.summary import Series, SeriesKey
 from homenode.analyse.words import figure_text, multiple_text
+from homenode.doc import Picture, Table
 from homenode.metrics import METRICS, Metric
 from homenode.pci import DeviceKind
 from homenode.report.charts.bars import Bar, BarGroup, bar_chart, chart_scale, range_figures
 from homenode.report.page.machine import Machine
-from homenode.report.page.pictures import Picture, better_text, metric_bars
+from homenode.report.page.pictures import better_text, metric_bars
 from homenode.wording import plural
 
 BY_LAYOUT = (
@@ -33,17 +33,6 @@ MOST_BARS = 60
 """In one chart."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSpeedRow:
-    """One machine's links and copies, as printed or as measured; "" where unknown."""
-
-    anchor: str
-    machine: str
-    generation: str
-    h2d: str
-    d2h: str
-
-
 def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
     """Charts of several machines on one axis; none where there is but one."""
     for metric in map(METRICS.__getitem__, BY_LAYOUT):
@@ -62,23 +51,29 @@ def across_pictures(machines: Sequence[Machine]) -> Iterator[Picture]:
             if any(machine.is_published for machine, _ in groups):
                 note += "; nodes as the machine is described: only of the H200 a source says them"
         drawn = [BarGroup(_group_name(machine, metric), bars) for machine, bars in groups]
-        yield Picture(title, note, bar_chart(title, metric.unit, drawn))
+        yield Picture(title, bar_chart(title, metric.unit, drawn), (note,))
     for metric in map(METRICS.__getitem__, REFERENCE):
         picture = _against_reference(machines, metric)
         if picture is not None:
             yield picture
 
 
-def link_speed_rows(
-    machines: Sequence[Machine], anchors: Sequence[str]
-) -> tuple[LinkSpeedRow, ...]:
-    """Generation of the links and rate of copies of each machine that has copies."""
+def link_speeds(machines: Sequence[Machine]) -> Table:
+    """Generation of the links and rate of copies of each machine that has copies, as printed or as
+    measured."""
     rows = []
-    for machine, anchor in zip(machines, anchors, strict=True):
+    for machine in machines:
         copies = [_copies(machine, METRICS[f"{way}-bandwidth"]) for way in ("h2d", "d2h")]
         if any(copies):
-            rows.append(LinkSpeedRow(anchor, machine.name, _links(machine), *copies))
-    return tuple(rows)
+            rows.append((machine.name, _links(machine) or "unknown", *copies))
+    ways = ("host to device", "device to host")
+    return Table(
+        heads=("machine", "PCIe generation", *ways),
+        rows=tuple(rows),
+        numeric=ways,
+        name="PCIe links and copies by machine",
+        caption="The smallest and the largest value that was measured or published.",
+    )
 
 
 def _has_unit(machine: Machine, metric: Metric) -> bool:
@@ -144,7 +139,8 @@ def _against_reference(machines: Sequence[Machine], metric: Metric) -> Picture |
     title = f"{metric.title}: machines against {name}"
     variants = ", ".join(dict.fromkeys(s.key.variant or "" for _, s in found)).strip(", ")
     note = f"{better_text(metric)}; x: throughput over {name}'s; {variants or metric.about}"
-    return Picture(title, note, bar_chart(title, metric.unit, [BarGroup("", tuple(bars))]))
+    svg = bar_chart(title, metric.unit, [BarGroup("", tuple(bars))])
+    return Picture(title, svg, (note,))
 
 
 def _any_series(machine: Machine, metric: Metric) -> Series | None:

@@ -7,6 +7,7 @@ ground.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from homenode.analyse.collective_causes import diagnose
 from homenode.analyse.comparison import EvidenceLevel
@@ -18,8 +19,7 @@ _COLLECTIVE, _STREAM = "allreduce-busbw-peak", "memory-bandwidth"
 _FLAT, _CELLS = "pin", "pin-numa"
 
 
-@dataclass(frozen=True, slots=True)
-class ChainLink:
+class ChainLink(NamedTuple):
     """ground: published, reasoned, arithmetic or unknown. method: how it is known."""
 
     ground: str

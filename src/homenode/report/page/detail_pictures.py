@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.words import figure_text
+from homenode.doc import Picture
 from homenode.measure.figures.processors import DEVIATION
 from homenode.metrics import METRICS, Metric
 from homenode.report.charts.bars import Bar, BarGroup, bar_chart, size_text
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
-    Picture,
     bar_of,
     better_text,
     cache_levels,
@@ -52,11 +52,8 @@ def kernel_pictures(machine: Machine) -> Iterator[Picture]:
     if len(whole) > 1:
         groups = [BarGroup(k, tuple(whole[k])) for k in KERNELS if k in whole]
         title = "STREAM: every kernel"
-        yield Picture(
-            title,
-            "more is better; all vCPUs on all memory",
-            bar_chart(title, "bytes_per_s", groups),
-        )
+        note = "more is better; all vCPUs on all memory"
+        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
     groups = [
         BarGroup(f"memory of node {node}, {kernel}", tuple(kernels[kernel]))
         for node, kernels in sorted(by_node.items(), key=lambda pair: pair[0] or 0)
@@ -66,7 +63,7 @@ def kernel_pictures(machine: Machine) -> Iterator[Picture]:
     if groups:
         title = "STREAM by node"
         note = "more is better; all vCPUs, with their memory bound to one node of the guest"
-        yield Picture(title, note, bar_chart(title, "bytes_per_s", groups))
+        yield Picture(title, bar_chart(title, "bytes_per_s", groups), (note,))
 
 
 def profile_picture(machine: Machine) -> Iterator[Picture]:
@@ -88,7 +85,7 @@ def profile_picture(machine: Machine) -> Iterator[Picture]:
         title = "Latency profile, L1 to DRAM"
         groups = [BarGroup(name, tuple(bars)) for name, bars in levels.items()]
         note = "less is better; least to greatest of the working sets of a level; axis logarithmic"
-        yield Picture(title, note, bar_chart(title, "ns", groups, log=True))
+        yield Picture(title, bar_chart(title, "ns", groups, log=True), (note,))
 
 
 def _size_levels(machine: Machine) -> tuple[tuple[str, float, float], ...]:
@@ -135,7 +132,8 @@ def fairness_picture(machine: Machine) -> Iterator[Picture]:
     if bars:
         title = "Fairness over threads"
         note = "events per second of a thread: mean \u00b1 standard deviation over threads"
-        yield Picture(title, note, bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))]))
+        svg = bar_chart(title, "events_per_s", [BarGroup("", tuple(bars))])
+        yield Picture(title, svg, (note,))
 
 
 def device_pictures(machine: Machine) -> Iterator[Picture]:
@@ -154,7 +152,7 @@ def device_pictures(machine: Machine) -> Iterator[Picture]:
         if groups and sum(len(group.bars) for group in groups) <= 2 * MOST_DEVICES:
             title = f"{metric.title}, GPU by GPU"
             note = "; ".join((better_text(metric), *said))
-            yield Picture(title, note, bar_chart(title, metric.unit, groups))
+            yield Picture(title, bar_chart(title, metric.unit, groups), (note,))
 
 
 _BY_DEVICE = frozenset(m.id for m in METRICS.values() if m.worst_device and not m.control)

@@ -1,13 +1,15 @@
 """HostPart: what a report says of a machine's topology: its picture, links, findings, gaps."""
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
+from homenode.doc import Gallery, Items, Part, Picture, Section, Span, Table, Text, Words
 from homenode.doctor.diagnosis import diagnose
-from homenode.findings import Finding
+from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
-from homenode.plan.model import Plan, PlanFinding
+from homenode.plan.model import Plan
 from homenode.report.device_groups import device_model, link_lines, link_text
 from homenode.report.host_groups import host_counts
 from homenode.report.page.machine import Machine
@@ -23,73 +25,80 @@ MOST_MAPS = 3
 """Pictures of one machine: they are large."""
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
-    """A topology picture. svg: with its own style sheet and hatches, or to stand in a page that has
-    both. hatches: what that page then needs, the same for every picture."""
+class HostPart(Struct, frozen=True, kw_only=True):
+    """maps: topology pictures, that stand for themselves on paper, and in a page that has their
+    style sheet and `hatches` else. links: of GPUs and NICs. findings: of the host and of its plans,
+    None where there is none."""
 
-    title: str
-    svg: str
+    maps: tuple[Picture, ...]
     hatches: str
+    links: tuple[Part, ...]
+    findings: Section | None
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRow:
-    """GPUs or NICs of one model on one node with equal links. node, link: in words."""
-
-    name: str
-    node: str
-    link: str
-    addresses: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HostPart:
-    """Empty where no topology is known. counts: the host in a line. source: where it is from.
-
-    assumed: what the description states without a source. findings: each with the subjects of which
-    it says the same.
-    """
-
-    counts: str
-    source: str
-    assumed: tuple[str, ...]
-    maps: tuple[Map, ...]
-    links: tuple[LinkRow, ...]
-    link_lines: tuple[str, ...]
-    findings: tuple[tuple[Finding, tuple[str, ...]], ...]
-    plan_findings: tuple[tuple[str, PlanFinding], ...]
-    missing: str
-
-
-def host_part(machine: Machine, *, with_style: bool) -> HostPart:
-    """What is known of the machine's topology. with_style: pictures that stand for themselves."""
+def host_part(machine: Machine, *, paper: bool) -> HostPart:
+    """What is known of the machine's topology."""
     host = machine.host
-    maps: list[Map] = []
+    svgs: list[tuple[str, str]] = []
     plans = list(machine.plans.items())
     if host is not None and plans and _fits(host, plans[0][1]):
         choices = [one.choice for one in machine.verdicts]
         label, plan = max(plans, key=lambda pair: choices.count(pair[0]))
-        maps.append(_map(f"host, with the VM of {label}", host, plan, with_style))
+        svgs.append((f"host, with the VM of {label}", topology_map(host, plan)))
     elif host is not None:
-        maps.append(_map("host", host, None, with_style))
-    for label, guest in list(machine.guests.items())[: MOST_MAPS - len(maps)]:
-        maps.append(_map(f"what the suite saw under {label}", guest, None, with_style))
-    findings = () if host is None else diagnose(host).findings
-    missing = ""
-    if not maps:
-        missing = "no capture of the host and no plan is stored next to these results"
+        svgs.append(("host", topology_map(host)))
+    for label, guest in list(machine.guests.items())[: MOST_MAPS - len(svgs)]:
+        svgs.append((f"what the suite saw under {label}", topology_map(guest)))
+    hatches = next((found[0] for _, svg in svgs if (found := _HATCHES.search(svg))), "")
     return HostPart(
-        "" if host is None else host_counts(host),
-        _source(machine),
-        () if host is None else host.assumed,
-        tuple(maps),
-        () if host is None else _links(host),
-        () if host is None else link_lines(host),
-        _by_subjects(findings),
-        tuple((label, finding) for label, plan in plans for finding in plan.findings),
-        missing,
+        maps=tuple(Picture(title, _drawn(svg, paper=paper), look="map") for title, svg in svgs),
+        hatches="" if paper else hatches,
+        links=tuple(_links(host)) if host is not None else (),
+        findings=_findings(machine),
     )
+
+
+def host_lines(machine: Machine) -> Iterator[Text]:
+    """Where the picture of a host is from, and what of it is assumed."""
+    if machine.host is not None:
+        source = "as its capture says"
+        if machine.published is not None:
+            source = (
+                "as it is described, partly from the source and partly assumed; it was not captured"
+            )
+        assumed = "; ".join(machine.host.assumed)
+        said = f" Assumed: {assumed}." if assumed else ""
+        yield Text(f"The host is drawn {source}.{said}", "dim small")
+
+
+def map_sections(machine: Machine, part: HostPart) -> Iterator[Part]:
+    """The topologies, folded; or that there is none."""
+    if not part.maps:
+        why = "no capture of the host and no plan is stored next to these results"
+        yield Text(f"No topology picture: {why}.", "dim small")
+    counts = "" if machine.host is None else f" ({host_counts(machine.host)})"
+    for number, one in enumerate(part.maps):
+        title = f"Topology: {one.title}{'' if number else counts}"
+        yield Section(title, (Gallery((Picture("", one.svg, look="map"),), "maps"),), is_open=False)
+    if part.links:
+        yield Section("Links of GPUs and NICs", part.links, is_open=False)
+
+
+def _findings(machine: Machine) -> Section | None:
+    found = () if machine.host is None else diagnose(machine.host).findings
+    items: list[Words] = []
+    for one, subjects in _by_subjects(found):
+        said = f": {', '.join(subjects)}: expected {one.expected}, found {one.observed} "
+        fix = f". Fix: {one.fix}" if one.fix else ""
+        items.append((Span(one.severity, "bold"), said, Span(f"({one.id}){fix}", "dim")))
+    for label, plan in machine.plans.items():
+        for own in plan.findings:
+            said = f", plan of {label}: {own.subject}: {own.detail} "
+            items.append((Span(own.severity, "bold"), said, Span(f"({own.id})", "dim")))
+    if not items:
+        return None
+    is_open = any(one.severity is Severity.CRITICAL for one in found)
+    return Section(f"Findings ({len(items)})", (Items(tuple(items)),), is_open=is_open)
 
 
 def _by_subjects(findings: Iterable[Finding]) -> tuple[tuple[Finding, tuple[str, ...]], ...]:
@@ -108,27 +117,19 @@ def _fits(host: Host, plan: Plan) -> bool:
     return all(set(pins) <= pus for pins in plan.vcpu_pins)
 
 
-def _source(machine: Machine) -> str:
-    if machine.host is None:
-        return ""
-    if machine.published is not None:
-        return "as it is described, partly from the source and partly assumed; it was not captured"
-    return "as its capture says"
-
-
-def _map(title: str, host: Host, plan: Plan | None, with_style: bool) -> Map:
-    svg = _IDS.sub("", topology_map(host, plan)).strip()
-    hatches = ""
-    if not with_style:
-        found = _HATCHES.search(svg)
-        hatches = "" if found is None else found[0]
+def _drawn(svg: str, *, paper: bool) -> str:
+    svg = _IDS.sub("", svg).strip()
+    if not paper:
         svg = _HATCHES.sub("", _STYLE.sub("", svg, count=1), count=1)
         # The page's policy forbids styles of single elements; its style sheet knows these.
         svg = _HATCHED.sub(r'data-hatch="\1"', svg)
-    return Map(title, svg.replace("<svg ", '<svg class="map" ', 1), hatches)
+    return svg.replace("<svg ", '<svg class="map" ', 1)
 
 
-def _links(host: Host) -> tuple[LinkRow, ...]:
+def _links(host: Host) -> Iterator[Part]:
+    """Links that are not PCIe; then GPUs or NICs of one model on one node with equal links."""
+    if lines := link_lines(host):
+        yield Items(lines)
     found: dict[tuple[str, str, str], list[str]] = {}
     for kind in (DeviceKind.GPU, DeviceKind.NIC):
         for device in host.devices_of_kind(kind):
@@ -137,4 +138,6 @@ def _links(host: Host) -> tuple[LinkRow, ...]:
                 link = link_text(device.link) or "unknown"
                 alike = (device_model(device) or str(kind), node, link)
                 found.setdefault(alike, []).append(str(device.bdf))
-    return tuple(LinkRow(*alike, tuple(addresses)) for alike, addresses in found.items())
+    rows = tuple((*alike, ", ".join(addresses)) for alike, addresses in found.items())
+    if rows:
+        yield Table(heads=("device", "node", "PCIe link", "addresses"), rows=rows)

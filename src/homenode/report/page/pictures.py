@@ -1,7 +1,6 @@
 """Pictures of a machine: which charts its figures make, with what is written under them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import series_key
@@ -10,6 +9,7 @@ from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place
 from homenode.analyse.summary import Series, SeriesKey, headline_series
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import multiple_text, range_text
+from homenode.doc import Picture
 from homenode.metrics import METRICS, Metric, metric_of
 from homenode.report.charts.bars import Bar, BarGroup, ForestRow, axis_end, bar_chart, forest_chart
 from homenode.report.charts.curves import Curve, Level, Matrix, curve_chart, heat_map
@@ -32,15 +32,6 @@ _ABOUT_SIZES = {
 """What a curve shows, where it is not what the metric's one figure is of."""
 
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A chart. title: above it. note: below it, what to look for. svg: escaped already."""
-
-    title: str
-    note: str
-    svg: str
 
 
 def bar_of(label: str, series: Series, position: int, base: Series | None = None) -> Bar:
@@ -81,7 +72,8 @@ def bar_pictures(machine: Machine) -> Iterator[Picture]:
             note = f"{better_text(metric)}; {metric.about}"
             if any(bar.note for bar in bars):
                 note += f"; x: of {bars[0].label}"
-            yield Picture(metric.title, note, bar_chart(metric.title, unit, [BarGroup("", bars)]))
+            svg = bar_chart(metric.title, unit, [BarGroup("", bars)])
+            yield Picture(metric.title, svg, (note,))
 
 
 def better_text(metric: Metric) -> str:
@@ -107,7 +99,7 @@ def forest_pictures(machine: Machine) -> Iterator[Picture]:
             if any(row.low is None for row in rows):
                 note += "; hollow: one figure each, no interval"
             title = f"{label} against {comparison.baseline}"
-            yield Picture(title, note, forest_chart(title, rows, end))
+            yield Picture(title, forest_chart(title, rows, end), (note,))
 
 
 def curve_pictures(machine: Machine) -> Iterator[Picture]:
@@ -125,7 +117,8 @@ def curve_pictures(machine: Machine) -> Iterator[Picture]:
             levels = cache_levels(machine) if wanted == "memory-latency" else ()
             about = _ABOUT_SIZES.get(wanted, "" if metric is None else metric.about)
             unit = "bytes_per_s" if metric is None else metric.unit
-            yield Picture(title, about, curve_chart(title, unit, curves[:MOST_CURVES], levels))
+            svg = curve_chart(title, unit, curves[:MOST_CURVES], levels)
+            yield Picture(title, svg, (about,) if about else ())
 
 
 def heat_pictures(
@@ -162,7 +155,8 @@ def locality_pictures(found: Sequence[Locality]) -> Iterator[Picture]:
         title = ", ".join(filter(None, (key[0] if metric is None else metric.title, key[2])))
         note = "" if metric is None else better_text(metric)
         groups = [BarGroup("", tuple(bars))]
-        yield Picture(f"{title}: near and far", note, bar_chart(title, key[1], groups))
+        svg = bar_chart(title, key[1], groups)
+        yield Picture(f"{title}: near and far", svg, (note,) if note else ())
 
 
 def path_pictures(machine: Machine) -> Iterator[Picture]:
@@ -179,7 +173,8 @@ def path_pictures(machine: Machine) -> Iterator[Picture]:
             paths, note = meant, "what the layout means on this kind of host; no plan is published"
         else:
             continue
-        yield Picture(one.label, f"{note}. {paths_text(paths)}", paths_picture(paths))
+        said = f"{note}. {paths_text(paths)}"
+        yield Picture(one.label, paths_picture(paths), (said,))
 
 
 def _is_whole(effect: Effect) -> bool:
@@ -272,7 +267,8 @@ def _heat_picture(one: Alternative, matrix: FigureMatrix, ends: tuple[float, flo
             for row in matrix.rows
         ),
     )
-    return Picture(title, f"{better}{axes}", heat_map(title, matrix.key.unit, drawn, ends))
+    svg = heat_map(title, matrix.key.unit, drawn, ends)
+    return Picture(title, svg, (f"{better}{axes}",))
 
 
 def _axis(matrix: FigureMatrix, *, rows: bool) -> str:

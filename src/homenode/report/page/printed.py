@@ -1,66 +1,32 @@
 """Printed: what publications say of a machine, word for word, and what of it follows."""
 
-from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Set
+
+from msgspec import Struct
 
 from homenode.analyse.words import figure_text, multiple_text
-from homenode.evidence.model import Claim, FieldReport, Note, Publication, PublishedVerdict
+from homenode.doc import Cell, Items, Part, Section, Table
+from homenode.evidence.model import (
+    Claim,
+    FieldReport,
+    Note,
+    Publication,
+    PublishedVerdict,
+    System,
+)
 from homenode.metrics import METRICS
 from homenode.report.page.machine import Machine
 from homenode.results.model import Run, Sample
 
 
-@dataclass(frozen=True, slots=True)
-class PrintedTable:
-    """Figures as printed. columns: the source's choices; rows: (what, cells)."""
+class Printed(Struct, frozen=True, kw_only=True):
+    """What publications say of one machine. Empty where none does. tables: their figures, word for
+    word, and their recommendations; claims: ratios that they state. notes: errors and open
+    questions."""
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRow:
-    """A ratio that a source states, word for word, and what its own figures come to."""
-
-    quote: str
-    of: str
-    figures: str
-    follows: bool | None
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class AuthorRow:
-    """What the authors recommend for a use, and what ours is next to it."""
-
-    use: str
-    choice: str
-    quote: str
-    ours: str
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """Everything that publications say of one machine. Empty where none does."""
-
-    verdicts: tuple[AuthorRow, ...] = ()
-    facts: tuple[tuple[str, str], ...] = ()
-    table: PrintedTable | None = None
-    claims: tuple[ClaimRow, ...] = ()
+    parts: tuple[Part, ...] = ()
     notes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePart:
-    """What a publication says of no machine in particular, or of several. advice: (quote, what
-    homenode does)."""
-
-    title: str
-    advice: tuple[tuple[str, str], ...]
-    remarks: tuple[str, ...]
-    figures: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
 
 
 def printed_part(machine: Machine) -> Printed:
@@ -69,15 +35,17 @@ def printed_part(machine: Machine) -> Printed:
     return parts[0] if parts else Printed()
 
 
-def source_parts(publications: Sequence[Publication], drawn: Iterable[str]) -> list[SourcePart]:
-    """The publications of these systems, and all that is about no machine."""
+def source_sections(publications: Sequence[Publication], drawn: Iterable[str]) -> Iterator[Section]:
+    """The publications of these systems, and what each says of no machine in particular, or of
+    several."""
     names = set(drawn)
-    found = []
     for one in publications:
         systems = {system.name for system in one.systems}
         if not (systems & names) and not _is_general(one):
             continue
-        figures = [
+        title = f"{one.id}: {one.title}, {one.publisher}, {one.dated}"
+        advice = tuple((f'"{r.source}"', r.ours or "") for r in one.remarks if r.is_advice)
+        figures = tuple(
             (
                 _title(figure.metric, figure.variant),
                 text if choice == "any" else f"{choice}: {text}",
@@ -85,34 +53,47 @@ def source_parts(publications: Sequence[Publication], drawn: Iterable[str]) -> l
             for figure in one.figures
             if (found_system := one.system(figure.system)) is not None and found_system.host is None
             for choice, text in figure.texts
-        ]
-        found.append(
-            SourcePart(
-                f"{one.id}: {one.title}, {one.publisher}, {one.dated}",
-                tuple((r.source, r.ours or "") for r in one.remarks if r.is_advice),
-                tuple(
-                    _of_several(r.systems, r.source)
-                    for r in one.remarks
-                    if not r.is_advice and _is_shared(r.systems, names)
-                ),
-                tuple(figures),
-                tuple(
-                    _of_several(note.systems, note_text(note))
-                    for note in one.notes
-                    if _is_shared(note.systems, names)
-                ),
-            )
         )
-    return found
+        remarks = tuple(
+            _of_several(r.systems, r.source)
+            for r in one.remarks
+            if not r.is_advice and _is_shared(r.systems, names)
+        )
+        notes = tuple(
+            _of_several(note.systems, note_text(note))
+            for note in one.notes
+            if _is_shared(note.systems, names)
+        )
+        parts: list[Part] = []
+        if advice:
+            heads = ("general advice, word for word", "what homenode does about it")
+            parts.append(Table(heads=heads, rows=advice, name=f"Advice of {title}"))
+        if figures:
+            heads = ("rule of thumb, for any machine", "as printed")
+            parts.append(Table(heads=heads, rows=figures, name=f"Rules of thumb of {title}"))
+        for name, items in (("Remarks", remarks), ("Errors in it, and open questions", notes)):
+            if items:
+                folded = (Items(items),)
+                parts.append(Section(f"{name} ({len(items)})", folded, is_open=False))
+        yield Section(title, tuple(parts))
 
 
-def field_reports(publications: Sequence[Publication]) -> tuple[tuple[FieldReport, str], ...]:
+def field_section(publications: Sequence[Publication]) -> Section:
     """Figures that decide nothing, each with its change as a multiple."""
-    return tuple(
-        (report, _change(report))
+    rows = tuple(
+        (one.source, one.of, one.figures, _change(one), "; ".join(one.confounders))
         for publication in publications
-        for report in publication.field_reports
+        for one in publication.field_reports
     )
+    table = Table(
+        heads=("source", "compared", "figures", "change", "confounders"),
+        rows=rows,
+        numeric=("change",),
+        name="Further published figures with their confounders",
+        caption="As quoted in issues, blogs and submissions, the adverse ones too. More than the "
+        "layout changed, or the source does not say what changed.",
+    )
+    return Section("Further figures, which decide nothing", (table,) if rows else ())
 
 
 def note_text(note: Note) -> str:
@@ -143,30 +124,50 @@ def _change(report: FieldReport) -> str:
 def _of(publication: Publication, machine: Machine) -> Printed:
     system = machine.published
     assert system is not None
+    claims = tuple(
+        _claim_row(publication, claim)
+        for claim in publication.claims
+        if claim.against_system == system.name  # ratios to another machine: with the other
+    )
+    parts: list[Part] = []
+    if table := _figures(publication, machine, system):
+        parts.append(Section("As printed", (table,)))
+    verdicts = tuple(
+        _author_row(publication, one, machine)
+        for one in publication.verdicts
+        if one.system == system.name
+    )
+    if verdicts:
+        table = Table(heads=("for", "they say", "word for word", "ours"), rows=verdicts)
+        parts.append(Section("What its authors recommend", (table,)))
+    if claims:
+        title = f"Ratios that they state, against their own figures ({len(claims)})"
+        table = Table(heads=("word for word", "by their figures", "follows"), rows=claims)
+        parts.append(Section(title, (table,), is_open=True))
+    return Printed(
+        parts=tuple(parts),
+        notes=tuple(note_text(one) for one in publication.notes if one.systems == (system.name,)),
+        remarks=tuple(one.source for one in publication.remarks if one.systems == (system.name,)),
+    )
+
+
+def _figures(publication: Publication, machine: Machine, system: System) -> Table | None:
+    """Figures as printed, the source's choices in columns, and what it says of the machine."""
     figures = [one for one in publication.figures if one.system == system.name]
     used = {choice for one in figures for choice, _ in one.texts}
     choices = [one.name for one in publication.choices if one.name in used]
-    rows = [
-        (_title(one.metric, one.variant), tuple(dict(one.texts).get(name, "") for name in choices))
+    rows: list[tuple[str | Cell, ...]] = [
+        (_title(one.metric, one.variant), *(dict(one.texts).get(name, "") for name in choices))
         for one in figures
     ]
     counts = _counts(machine, choices, system.inferred_vcpus)
     if any(counts):
-        rows.insert(0, ("vCPUs", counts))
-    return Printed(
-        tuple(_author_row(publication, one, machine) for one in _verdicts(publication, machine)),
-        tuple(system.facts.items()),
-        PrintedTable(tuple("every layout" if c == "any" else c for c in choices), tuple(rows))
-        if rows
-        else None,
-        tuple(
-            _claim_row(publication, claim)
-            for claim in publication.claims
-            if claim.against_system == system.name  # ratios to another machine: with the other
-        ),
-        tuple(note_text(one) for one in publication.notes if one.systems == (system.name,)),
-        tuple(one.source for one in publication.remarks if one.systems == (system.name,)),
-    )
+        rows.insert(0, ("vCPUs", *counts))
+    if not rows:
+        return None
+    rows += [(name, Cell((text,), across=len(choices))) for name, text in system.facts.items()]
+    heads = tuple("every layout" if one == "any" else one for one in choices)
+    return Table(heads=("", *heads), rows=tuple(rows), numeric=heads, look="printed")
 
 
 def _counts(machine: Machine, choices: Sequence[str], inferred: Sequence[str]) -> tuple[str, ...]:
@@ -186,20 +187,17 @@ def _title(metric: str, variant: str | None) -> str:
     return ", ".join(filter(None, (metric if known is None else known.title, variant)))
 
 
-def _verdicts(publication: Publication, machine: Machine) -> list[PublishedVerdict]:
-    system = machine.published
-    assert system is not None
-    return [one for one in publication.verdicts if one.system == system.name]
-
-
-def _author_row(publication: Publication, theirs: PublishedVerdict, machine: Machine) -> AuthorRow:
+def _author_row(
+    publication: Publication, theirs: PublishedVerdict, machine: Machine
+) -> tuple[str, ...]:
+    """What the authors recommend for a use, and what ours is next to it."""
     found = [publication.choice(name) for name in theirs.choices]
     labels = [one.arrangement or one.switches.name for one in found if one is not None]
     choice = " or ".join(labels) or "nothing before the machine is repaired"
     if theirs.grade is not None:
         choice = f"{theirs.grade}: {choice}"
     use = theirs.work or ("the whole machine" if theirs.objective is None else theirs.objective)
-    return AuthorRow(str(use), choice, theirs.source, _ours(theirs, machine))
+    return (str(use), choice, f'"{theirs.source}"', _ours(theirs, machine))
 
 
 def _ours(theirs: PublishedVerdict, machine: Machine) -> str:
@@ -217,21 +215,24 @@ def _ours(theirs: PublishedVerdict, machine: Machine) -> str:
     return "; ".join([*said, f"another for {', '.join(differ)}: why, above"] if differ else said)
 
 
-def _claim_row(publication: Publication, claim: Claim) -> ClaimRow:
+def _claim_row(publication: Publication, claim: Claim) -> tuple[str, ...]:
+    """A ratio that a source states, word for word, what its own figures come to, and whether it
+    follows."""
     of = _figure(publication.runs, claim.system, claim.choice, claim.metric)
     against = _figure(publication.runs, claim.against_system, claim.against, claim.metric)
     names = [claim.choice, claim.against]
     if claim.system != claim.against_system:
         names = [claim.system, claim.against_system]
     what = f"{_title(claim.metric, None)}: {' over '.join(names)}"
+    quote = f'"{claim.source}"'
     if of is None or against is None:
-        return ClaimRow(claim.source, what, "no figures printed", None, "")
+        return (quote, f"{what}: no figures printed", "cannot be checked")
     unit = METRICS[claim.metric].unit
     figures = (
         f"{multiple_text(of / against)} ({figure_text(of, unit)} over {figure_text(against, unit)})"
     )
     note = next((one for one in publication.notes if one.id == claim.disputed_by), None)
-    return ClaimRow(claim.source, what, figures, note is None, "" if note is None else note.text)
+    return (quote, f"{what}: {figures}", "yes" if note is None else f"no: {note.text}")
 
 
 def _figure(runs: Sequence[Run], system: str, choice: str, metric: str) -> float | None:

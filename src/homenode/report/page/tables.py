@@ -1,112 +1,78 @@
 """Tables of a report: the summary of all machines, and what each switch does to each metric."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from homenode.analyse.comparison import Outcome
 from homenode.analyse.ranking import Position
 from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.analyse.switch_effects import Switch, SwitchEffect
 from homenode.analyse.words import multiple_text, range_text
+from homenode.doc import Cell, Span, Table, Words
 from homenode.metrics import METRICS, Metric
 from homenode.report.charts.bars import chart_scale, range_figures, short_figure
 from homenode.report.page.machine import Machine
+from homenode.wording import plural
 
 _AUTHOR_COLUMN = {"cells": Switch.CELLS.value}
 """Columns of published summaries that are called otherwise here."""
 
-_AUTHOR_TEXTS = ("pinning", "cells", "siblings", "risk")
+_AUTHOR_TEXTS = ("pinning", "cells", "siblings")
+
+_TONES = {"better": "\u25b2 ", "worse": "\u25bc ", "mixed": "\u25b2\u25bc "}
 
 SeriesOf = Mapping[str, Mapping[SeriesKey, Series]]
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell of a table that can be sorted. order: what it is sorted by; None comes last."""
-
-    text: str
-    order: float | str | None
-    is_best: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table. numeric: by column, whether it holds figures. anchors: of the first cell's link."""
-
-    columns: tuple[str, ...]
-    numeric: tuple[bool, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    anchors: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EffectCell:
-    """What a switch does to a metric over all machines.
-
-    text: the range of changes. tone: better, worse, mixed or neutral. risk: the worst loss that
-    matters, with its machine; None where none is shown. machines: behind the range. open: of how
-    many machines nothing is known.
-    """
-
-    text: str
-    tone: str
-    risk: str | None
-    machines: int
-    open: int
-
-
-@dataclass(frozen=True, slots=True)
-class EffectRow:
-    """One metric; cells by switch, None where nothing was measured.
-
-    authors: rows of publications' own summaries: (publication, label, texts by column name).
-    """
-
-    metric: Metric
-    cells: tuple[EffectCell | None, ...]
-    authors: tuple[tuple[str, str, dict[str, str]], ...] = ()
-
-
-def summary_table(machines: Sequence[Machine], anchors: Sequence[str]) -> Table:
+def summary_table(machines: Sequence[Machine], anchors: Sequence[str], *, paper: bool) -> Table:
     """A row for each alternative of each machine, a column for each metric that anybody has."""
+    series = [machine.series for machine in machines]
     shown = [
         metric
         for metric in METRICS.values()
-        if any(
-            _value(one, metric) is not None
-            for machine in machines
-            for one in machine.series.values()
-        )
+        if any(_value(one, metric) is not None for of in series for one in of.values())
     ]
-    series = [machine.series for machine in machines]
     units = {metric.id: _column_unit(metric, series) for metric in shown}
-    columns = ["system", "layout", "vCPUs", "figures", "boots"]
-    numeric = [False, False, True, False, True, *(True for _ in shown)]
+    figures = tuple(f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown)
     rows: list[tuple[Cell, ...]] = []
-    links: list[str] = []
     for machine, by_label, anchor in zip(machines, series, anchors, strict=True):
         best = {metric.id: _best(machine, metric) for metric in shown}
         for position, one in enumerate(machine.every):
             found = by_label[one.label]
-            heads = [run.head for run in one.runs]
-            vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
-            boots = max((len(s.medians) for s in found.values() if s.replicated), default=0)
             cells = [
-                Cell(machine.name, f"{machine.name} {position:04d}"),
-                Cell(one.label, one.label),
-                Cell(", ".join(map(str, vcpus)), float(vcpus[0]) if vcpus else None),
-                Cell(", ".join(sorted({str(head.origin) for head in heads})), str(heads[0].origin)),
-                Cell(str(boots) if boots else "", float(boots)),
-            ]
-            cells += [
                 _figure(found, metric, units[metric.id], best[metric.id] == one.label)
                 for metric in shown
             ]
-            if any(cell.text for cell in cells[len(numeric) - len(shown) :]):
-                rows.append(tuple(cells))
-                links.append(anchor)
-    columns += [f"{metric.title}, {_unbroken(units[metric.id][1])}" for metric in shown]
-    return Table(tuple(columns), tuple(numeric), tuple(rows), tuple(links))
+            if not any(cell.lines[0] for cell in cells):
+                continue
+            heads = [run.head for run in one.runs]
+            vcpus = sorted({head.vcpus for head in heads if head.vcpus is not None})
+            boots = max((len(s.medians) for s in found.values() if s.replicated), default=0)
+            origins = ", ".join(sorted({str(head.origin) for head in heads}))
+            rows.append(
+                (
+                    Cell(
+                        (Span(machine.name, link=anchor),), order=f"{machine.name} {position:04d}"
+                    ),
+                    Cell((one.label,), order=one.label),
+                    Cell((", ".join(map(str, vcpus)),), order=float(vcpus[0]) if vcpus else None),
+                    Cell((origins,), order=str(heads[0].origin)),
+                    Cell((str(boots) if boots else "",), order=float(boots)),
+                    *cells,
+                )
+            )
+    about = (
+        "One row for each layout of each machine; compare only rows of one machine. \u25cf better "
+        "than every other layout of its machine, by a verdict."
+    )
+    return Table(
+        heads=("system", "layout", "vCPUs", "figures", "boots", *figures),
+        rows=tuple(rows),
+        numeric=("vCPUs", "boots", *figures),
+        name="Summary of all machines and layouts",
+        caption=about if paper else f"{about} Press a column's name to sort.",
+        look="summary",
+        is_sortable=True,
+    )
 
 
 def _unbroken(unit: str) -> str:
@@ -114,29 +80,42 @@ def _unbroken(unit: str) -> str:
     return unit.replace("/", "/\u2060")
 
 
-def effect_rows(machines: Sequence[Machine]) -> tuple[EffectRow, ...]:
-    """Metrics that some switch was measured on, or that a publication sums up, in their order."""
+def effects_table(machines: Sequence[Machine]) -> Table | None:
+    """What each switch does to each metric, over all machines; None where no one measured any.
+
+    A row for each metric that some switch was measured on, or that a publication sums up.
+    """
     publications = {one.id: one for machine in machines for one in machine.sources}
     found: dict[tuple[str, Switch], list[SwitchEffect]] = {}
     for machine in machines:
-        for one in machine.effects:
-            found.setdefault((one.effect.metric, one.switch), []).append(one)
+        for effect in machine.effects:
+            found.setdefault((effect.effect.metric, effect.switch), []).append(effect)
     rows = []
     for metric in METRICS.values():
-        cells = tuple(_effect_cell(metric, found.get((metric.id, switch), ())) for switch in Switch)
-        authors = tuple(
-            (
-                publication.id,
-                one.label,
-                {_AUTHOR_COLUMN.get(name, name): getattr(one, name) for name in _AUTHOR_TEXTS},
+        quotes: dict[str, list[str]] = {}
+        title: list[Words] = [metric.title]
+        title.append(Span(f"{'less' if metric.lower_is_better else 'more'} is better", "dim small"))
+        for publication in publications.values():
+            for one in publication.effects:
+                if one.metric == metric.id:
+                    said = f'{publication.id}: {one.label}, risk "{one.risk}"'
+                    title.append(Span(said, "dim small"))
+                    for name in _AUTHOR_TEXTS:
+                        text = getattr(one, name)
+                        quotes.setdefault(_AUTHOR_COLUMN.get(name, name), []).append(text)
+        if quotes or any((metric.id, switch) in found for switch in Switch):
+            cells = (
+                _effect_cell(found.get((metric.id, one), ()), quotes.get(one.value, ()))
+                for one in Switch
             )
-            for publication in publications.values()
-            for one in publication.effects
-            if one.metric == metric.id
-        )
-        if authors or any(cell is not None for cell in cells):
-            rows.append(EffectRow(metric, cells, authors))
-    return tuple(rows)
+            rows.append((Cell(tuple(title)), *cells))
+    if not rows:
+        return None
+    return Table(
+        heads=("metric", *(switch.value for switch in Switch)),
+        rows=tuple(rows),
+        name="Effects and risks by metric and switch",
+    )
 
 
 def _column_unit(metric: Metric, series: Sequence[SeriesOf]) -> tuple[float, str]:
@@ -151,13 +130,13 @@ def _figure(
     if found is None:
         parts = _parts(series, metric)
         if not parts:
-            return Cell("", None)
+            return Cell(("",))
         low, high = min(one.value for one in parts), max(one.value for one in parts)
-        return Cell(range_figures(low / unit[0], high / unit[0]), low)
+        return Cell((range_figures(low / unit[0], high / unit[0]),), order=low)
     text = short_figure(found.value / unit[0])
     if found.is_range:
         text = range_figures(found.low / unit[0], found.high / unit[0])
-    return Cell(text, found.value, is_best)
+    return Cell((text,), "best" if is_best else "", found.value)
 
 
 def _value(series: Mapping[SeriesKey, Series], metric: Metric) -> float | None:
@@ -207,23 +186,35 @@ def _best(machine: Machine, metric: Metric) -> str | None:
     return None
 
 
-def _effect_cell(metric: Metric, effects: Sequence[SwitchEffect]) -> EffectCell | None:
+def _effect_cell(effects: Sequence[SwitchEffect], quotes: Sequence[str]) -> Cell:
+    """What a switch does to a metric: the range of changes, the worst loss that matters with its
+    machine, of how many machines nothing is known, and what publications say."""
+    said = tuple(Span(f'"{quote}"', "small quote") for quote in quotes)
     if not effects:
-        return None
+        text = "no figures by layout" if quotes else "not measured"
+        return Cell((Span(text, "dim"), *said), "" if quotes else "none")
     stated = [one for one in effects if one.judged is not Outcome.CANNOT_TELL]
-    unclear = len(effects) - len(stated)
+    ratios = sorted(one.effect.ratio for one in stated or effects)
     if not stated:
-        ratios = sorted(one.effect.ratio for one in effects)
-        return EffectCell(f"cannot tell ({_range(ratios)})", "neutral", None, 0, unclear)
-    ratios = sorted(one.effect.ratio for one in stated)
+        return Cell((Span(f"cannot tell ({_range(ratios)})", "tone neutral"), *said))
     losses = [one for one in stated if one.judged is Outcome.WORSE]
     gains = [one for one in stated if one.judged is Outcome.BETTER]
     tone = "mixed" if losses and gains else "worse" if losses else "better" if gains else "neutral"
-    risk = None
+    lines: list[Words] = [
+        (
+            Span(f"{_TONES.get(tone, '')}{_range(ratios)}", f"tone {tone}"),
+            Span(f" ({plural(len(stated), 'machine')})", "dim small"),
+        )
+    ]
     if losses:
         worst = min(losses, key=lambda one: one.effect.gain)
-        risk = f"{multiple_text(worst.effect.ratio)} on {worst.machine}"
-    return EffectCell(_range(ratios), tone, risk, len(stated), unclear)
+        loss = f"risk: {multiple_text(worst.effect.ratio)} on {worst.machine}"
+        lines.append(Span(loss, "risk small"))
+    else:
+        lines.append(Span("no risk shown", "dim small"))
+    if unclear := len(effects) - len(stated):
+        lines.append(Span(f"{unclear} more cannot tell", "dim small"))
+    return Cell((*lines, *said))
 
 
 def _range(ratios: Sequence[float]) -> str:

@@ -1,12 +1,15 @@
 """VerdictCard: a machine's answers in a form that is read in seconds."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.grade import Grade
 from homenode.analyse.statement import effect_text, ground_of, runs_as, sentence_of, source_sentence
-from homenode.analyse.verdict import SourceVerdict, Verdict
+from homenode.analyse.verdict import SourceVerdict, Verdict, titles_of
+from homenode.doc import Cell, Span, Table, Words
+from homenode.objective import Objective
 from homenode.report.page.machine import Machine
 from homenode.report.verdict_text import doubts_of
 from homenode.results.model import UNKNOWN_SWITCHES, Origin
@@ -22,9 +25,11 @@ TONES = {
 }
 """Which look a grade has; its word says it too."""
 
+_SIGNS = {"measured": "\u25cf", "provisional": "\u25d0", "published": "\u25d0"}
+"""How sure, at a glance."""
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+
+class Answer(Struct, frozen=True, kw_only=True):
     """One objective. choice: what to run; "no answer" where nothing can be named. layout: of a VM,
     where the choice is none.
 
@@ -46,8 +51,7 @@ class Answer:
     doubts: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VerdictCard:
+class VerdictCard(Struct, frozen=True, kw_only=True):
     """One machine. grade: the word; tone: its look; reason: in a sentence. stop: why no layout is
     named, in a few words. authors: what its publications say of the whole machine, word for word.
     """
@@ -74,15 +78,82 @@ def verdict_card(machine: Machine, anchor: str) -> VerdictCard:
     origins = {run.head.origin for run in machine.runs}
     evidence = ", ".join(sorted(origins - {Origin.MEASURED, Origin.PUBLISHED}))
     return VerdictCard(
-        machine.name,
-        anchor,
-        machine_line(machine),
-        str(graded.grade),
-        TONES[graded.grade],
-        graded.reason,
-        _stop(machine) or graded.reason,
-        tuple(_answer(one, evidence, machine) for one in machine.verdicts),
-        tuple(_authors(machine)),
+        name=machine.name,
+        anchor=anchor,
+        about=machine_line(machine),
+        grade=str(graded.grade),
+        tone=TONES[graded.grade],
+        reason=graded.reason,
+        stop=_stop(machine) or graded.reason,
+        answers=tuple(_answer(one, evidence, machine) for one in machine.verdicts),
+        authors=tuple(_authors(machine)),
+    )
+
+
+def decisions_table(cards: Sequence[VerdictCard]) -> Table:
+    """A row for each machine, a column for each objective."""
+    has_authors = any(card.authors for card in cards)
+    objectives = (
+        Cell((str(one), Span(f"{one.use} ({titles_of(one)})", "dim small"))) for one in Objective
+    )
+    authors = (Cell(("its authors say",), "of-authors"),) if has_authors else ()
+    return Table(
+        heads=(Cell(("machine",), "of-machine"), *objectives, *authors),
+        rows=tuple(_decisions(card, has_authors) for card in cards),
+        name="Verdicts by machine and objective",
+        look="decisions",
+    )
+
+
+def _decisions(card: VerdictCard, has_authors: bool) -> tuple[Cell, ...]:
+    name = Span(card.name, "name", card.anchor)
+    grade = Span(card.grade, f"grade {card.tone}")
+    first = Cell(((name, " ", grade), Span(card.about, "dim small")))
+    authors = (Cell(card.authors, "small authors"),) if has_authors else ()
+    if card.is_stopped or not card.answers:
+        stop: Words = Span(card.stop, "small")
+        lines = (Span("repair first", "bold"), stop) if card.is_stopped else (stop,)
+        return (first, Cell(lines, across=len(Objective)), *authors)
+    answers = {one.objective: one for one in card.answers}
+    return (first, *(_decision(answers.get(str(one))) for one in Objective), *authors)
+
+
+def _decision(one: Answer | None) -> Cell:
+    if one is None or not one.has_choice:
+        return Cell((Span("no figures" if one is None else "cannot tell", "dim"),), "none")
+    lines: list[Words] = [
+        (Span(_SIGNS.get(one.sure, "\u25cb"), f"sure {one.sure}"), " ", _chip(one))
+    ]
+    if one.layout:
+        lines.append(Span(one.layout, "small dim"))
+    said = f"{one.sure}: " if one.effect else one.sure
+    lines.append((Span(said, "small dim"), Span(one.effect, "small")))
+    if one.authors:
+        lines.append(Span(one.authors, "small differs-mark"))
+    return Cell(tuple(lines), f"answer {one.sure}")
+
+
+def _chip(one: Answer) -> Span:
+    return Span(one.choice, "chip" if one.has_choice else "chip none")
+
+
+def verdicts_table(card: VerdictCard) -> Table:
+    """A row for each objective: what to run, why, how sure that is, and what is open."""
+    rows = tuple(
+        (
+            one.objective,
+            Cell((_chip(one), *((Span(one.layout, "dim small"),) if one.layout else ())), "run"),
+            Cell(((one.statement, *(Span(f". {said}", "dim") for said in one.published)),)),
+            one.evidence,
+            "; ".join(one.doubts),
+        )
+        for one in card.answers
+    )
+    return Table(
+        heads=("objective", "run", "why", "evidence", "doubts, and what to measure next"),
+        rows=rows,
+        name=f"Verdicts of {card.name}",
+        look="verdicts",
     )
 
 
@@ -145,15 +216,15 @@ def _answer(one: Verdict, origins: str, machine: Machine) -> Answer:
         ground += f" ({origins})"
     other = [_other(source, one) for source in one.published if not source.agrees]
     return Answer(
-        str(one.objective),
-        one.choice or "no answer",
-        one.choice is not None,
-        runs_as(one),
-        effect_text(one),
-        "" if one.level is None else str(one.level),
-        sentence_of(one),
-        ground,
-        "; ".join(other),
-        tuple(source_sentence(source, one) for source in one.published),
-        tuple(dict.fromkeys((*said, *doubts_of(one, machine.doubts)))),
+        objective=str(one.objective),
+        choice=one.choice or "no answer",
+        has_choice=one.choice is not None,
+        layout=runs_as(one),
+        effect=effect_text(one),
+        sure="" if one.level is None else str(one.level),
+        statement=sentence_of(one),
+        evidence=ground,
+        authors="; ".join(other),
+        published=tuple(source_sentence(source, one) for source in one.published),
+        doubts=tuple(dict.fromkeys((*said, *doubts_of(one, machine.doubts)))),
     )

@@ -67,7 +67,7 @@ def source_sections(publications: Sequence[Publication], drawn: Iterable[str]) -
         parts: list[Part] = []
         if advice:
             heads = ("general advice, word for word", "what homenode does about it")
-            parts.append(Table(heads=heads, rows=advice, name=f"Advice of {title}"))
+            parts.append(Table(heads=heads, rows=advice, name=f"Advice of {title}", look="quotes"))
         if figures:
             heads = ("rule of thumb, for any machine", "as printed")
             parts.append(Table(heads=heads, rows=figures, name=f"Rules of thumb of {title}"))
@@ -142,7 +142,9 @@ def _of(publication: Publication, machine: Machine) -> Printed:
         parts.append(Section("What its authors recommend", (table,)))
     if claims:
         title = f"Ratios that they state, against their own figures ({len(claims)})"
-        table = Table(heads=("word for word", "by their figures", "follows"), rows=claims)
+        table = Table(
+            heads=("word for word", "by their figures", "follows"), rows=claims, look="quotes"
+        )
         parts.append(Section(title, (table,), is_open=True))
     return Printed(
         parts=tuple(parts),

@@ -46,6 +46,7 @@ _COMMAND = re.compile(rf"(?:^|[ :;(|])(?:{'|'.join(PROGRAMS)})(?: [A-Za-z0-9./:=
 SAFE = {
     # numbers, addresses of PCI functions and UUIDs, by their types
     "entry.device",
+    "i",
     "port.bdf",
     "device.bdf",
     "ports[0]",

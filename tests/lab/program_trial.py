@@ -159,6 +159,7 @@ def trial(name: str, disks: list[str], *options: str) -> None:
             disk: int(Path(f"/sys/bus/pci/devices/{disk}/numa_node").read_text()) for disk in disks
         },
         "journal": lines(Path(f"/var/lib/homenode/trials/{name}/journal.jsonl")),
+        "changes": lines(Path(f"/var/lib/homenode/trials/{name}/changes.jsonl")),
     }
     for run in results.glob(f"*/{name}-{LAYOUT}-1"):
         report["plan"] = json.loads((run / "plan.json").read_text())

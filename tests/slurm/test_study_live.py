@@ -225,7 +225,7 @@ def test_trouble_in_the_middle_loses_nothing(slurm: Testbed, tmp_path: Path) -> 
     def shows_what_it_waits_for() -> bool:
         assert second.poll() is None, said()
         last = said().splitlines()[-1]
-        counts = all(text in last for text in ("6 done", "4 pending", "2 cancelled"))
+        counts = all(text in last for text in ("6 of 12 jobs done", "4 pending", "2 cancelled"))
         return counts and "Dependency; ReqNodeNotAvail, UnavailableNodes:gpu03" in last
 
     until(shows_what_it_waits_for, "a view of what is left")

@@ -2,8 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,9 +15,9 @@ from homenode.cli.bench_options import (
 )
 from homenode.cli.help import CommandWithActions, HelpCommand
 from homenode.cli.options import JsonOption, with_records
+from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import (
     console,
-    error_console,
     exit_if_bad,
     interruptible,
     note,
@@ -107,7 +105,7 @@ def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) ->
     from homenode.measure.runner import run_bench
 
     begun = resume
-    with step_progress(quiet=quiet) as show:
+    with shown_progress("steps", quiet=quiet) as show:
 
         def on_progress(progress: "Progress") -> None:
             nonlocal begun
@@ -133,48 +131,6 @@ def _resuming() -> str:
     """The command line that continues this run."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
     return shlex.join(["homenode", *words, "--resume"])
-
-
-@contextmanager
-def step_progress(*, quiet: bool) -> "Iterator[Callable[[Progress], None]]":
-    """A bar with the time left, on a terminal; elsewhere a line for each tenth of the steps."""
-    if quiet or not sys.stderr.isatty():
-        yield (lambda progress: None) if quiet else _tenths()
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    from homenode.report.progress_text import left_text
-
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=error_console(), transient=True) as bar:
-        task = bar.add_task("looking at the machine", total=None)
-
-        def show(progress: "Progress") -> None:
-            bar.update(
-                task,
-                total=progress.total,
-                completed=progress.done,
-                description=left_text(progress),
-            )
-
-        yield show
-
-
-def _tenths() -> "Callable[[Progress], None]":
-    """A batch job's log: that it goes on, and how long yet."""
-    from homenode.report.progress_text import left_text
-
-    said = 0
-
-    def show(progress: "Progress") -> None:
-        nonlocal said
-        tenth = 10 * progress.done // max(1, progress.total)
-        if tenth > said and progress.now:
-            said = tenth
-            note(f"{progress.done} of {progress.total} steps done: {left_text(progress)}")
-
-    return show
 
 
 def _print_steps(orders: "BenchOptions") -> None:

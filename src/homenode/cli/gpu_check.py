@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.bench import step_progress
 from homenode.cli.options import JsonOption
+from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import exit_if_bad, note, print_findings, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
 
@@ -191,7 +191,7 @@ def _figures(visit: Visit, machine: "Machine", name: str, runs: "dict[str, Run]"
         groups = tuple(group for group in groups if group in (Group.GPU_COPY, Group.GPU_BANDWIDTH))
     options = SuiteOptions(groups, Depth.QUICK, 64 << 20, visit.python)
     orders = BenchOptions(name, options, repeats=2, vantage=Vantage.HOST, force=True)
-    with step_progress(quiet=visit.is_quiet) as show:
+    with shown_progress("steps", quiet=visit.is_quiet) as show:
         outcome = run_bench(machine, orders, visit.folder / "results", show, notify=note)
     visit.findings += outcome.findings
     if outcome.run is None or not outcome.run.samples:

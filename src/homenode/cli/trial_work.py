@@ -37,6 +37,7 @@ from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, step
 from homenode.measure.layouts.trial_config import BARE, Measuring
 from homenode.measure.progress import Pace, Progress
 from homenode.process import find_program
+from homenode.report.progress_text import progress_line
 from homenode.results.model import Run
 
 if TYPE_CHECKING:
@@ -154,8 +155,8 @@ def _run(
         journal=journal,
         root=default_root(),
         reach=reach,
-        on_boot=_say_boot,
-        on_progress=_say_progress,
+        on_boot=lambda progress: note(progress_line(progress, "boots")),
+        on_progress=_say_step,
         on_wait=_Waiting(),
         notify=note,
         host=_host_of_guests(begun.config.measuring, host),
@@ -343,16 +344,9 @@ def _read_host() -> "Host":
     return load_host(None)
 
 
-def _say_boot(progress: Progress) -> None:
-    from homenode.report.progress_text import left_text
-
-    if progress.now:
-        note(f"{progress.done} of {progress.total} boots done: {left_text(progress)}")
-
-
-def _say_progress(progress: Progress) -> None:
-    if sys.stderr.isatty() and progress.now:
-        note(f"  {progress.done + 1} of {progress.total}: {progress.now}")
+def _say_step(progress: Progress) -> None:
+    if sys.stderr.isatty():
+        note(f"  {progress_line(progress, 'steps')}")
 
 
 class _Waiting:

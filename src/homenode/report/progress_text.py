@@ -40,46 +40,39 @@ def duration_text(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def left_text(progress: Progress) -> str:
-    """What runs now, and how long the rest takes.
+def progress_line(progress: Progress, what: str = "jobs") -> str:
+    """How many are done, what runs now or why nothing does, and how long the rest takes.
 
-    >>> left_text(Progress((), "stream", 130.0))
-    'stream, 2 min left'
+    >>> one = TaskStatus("0", 0, TaskState.DONE)
+    >>> progress_line(Progress((one,), "stream", 130.0), "steps")
+    '1 of 1 steps done: stream, 2 min left'
     """
-    if not progress.now:
-        return "writing"
-    known = progress.seconds_left
-    left = "" if known is None else f", {duration_text(known)} left"
-    return f"{printable(progress.now)}{left}"
-
-
-def progress_line(progress: Progress) -> str:
-    """Counts by state, and why jobs wait, in a line.
-
-    >>> progress_line(Progress(()))
-    'no jobs yet'
-    """
-    counts = [f"{progress.count(state)} {state}" for state in TaskState if progress.count(state)]
+    done = progress.count(TaskState.DONE)
+    others = [one for one in TaskState if one not in (TaskState.DONE, TaskState.WAITING)]
+    counts = [f"{progress.count(state)} {state}" for state in others if progress.count(state)]
     waits = dict.fromkeys(
         printable(task.reason)
         for task in progress.tasks
         if task.state is TaskState.PENDING and task.reason
     )
-    line = ", ".join(counts) or "no jobs yet"
+    line = ", ".join((f"{done} of {progress.total} {what} done", *counts))
     if waits:
         line += f" (waiting for: {'; '.join(sorted(waits))})"
+    if progress.now:
+        line += f": {printable(progress.now)}"
     if progress.seconds_left:
-        line += f"; about {duration_text(progress.seconds_left)} left"
+        line += f", {duration_text(progress.seconds_left)} left"
     if progress.silent_s > 0:
         line += "; the controller does not answer"
     return line
 
 
-def progress_view(progress: Progress) -> Doc:
-    """A line for each task with its state, job and reason, and the counts below.
-
-    Of a large study, what needs a look comes first, and what is done is only counted.
-    """
+def progress_view(progress: Progress, what: str = "jobs") -> Doc:
+    """The line; where tasks run beside each other, above it one for each, with its state, job and
+    reason. Of many, what needs a look comes first, and what is done is only counted."""
+    line = Text(progress_line(progress, what), "bold")
+    if progress.now:
+        return Doc("", (line,))
     shown = progress.tasks
     if len(shown) > _MOST_SHOWN:
         shown = tuple(sorted(shown, key=lambda task: _ORDER.index(task.state)))[:_MOST_SHOWN]
@@ -96,7 +89,7 @@ def progress_view(progress: Progress) -> Doc:
     more = (Text(f"{left_out} more"),) if left_out else ()
     heads = ("job", "experiment", "state", "why")
     table = Table(heads=heads, rows=rows, folds=("experiment", "why"))
-    return Doc("", (table, *more, Text(progress_line(progress), "bold")))
+    return Doc("", (table, *more, line))
 
 
 def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:

@@ -3,20 +3,17 @@
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from homenode.cli.terminal import error_console, note, say
+from homenode.cli.progress import shown_progress
+from homenode.cli.terminal import note, say
 from homenode.errors import HostError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from homenode.measure.bindings.experiments import Shape, Study, StudyOptions
     from homenode.measure.bindings.folder import StudyFolder
     from homenode.measure.progress import Progress
@@ -272,7 +269,7 @@ def _go(
     queue = SlurmQueue(folder, made, grace_s=GRACE_POLLS * poll_s)
     patience = Patience(poll_s, blocked_s, wait_s)
     note(f"study {made.id} in {folder.path}")
-    with _view() as observe:
+    with shown_progress("jobs") as observe:
         try:
             progress = run_tasks(queue, observe, patience, retry=not is_new)
         except KeyboardInterrupt:
@@ -312,36 +309,6 @@ def _end(
         note("to measure them again: a new folder, when the reason above is gone")
     if missing or unmeasured:
         raise SystemExit(1)
-
-
-@contextmanager
-def _view() -> "Iterator[Callable[[Progress], None]]":
-    """A table that lives while the study runs, on a terminal; else a line for each change."""
-    if not sys.stderr.isatty():
-        yield _Lines()
-        return
-    from rich.live import Live
-
-    from homenode.report.progress_text import progress_view
-    from homenode.report.terminal_text import shown
-
-    with Live(console=error_console(), refresh_per_second=4, transient=True) as live:
-        yield lambda progress: live.update(shown(progress_view(progress)))
-
-
-class _Lines:
-    """What changed since the last look, on standard error."""
-
-    def __init__(self) -> None:
-        self._said = ""
-
-    def __call__(self, progress: "Progress") -> None:
-        from homenode.report.progress_text import progress_line
-
-        line = progress_line(progress)
-        if line != self._said:
-            note(line)
-            self._said = line
 
 
 def _note_scripts(folder: "StudyFolder", made: "Study") -> None:

@@ -48,7 +48,7 @@ _NODE = "the node"
 """Logs name none: all of them are of one machine."""
 
 _MET = re.compile(r"(\d{1,4}) of (\d{1,4})", re.ASCII)
-_SAID = re.compile(r"\d+ of \d+ steps done: |wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
+_SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1,40}\)\Z", re.ASCII)
 """What homenode bench says on standard error where nothing is wrong, and findings of its run."""
 
 

@@ -1,5 +1,6 @@
 """Host setup: files that give plans their pages and PUs, installed, checked and undone."""
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -322,3 +323,40 @@ def test_an_installation_that_was_cut_short_is_undone_and_repeated(
         assert _tree(root) == {}
     Installation(state, root).install(files)
     assert len(_tree(root)) == len(files)
+
+
+FILES = setup_files(
+    HostNeeds(("gpu-vm",), (NodePages(0, 1 << 30, 64),), CpuSet.parse("2-7"), CpuSet.parse("0-1")),
+    Isolation.START,
+)
+
+
+def runnable(folder: Path) -> list[str]:
+    """What libvirt would run: every executable file of the folder, whatever its name."""
+    return sorted(one.name for one in folder.iterdir() if os.access(one, os.X_OK))
+
+
+def test_parts_that_an_earlier_homenode_left_next_to_the_files_go(tmp_path: Path) -> None:
+    installation = Installation(tmp_path / "state", tmp_path / "root")
+    installation.install(FILES)
+    hooks = (tmp_path / "root" / HOOK[1:]).parent
+    left = hooks / ".homenode-0123456789abcdef.part"
+    left.write_text("#!/bin/sh\n")
+    left.chmod(0o755)
+    theirs = hooks / ".homenode-mine.part"
+    theirs.write_text("")
+    installation.install(FILES)
+    assert runnable(hooks) == [Path(HOOK).name]
+    installation.undo()
+    assert list(hooks.iterdir()) == [theirs]
+
+
+def test_a_file_that_lost_its_permissions_is_installed_again(tmp_path: Path) -> None:
+    installation = Installation(tmp_path / "state", tmp_path / "root")
+    installation.install(FILES)
+    hook = tmp_path / "root" / HOOK[1:]
+    hook.chmod(0o600)
+    changes = {one.path: one.action for one in installation.install(FILES)}
+    assert changes[HOOK] == "replace"
+    assert hook.stat().st_mode & 0o777 == 0o755
+    assert set(changes.values()) == {"replace", "keep"}

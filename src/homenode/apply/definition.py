@@ -76,6 +76,7 @@ def apply_definitions(
         lock = inside.enter_context(host_locked(root, virsh.connect, words))
         for state in states:
             inside.enter_context(_way_back_named(virsh, state))
+            DomainStore(root, virsh.connect, state.uuid).sweep()
         steps = [
             DefineStep(virsh, state, DomainStore(root, virsh.connect, state.uuid), lock, change)
             for state, change in zip(states, changes, strict=True)
@@ -237,6 +238,7 @@ def restore_definition(
     store = DomainStore(root, virsh.connect, state.uuid)
     words = command_line("homenode", "restore", state.argument)
     with host_locked(root, virsh.connect, words) as lock, _way_back_named(virsh, state):
+        store.sweep()
         found = preview_restore(virsh, state.uuid, root, keep_edits=keep_edits)
         before = found.definition
         replaced = store.document_path(sha256(before))

@@ -62,6 +62,10 @@ class DomainStore:
         """What was done last to the running domain; None where nothing was."""
         return self._last(PIN)
 
+    def sweep(self) -> None:
+        """Remove what a killed homenode left half-written."""
+        self._files.sweep()
+
     def drop(self) -> None:
         """Remove all of it, as far as it is there."""
         if not self.folder.exists():
@@ -77,7 +81,6 @@ class DomainStore:
         name = sha256(document)
         if self._files.read(f"{name}.xml") != document:
             self._files.make()
-            self._files.sweep()
             self._files.write(f"{name}.xml", document)
         return name
 

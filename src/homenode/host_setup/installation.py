@@ -97,7 +97,7 @@ class Installation:
 
     def undo(self) -> tuple[FileChange, ...]:
         """Remove every file that is installed. Raises UsageError where one was edited since."""
-        return self.install(()) if self._files.has_journal else ()
+        return self.install(()) if self._files.path.exists() else ()
 
     def _change(self, file: SetupFile, ours: dict[str, ChangeEntry]) -> FileChange:
         step = FileStep(self._root, self._files, file)
@@ -129,6 +129,7 @@ class Installation:
 
     def _sweep(self) -> None:
         """Remove what writing left: parts of files, and folders of ours in which nothing is."""
+        self._files.sweep()
         entries = self._journal.entries()
         # An earlier homenode wrote parts next to the files, and named none.
         paths = {path for e in entries for path in (e.subject, e.part or e.subject)}

@@ -27,6 +27,8 @@ KIND = "install-program"
 FOLDER = "share/homenode"
 OLD_RECORD = "setup.json"
 _PREFIXES = "setups"
+_ALONE = "no other homenode bench setup"
+_WAIT_S = 10.0
 _MOST_SAID = 2000
 _MOST_PROGRAM_BYTES = 1 << 30
 _LITTLE_BYTES = 16 << 20
@@ -54,7 +56,7 @@ def setup_journal(prefix: Path) -> Journal:
 
 def setup_journals(root: Path) -> Iterator[Journal]:
     """Those of the prefixes that were built in. root: homenode's own folder."""
-    for path in sorted((root / _PREFIXES).glob("*")):
+    for path in sorted((root / _PREFIXES).glob("[0-9a-f]*")):
         prefix = (RecordFolder(root / _PREFIXES).read(path.name) or b"").decode(errors="replace")
         if prefix.startswith("/"):
             yield setup_journal(Path(prefix.strip()))
@@ -71,23 +73,24 @@ def carry_out(
     """
     prefix = Path(plan.prefix)
     journal = setup_journal(prefix)
-    journal.settle(lambda entry: InstallStep(prefix))
-    ours = {entry.subject: entry for entry in installed(journal)}
-    for target in plan.installs:
-        if Path(target).exists() and (
-            target not in ours or not InstallStep(prefix).is_done(ours[target])
-        ):
-            raise HostError(
-                f"{target}: expected no program that homenode did not put there, found one",
-                hint="remove it, or choose another --prefix",
-            )
-    if plan.steps:
-        prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
-        prefixes.make()
-        prefixes.write(hashlib.sha256(plan.prefix.encode()).hexdigest()[:8], plan.prefix.encode())
-    for _, steps in groupby(plan.steps, key=lambda step: step.tool):
-        InstallStep(prefix, tuple(steps), machine, notify).do(journal.write)
-    return tuple(entry.subject for entry in installed(journal))
+    with journal.files.locked(_ALONE):
+        journal.settle(lambda entry: InstallStep(prefix))
+        ours = {entry.subject: entry for entry in installed(journal)}
+        for target in plan.installs:
+            is_ours = target in ours and InstallStep(prefix).is_done(ours[target])
+            if Path(target).exists() and not is_ours:
+                raise HostError(
+                    f"{target}: expected no program that homenode did not put there, found one",
+                    hint="remove it, or choose another --prefix",
+                )
+        if plan.steps:
+            prefixes = RecordFolder(root / _PREFIXES, hint=state_hint)
+            with prefixes.locked(_ALONE, wait_s=_WAIT_S):
+                name = hashlib.sha256(plan.prefix.encode()).hexdigest()[:8]
+                prefixes.write(name, plan.prefix.encode())
+        for _, steps in groupby(plan.steps, key=lambda step: step.tool):
+            InstallStep(prefix, tuple(steps), machine, notify).do(journal.write)
+        return tuple(entry.subject for entry in installed(journal))
 
 
 class InstallStep:
@@ -167,27 +170,26 @@ def take_back(prefix: Path) -> tuple[str, ...]:
 
     Raises HostError where there is no journal, or a program was changed since: nothing is removed.
     """
-    journal = setup_journal(prefix)
-    entries = installed(journal)
-    if not entries:
+    journal, step = setup_journal(prefix), InstallStep(prefix)
+    if not installed(journal):
         raise HostError(
             f"{journal.files.path}: expected the record of a setup, found none",
             hint="give the --prefix that it was built with",
         )
-    step = InstallStep(prefix)
-    for entry in entries:
-        path = Path(entry.subject)
-        try:
-            check_links(path)
-            is_ours = not path.exists() or step.is_done(entry)
-        except OSError as error:
-            raise of_os(error, str(path), "it as homenode built it") from None
-        if not is_ours:
-            raise HostError(
-                f"{path}: expected it as homenode built it, found another file",
-                hint="remove it by hand if it may go",
-            )
-    return tuple(entry.subject for entry in journal.undo(lambda entry: step))
+    with journal.files.locked(_ALONE):
+        for entry in installed(journal):
+            path = Path(entry.subject)
+            try:
+                check_links(path)
+                is_ours = not path.exists() or step.is_done(entry)
+            except OSError as error:
+                raise of_os(error, str(path), "it as homenode built it") from None
+            if not is_ours:
+                raise HostError(
+                    f"{path}: expected it as homenode built it, found another file",
+                    hint="remove it by hand if it may go",
+                )
+        return tuple(entry.subject for entry in journal.undo(lambda entry: step))
 
 
 def installed(journal: Journal) -> tuple[ChangeEntry, ...]:

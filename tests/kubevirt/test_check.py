@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from homenode.errors import InputError
 from homenode.findings import Finding
 from homenode.kubevirt.cluster import Cluster, read_cluster
-from homenode.kubevirt.demand import HOOK_ANNOTATION
 from homenode.kubevirt.fit import check_fit
 from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.kubevirt.manifests import gates_of, virtual_machine
-from homenode.kubevirt.vmi import read_vmi, vmi_of
+from homenode.kubevirt.vmi import HOOK_ANNOTATION, read_vmi, vmi_of
 from homenode.pci import DeviceKind
 from homenode.pods.kubelet import Kubelet, read_kubelet
 from homenode.pods.quantity import parse_quantity

@@ -8,7 +8,6 @@ import pytest
 
 from homenode.errors import UsageError
 from homenode.kubevirt.cluster import Cluster
-from homenode.kubevirt.demand import demand_of
 from homenode.kubevirt.fit import check_fit
 from homenode.kubevirt.manifest_options import ClaimScope, HookVersion, ManifestOptions
 from homenode.kubevirt.manifests import (
@@ -24,7 +23,7 @@ from homenode.kubevirt.manifests import (
     virtual_machine,
 )
 from homenode.kubevirt.measuring_jobs import guest_job, node_job, results_claim
-from homenode.kubevirt.vmi import read_vmi
+from homenode.kubevirt.vmi import demand_of, read_vmi
 from homenode.pods.kubelet import read_kubelet
 from homenode.sources import load_host
 

@@ -171,8 +171,7 @@ def fit(
       homenode kubevirt fit vm.yaml --host node-7.tar.gz --kubelet configz.json
       homenode kubevirt fit vm.yaml --pool captures/
     """
-    from homenode.kubevirt.launcher_pod import launcher_pod
-    from homenode.kubevirt.vmi import vmi_of
+    from homenode.kubevirt.vmi import launcher_pod, vmi_of
     from homenode.pods.manifest import read_manifest
 
     what = "a VirtualMachineInstance"

@@ -22,8 +22,7 @@ from homenode.catalogue import finding
 from homenode.errors import ParseError
 from homenode.findings import Finding
 from homenode.kubevirt.cluster import Cluster
-from homenode.kubevirt.demand import HOOK_ANNOTATION
-from homenode.kubevirt.vmi import Vmi
+from homenode.kubevirt.vmi import HOOK_ANNOTATION, Vmi
 from homenode.pods.objects import down
 from homenode.pods.quantity import parse_milli, parse_quantity
 

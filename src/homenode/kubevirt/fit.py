@@ -7,20 +7,20 @@ Source: KubeVirt vmi-create-admitter and virtwrap/converter/vcpu (d923fdb8), Kub
 documentation on CPU, Memory and Topology Manager, kubernetes#136431.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, Severity, in_order
+from homenode.indices import NodeIndex
 from homenode.json_text import NotJsonError, decode_json
 from homenode.kubevirt.admission_rules import admission_findings
 from homenode.kubevirt.cluster import FIRST_VERSION, Cluster
-from homenode.kubevirt.demand import HOOK_ANNOTATION, Demand, demand_of
-from homenode.kubevirt.fit_memory import memory_findings
-from homenode.kubevirt.fit_node import aligned_nodes, node_findings
-from homenode.kubevirt.launcher_pod import launcher_pod
 from homenode.kubevirt.manifest_options import HookVersion
-from homenode.kubevirt.vmi import Vmi
+from homenode.kubevirt.vmi import HOOK_ANNOTATION, Demand, Vmi, demand_of, launcher_pod
+from homenode.pci import DeviceKind
+from homenode.plan.devices.fabric import board_of_host
+from homenode.plan.devices.partitions import partition_sizes
 from homenode.pods.admission import TOPOLOGY_AFFINITY
 from homenode.pods.checkpoints import Checkpoints
 from homenode.pods.fit import fit, fit_findings, kubelet_findings
@@ -245,4 +245,219 @@ def _kubelet(demand: Demand, kubelet: Kubelet) -> Iterator[Finding]:
             "and the VM "
             "does not start where its nodes have too few",
             source="Kubernetes, Memory Manager",
+        )
+
+
+def free_pus(kubelet: Kubelet | None, host: Host) -> dict[NodeIndex, int]:
+    """PUs that kubelet may give away on each NUMA node, other pods not counted."""
+    reserved = frozenset() if kubelet is None else frozenset(kubelet.reserved_pus)
+    return {node.index: sum(pu not in reserved for pu in node.pus) for node in host.nodes}
+
+
+def gpus_of_node(host: Host) -> dict[NodeIndex | None, int]:
+    count: dict[NodeIndex | None, int] = {}
+    for device in host.devices_of_kind(DeviceKind.GPU):
+        if device.physical_function is None:
+            count[device.node] = count.get(device.node, 0) + 1
+    return count
+
+
+def aligned_nodes(demand: Demand, kubelet: Kubelet | None, host: Host) -> int:
+    """NUMA nodes that the VM takes at least: for its PUs, and for its GPUs."""
+    by_pus = _fewest(free_pus(kubelet, host).values(), demand.pus)
+    by_gpus = _fewest(gpus_of_node(host).values(), demand.gpus)
+    return max(1, by_pus, by_gpus)
+
+
+def node_findings(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+    """What does not come together, or comes together by luck."""
+    pus = free_pus(kubelet, host)
+    if demand.dedicated and demand.pus > sum(pus.values()):
+        yield finding(
+            "pus-short",
+            f"{demand.pus} dedicated PUs",
+            expected=f"at most {sum(pus.values())}, which kubelet can give",
+            observed=f"{demand.vcpus} vCPUs, and {demand.pus - demand.vcpus} for QEMU's own "
+            "threads",
+            case="of PUs",
+            values={"pus": sum(pus.values())},
+            source=_CPU,
+        )
+    siblings = max((len(core.pus) for core in host.cores), default=1)
+    full = kubelet is not None and kubelet.has_cpu_option("full-pcpus-only")
+    if demand.dedicated and full and demand.pus % siblings:
+        yield finding(
+            "smt-alignment",
+            f"{demand.pus} dedicated PUs",
+            expected=f"a multiple of {siblings}, the PUs of a core, as full-pcpus-only wants",
+            observed=f"{demand.pus}: kubelet refuses the pod (SMTAlignmentError)",
+            source=_CPU,
+        )
+    if demand.dedicated and kubelet is not None and siblings > 1 and not full:
+        yield finding(
+            "cores-shared",
+            "kubelet cpuManagerPolicyOptions",
+            expected="full-pcpus-only",
+            observed="not set: a core's siblings may go to two VMs",
+            source=_CPU,
+        )
+    if demand.threads > siblings:
+        yield finding(
+            "threads-without-siblings",
+            "spec.domain.cpu.threads",
+            expected=f"at most {siblings}, as the node's cores have",
+            observed=str(demand.threads),
+            source="kubevirt#11749",
+        )
+    yield from _gpus(demand, kubelet, host)
+    if kubelet is not None and kubelet.topology_policy != "none":
+        yield from _topology(demand, kubelet, host)
+
+
+def _gpus(demand: Demand, kubelet: Kubelet | None, host: Host) -> Iterator[Finding]:
+    count = gpus_of_node(host)
+    if not host.pci_devices:
+        if demand.gpus:
+            yield finding(
+                "gpus-unknown",
+                f"{demand.gpus} GPUs",
+                expected="the node's PCI devices",
+                observed="none in the source",
+                source=host.name,
+            )
+        return
+    if demand.gpus > sum(count.values()):
+        yield finding(
+            "gpus-short",
+            f"{demand.gpus} GPUs",
+            expected=f"at most {sum(count.values())} on the node",
+            observed=str(demand.gpus),
+            source=host.name,
+        )
+    elif demand.gpus and count.get(None):
+        yield finding(
+            "device-node-unknown",
+            f"{count[None]} GPUs of the node",
+            expected="a NUMA node",
+            observed="none (numa_node is -1): neither kubelet nor the hook can place them",
+            source=host.name,
+        )
+    board = board_of_host(host)
+    sizes = () if board is None else partition_sizes(board)
+    if board is not None and demand.gpus and demand.gpus not in sizes:
+        yield finding(
+            "gpus-no-partition",
+            f"{demand.gpus} GPUs of an {board} board",
+            expected=f"{', '.join(map(str, sizes))}: Fabric Manager's partitions",
+            observed=f"{demand.gpus}: no partition, so that the GPUs have no NVLink among them",
+            source="NVIDIA Fabric Manager user guide, shared NVSwitch virtualization",
+        )
+    may_spread = kubelet is None or kubelet.topology_policy != "single-numa-node"
+    if may_spread and 1 < demand.gpus < sum(count.values()) and len(count) > 1:
+        spread = ", ".join(f"{n} on node {node}" for node, n in sorted(count.items(), key=str))
+        yield finding(
+            "gpus-may-spread",
+            f"{demand.gpus} GPUs",
+            expected="all of as few nodes as hold them",
+            observed=f"{spread}: Topology Manager's hints do not "
+            "count devices, so that they may come from more",
+            source="kubernetes#136431",
+        )
+
+
+def _topology(demand: Demand, kubelet: Kubelet, host: Host) -> Iterator[Finding]:
+    nodes = len(host.nodes)
+    needed = aligned_nodes(demand, kubelet, host)
+    distant = 1 < needed < nodes and nodes > 2
+    if distant and kubelet.topology_options.get("prefer-closest-numa-nodes") != "true":
+        yield finding(
+            "nodes-any-distance",
+            "kubelet topologyManagerPolicyOptions",
+            expected="prefer-closest-numa-nodes",
+            observed=f"not set: {needed} of {nodes} nodes are chosen at any distance",
+            source=_TOPOLOGY,
+        )
+
+
+def _fewest(sizes: Iterable[int], needed: int) -> int:
+    """How many of the largest sizes make up what is needed; all of them where they do not."""
+    left, count = needed, 0
+    for size in sorted(sizes, reverse=True):
+        if left <= 0:
+            break
+        left -= size
+        count += 1
+    return count
+
+
+_SPLIT = "KubeVirt, virtwrap/converter/vcpu: memory is shared evenly over the cells"
+
+
+def memory_findings(demand: Demand, nodes: int, host: Host) -> Iterator[Finding]:
+    """Huge pages that are missing. nodes: NUMA nodes that the VM takes at least."""
+    size, page = demand.memory_bytes, demand.page_bytes
+    if page is None:
+        return
+    subject = f"huge pages of {format_bytes(page)}"
+    if size is None:
+        yield finding(
+            "memory-unknown",
+            "spec.domain.memory.guest",
+            expected="a size",
+            observed="none: huge pages could not be counted",
+            source="the VMI",
+        )
+        return
+    if page == 0 or size % page:
+        return  # admission refuses it
+    pools = [pool for node in host.nodes for pool in node.page_pools]
+    if not pools:
+        yield finding(
+            "huge-pages-unknown",
+            subject,
+            expected="page pools of the node",
+            observed="none in the source",
+            source=host.name,
+        )
+        return
+    free = sorted((pool.free_pages for pool in pools if pool.page_bytes == page), reverse=True)
+    if not any(pool.total_pages for pool in pools if pool.page_bytes == page):
+        yield finding(
+            "huge-page-size",
+            subject,
+            expected="a pool of that size on the node",
+            observed="none reserved: the VMI is scheduled nowhere",
+            case="under KubeVirt",
+            values={"pages": size // page},
+            source=host.name,
+        )
+        return
+    pages = size // page
+    least, rest = divmod(pages, nodes)  # KubeVirt gives the first cells one more
+    if sum(free) < pages:
+        yield finding(
+            "huge-pages-short",
+            subject,
+            expected=f"{pages} free pages",
+            observed=f"{sum(free)} free",
+            case="under KubeVirt",
+            source=host.name,
+        )
+    elif sum(count >= least for count in free) < nodes or sum(c > least for c in free) < rest:
+        yield finding(
+            "huge-pages-uneven",
+            subject,
+            expected=f"{least} free pages on each of {nodes} nodes"
+            + (f", and one more on {rest} of them" if rest else ""),
+            observed=f"{', '.join(map(str, free))} free",
+            source=_SPLIT,
+        )
+    most = -(-(demand.most_memory_bytes or 0) // page)
+    if sum(free) < most and sum(free) >= pages:
+        yield finding(
+            "huge-pages-for-growth",
+            subject,
+            expected=f"{most} free pages, for the memory that may be plugged in (maxGuest)",
+            observed=f"{sum(free)} free: the VM starts, and cannot grow so far",
+            source=host.name,
         )

@@ -30,6 +30,7 @@ _REPLACED = {
     ("msgspec", "Struct"): "Struct",
     ("msgspec", "structs"): "structs",
     ("msgspec", "UNSET"): "UNSET",
+    ("msgspec.structs", "replace"): "replace",
 }
 _TOP = '''\
 #!/usr/bin/python3 -IS

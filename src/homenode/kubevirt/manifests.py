@@ -9,9 +9,9 @@ import re
 from typing import Any
 
 from homenode.errors import UsageError
-from homenode.kubevirt.demand import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.kubevirt.manifest_options import ClaimScope, ManifestOptions
 from homenode.kubevirt.measuring_jobs import USER, guest_job, node_job, results_claim
+from homenode.kubevirt.vmi import EVEN_ANNOTATION, HOOK_ANNOTATION
 from homenode.kubevirt.yaml_text import yaml_text
 
 GATES = ("Sidecar", "CPUManager")

@@ -9,14 +9,15 @@ as well as a plugin's MutateDomain.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.discover.pci_nodes import Locality
-from homenode.domain.cells import edit_cells
+from homenode.domain.cells import cell_bytes, edit_cells, read_cells, read_distances
+from homenode.domain.cputune import read_pins
 from homenode.domain.document import Document
+from homenode.domain.fields import decimal
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
 from homenode.domain.numatune import read_memnodes
 from homenode.domain.read import open_domain, vm_of
@@ -24,12 +25,12 @@ from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
-from homenode.kubevirt.cells import CellNodes, cell_nodes, planned_cells
 from homenode.kubevirt.needed_host import needed_host
 from homenode.pci import DeviceKind, PciDevice
 from homenode.plan.model import Plan
 from homenode.plan.options import PciGranularity, PlanOptions
 from homenode.plan.request import GuestRequest
+from homenode.plan.shape.guest_numa import guest_distances
 from homenode.plan.shape.initiators import is_grace, with_initiator_cells
 from homenode.plan.shape.pcie import MirroredPcie, mirror_cells
 from homenode.plan.shape.pcie_document import EXPANDER, expander_above
@@ -67,6 +68,17 @@ class Placed:
 
     document: bytes
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellNodes:
+    """cell_of_node: the cell that stands for a host node; nodes without one are left out.
+
+    node_of_cell: the one node that a cell stands for, None where that is several or not known.
+    """
+
+    cell_of_node: dict[NodeIndex, int]
+    node_of_cell: tuple[NodeIndex | None, ...]
 
 
 def place_devices(
@@ -159,7 +171,7 @@ def place_devices(
     grace = tuple(by_bdf[bdf] for bdf in placeable if is_grace(by_bdf[bdf]))
     steps: tuple[Callable[[Document, Plan], Document], ...] = PCIE_STEPS
     if grace and guest.is_virt:
-        from homenode.kubevirt.initiators import initiators_of
+        from homenode.kubevirt.needed_host import initiators_of
 
         nodes_of_gpu, missing = initiators_of(snapshot, host, grace)
         notes += missing
@@ -214,7 +226,7 @@ def _with_lost_targets(
         else controller
         for controller in guest.controllers
     )
-    return structs.replace(guest, controllers=regained), frozenset(cell_of)
+    return replace(guest, controllers=regained), frozenset(cell_of)
 
 
 def _has_lost_target(controller: GuestPciController) -> bool:
@@ -401,3 +413,63 @@ def _summary(placed: tuple[Bdf, ...], mirrored: MirroredPcie) -> str:
         count[cell] = count.get(cell, 0) + 1
     stated = ", ".join(f"{count[cell]} on cell {cell}" for cell in sorted(count))
     return f"placed {len(placed)} PCI functions: {stated}"
+
+
+def cell_nodes(document: Document, host: Host) -> CellNodes:
+    """Cells by node. A cell's <memnode> decides; where several cells name a node, or none does, it
+    is the cell with the most vCPUs pinned to the node's PUs, the lowest of equals."""
+    cells = [vcpus for _, vcpus in read_cells(document)]
+    bound = {
+        cell: frozenset(int(node) for node in nodes)
+        for cell, (_, nodes) in read_memnodes(document).items()
+        if cell < len(cells)
+    }
+    pins = read_pins(document)
+    cell_of_node: dict[NodeIndex, int] = {}
+    for node in host.nodes:
+        named = [cell for cell in sorted(bound) if node.index in bound[cell]]
+        if len(named) == 1:
+            cell_of_node[node.index] = named[0]
+            continue
+        # A cell that is bound to other nodes does not stand for this one, whatever its pins.
+        candidates = named or [cell for cell in range(len(cells)) if cell not in bound]
+        count = {
+            cell: sum(_is_within(pins.get(("vcpupin", vcpu)), node.pus) for vcpu in cells[cell])
+            for cell in candidates
+        }
+        most = max(count.values(), default=0)
+        if most or named:
+            cell_of_node[node.index] = next(cell for cell in candidates if count[cell] == most)
+    own: list[NodeIndex | None] = []
+    for cell in range(len(cells)):
+        stated = bound.get(cell) or {node for node, of in cell_of_node.items() if of == cell}
+        own.append(NodeIndex(next(iter(stated))) if len(stated) == 1 else None)
+    return CellNodes(cell_of_node, tuple(own))
+
+
+def _is_within(pins: CpuSet | None, pus: CpuSet) -> bool:
+    return pins is not None and bool(pins) and pins <= pus
+
+
+def planned_cells(
+    document: Document, host: Host, nodes: CellNodes, gaps: list[Gap]
+) -> tuple[VmCell, ...]:
+    """The cells exactly as the document has them, with the host's distances where it gives none."""
+    found = read_cells(document)
+    stated = [read_distances(document, element) for element, _ in found]
+    known = tuple(node for node in nodes.node_of_cell if node is not None)
+    online = {node.index for node in host.nodes}
+    if not any(stated) and len(known) == len(found) and set(known) <= online:
+        stated = list(guest_distances(host, known, gaps)) or stated
+    return tuple(
+        VmCell(
+            id=i
+            if element.get("id") is None
+            else decimal(document, element, element.get("id") or "", "a cell id"),
+            vcpus=vcpus,
+            memory_bytes=cell_bytes(document, element),
+            host_nodes=tuple(n for n, cell in nodes.cell_of_node.items() if cell == i),
+            distances=stated[i],
+        )
+        for i, (element, vcpus) in enumerate(found)
+    )

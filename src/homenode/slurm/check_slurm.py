@@ -83,19 +83,30 @@ def right_settings(slurm: Config, version: SlurmVersion | None) -> tuple[Setting
     return tuple(wanted)
 
 
+_FINDING_OF_SETTING = {
+    "SelectType": ("slurm-select-type", "SelectType=select/cons_tres"),
+    "TaskPlugin": ("slurm-task-plugin", "TaskPlugin=task/affinity,task/cgroup"),
+    "ProctrackType": ("slurm-proctrack", "ProctrackType=proctrack/cgroup"),
+    "GresTypes": ("slurm-gres-types", "GresTypes=gpu"),
+}
+"""What is found where a setting is not as it should be, and what is expected."""
+
+
 def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding]:
     """What is wrong with the settings of the whole cluster."""
     source = f"{slurm.source}, {_PAGE}"
     subject = "the cluster"
     wanted = {setting.key: setting.value for setting in right_settings(slurm, version)}
-    if "SelectType" in wanted:
-        yield finding(
-            "slurm-select-type",
-            subject,
-            expected="SelectType=select/cons_tres",
-            observed=_shown(slurm, "selecttype"),
-            source=source,
-        )
+    for key, (named, expected) in _FINDING_OF_SETTING.items():
+        if key in wanted:
+            yield finding(
+                named,
+                subject,
+                expected=expected,
+                observed=_shown(slurm, key.lower()),
+                values={"plugins": wanted[key]} if key == "TaskPlugin" else None,
+                source=source,
+            )
     parameters = {word.upper() for word in _words(slurm, "selecttypeparameters")}
     if any(word.startswith("CR_CPU") for word in parameters):
         yield finding(
@@ -115,31 +126,6 @@ def check_slurm(slurm: Config, version: SlurmVersion | None) -> Iterator[Finding
             observed=_shown(slurm, "selecttypeparameters"),
             severity=Severity.WARNING if version and knows else Severity.INFO,
             case=None if knows else "old version",
-            source=source,
-        )
-    if "TaskPlugin" in wanted:
-        yield finding(
-            "slurm-task-plugin",
-            subject,
-            expected="TaskPlugin=task/affinity,task/cgroup",
-            observed=_shown(slurm, "taskplugin"),
-            values={"plugins": wanted["TaskPlugin"]},
-            source=source,
-        )
-    if "ProctrackType" in wanted:
-        yield finding(
-            "slurm-proctrack",
-            subject,
-            expected="ProctrackType=proctrack/cgroup",
-            observed=_shown(slurm, "proctracktype"),
-            source=source,
-        )
-    if "GresTypes" in wanted:
-        yield finding(
-            "slurm-gres-types",
-            subject,
-            expected="GresTypes=gpu",
-            observed=_shown(slurm, "grestypes"),
             source=source,
         )
 

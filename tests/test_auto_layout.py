@@ -17,8 +17,8 @@ from homenode.analyse.verdict import ReasonId, Verdict
 from homenode.auto_layout import NotRecommended, settled
 from homenode.description.shipped import shipped_hosts
 from homenode.doctor.diagnosis import diagnose
+from homenode.domain.memory import read_binding
 from homenode.domain.metadata import read_record
-from homenode.domain.numatune import read_binding
 from homenode.domain.read import open_domain, read_vm
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence

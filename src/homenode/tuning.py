@@ -14,15 +14,18 @@ from homenode.domain.codec import refuse_older
 from homenode.domain.copy import copy_domain, shared_with_original
 from homenode.domain.crosscheck import Broken, crosscheck
 from homenode.domain.findings import document_findings
-from homenode.domain.iommu import can_accelerate, edit_smmus, smmu_buses, smmu_left_out
-from homenode.domain.iommufd import (
+from homenode.domain.iommu import (
+    can_accelerate,
     can_have_iommufd,
     edit_iommufd,
+    edit_smmus,
     iommufd_missing,
     needs_iommufd,
+    smmu_buses,
+    smmu_left_out,
 )
 from homenode.domain.kept import with_kept
-from homenode.domain.machine_limits import check_vcpus
+from homenode.domain.limits import check_vcpus
 from homenode.domain.memory import nodemask_not_strict
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.rewrite import rewrite

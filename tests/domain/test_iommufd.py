@@ -8,8 +8,8 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cli.planning import version_of
-from homenode.domain.iommufd import has_iommufd
-from homenode.domain.launch_security import refuse_unsafe
+from homenode.domain.iommu import has_iommufd
+from homenode.domain.limits import refuse_unsafe
 from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.domain.schema import SCHEMA_PATH, validate
 from homenode.errors import InputError, UsageError
@@ -17,7 +17,7 @@ from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.tuning import Tuning, tune
-from homenode.verify.document.versions import versions_on_host
+from homenode.verify.document.verification import versions_on_host
 from homenode.vm.layout import PRESETS
 from tests.domain_plans import hand_plan
 

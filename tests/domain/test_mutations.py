@@ -18,8 +18,7 @@ from homenode.domain.edits import (
 from homenode.domain.read import open_domain, read_running_domain, read_vm, vm_of
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError
-from homenode.verify.boot.cpu_choice import choose_cpu
-from homenode.verify.boot.stand_in import stand_in_of
+from homenode.verify.boot.stand_in import choose_cpu, stand_in_of
 from homenode.verify.guest.expectation import expectation_of, without_vcpus
 from homenode.verify.live.domain import what_to_watch
 from homenode.vm.layout import PRESETS

@@ -5,8 +5,7 @@ from msgspec import structs
 
 from homenode.description.shipped import load_shipped
 from homenode.domain.codec import refuse_older, required_versions
-from homenode.domain.launch_security import launch_findings, refuse_unsafe
-from homenode.domain.machine_limits import check_vcpus, most_vcpus
+from homenode.domain.limits import check_vcpus, launch_findings, most_vcpus, refuse_unsafe
 from homenode.domain.read import read_vm
 from homenode.domain.rewrite import rewrite
 from homenode.errors import HostError, InputError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from homenode.domain.iommufd import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD
+from homenode.domain.iommu import LIBVIRT_WITH_IOMMUFD, QEMU_WITH_IOMMUFD
 from homenode.tools.versions import Version
 
 URI = "qemu:///system"

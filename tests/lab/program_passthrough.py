@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from homenode.domain.iommufd import edit_iommufd
+from homenode.domain.iommu import edit_iommufd
 from homenode.domain.read import open_domain
 from homenode.tools.versions import parse_virsh_version
 from tests.lab.inside import (

@@ -242,7 +242,7 @@ def test_a_layout_whose_cores_another_vm_got_meanwhile_is_not_booted(
     trial = trial_of(head, journal, root, SimulatedReach(daemon, EQUAL))
     pins = trial.layouts["pin"].plan.vcpu_pins
     other = RunningDomain("other", True, pins[:1], None, (), 0, False, (), None, ())
-    now = [replace(host(), domains=(other,))]
+    now = [structs.replace(host(), domains=(other,))]
     with journal.held() as lock:
         run_trial(replace(trial, read_host=lambda: now[0]), lock)
     outcomes = journal.known().state.outcomes

@@ -26,7 +26,7 @@ from homenode.verify.boot.stand_in_boot import BootOptions, boot_command
 from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.firmware import firmware_nodes
 from homenode.verify.guest.view import GuestView, view_of_guest, view_of_stand_in
-from homenode.verify.target_guest import expectation_for_target
+from homenode.verify.target_file import expectation_for_target
 from tests.targets.written import host_named, options, written
 
 pytestmark = pytest.mark.qemu

@@ -12,8 +12,8 @@ from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.tuning import Tuning, tune
 from homenode.units import GIB
-from homenode.verify.boot.address_map import TCG_ADDRESS_BITS, address_map
 from homenode.verify.boot.guest_files import find_guest_files, find_ovmf
+from homenode.verify.boot.stand_in import TCG_ADDRESS_BITS, address_map
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_stand_in
 from tests.verify_documents import PLAIN, changed, small_host
 

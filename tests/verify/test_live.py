@@ -14,6 +14,7 @@ from homenode.errors import HostError, InputError
 from homenode.findings import Findings, Severity
 from homenode.indices import NodeIndex
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
+from homenode.verify.live.checks import verify_live
 from homenode.verify.live.domain import what_to_watch
 from homenode.verify.live.procfs import (
     backends,
@@ -23,7 +24,6 @@ from homenode.verify.live.procfs import (
     thread_kind,
 )
 from homenode.verify.live.running_vm import Neighbour, RunningVm, ThreadKind
-from homenode.verify.live.verification import verify_live
 from homenode.vm.model import GuestHostdev, Vm, VmCell
 from tests.proc_trees import MIB, PID, UUID, ProcTree
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.aperture import QEMU_NAMESPACE as QEMU
+from homenode.domain.controllers import QEMU_NAMESPACE as QEMU
 from homenode.domain.kept import read_kept, with_kept
 from homenode.domain.read import open_domain
 from homenode.domain.rewrite import rewrite

@@ -18,16 +18,21 @@ from homenode.pci import DeviceKind
 from homenode.sources import load_host
 from homenode.targets.qemu_command import fields_of
 from homenode.units import MIB
-from homenode.verify.boot.command import stand_in_of_command
-from homenode.verify.boot.cpu_choice import SUBSTITUTE, CpuChoice, choose_cpu
+from homenode.verify.boot.forms import BootFiles, stand_in_argv, stand_in_of_command, stand_in_xml
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.initramfs import initramfs, is_static
 from homenode.verify.boot.libvirt import daemons_own_trouble
 from homenode.verify.boot.outcome import refusal
-from homenode.verify.boot.stand_in import APART, MOST_BYTES, StandIn, stand_in_of
-from homenode.verify.boot.stand_in_argv import stand_in_argv
+from homenode.verify.boot.stand_in import (
+    APART,
+    MOST_BYTES,
+    SUBSTITUTE,
+    CpuChoice,
+    StandIn,
+    choose_cpu,
+    stand_in_of,
+)
 from homenode.verify.boot.stand_in_boot import COMMAND, kernel_command
-from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
 from homenode.verify.guest.expectation import expectation_of
 from homenode.verify.guest.view import as_passed_through, not_in_stand_in
 from homenode.vm.layout import PRESETS

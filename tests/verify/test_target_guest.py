@@ -26,7 +26,7 @@ from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.verify.guest.firmware import FirmwareNodes
 from homenode.verify.guest.view import GuestView, view_of_guest
-from homenode.verify.target_guest import expectation_for_target, lost_in_guest
+from homenode.verify.target_file import expectation_for_target, lost_in_guest
 from tests.targets.written import options, written
 from tests.tools.test_acpi_tables import TWO, slit
 from tests.verify.test_command import ends

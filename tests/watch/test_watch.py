@@ -26,7 +26,7 @@ from homenode.hypervisor.domain_state import LivePin
 from homenode.pci import DeviceKind
 from homenode.snapshot.memory import MemorySnapshot
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
-from homenode.verify.live.verification import verify_live
+from homenode.verify.live.checks import verify_live
 from homenode.vm.model import Vm, VmCell
 from homenode.watch.alert import Alert, DomainState, alerts
 from homenode.watch.domain_drift import domain_drift

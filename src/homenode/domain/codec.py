@@ -13,11 +13,34 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from homenode.cpuset import CpuSet
-from homenode.domain.addresses import edit_shared_slots, read_addresses
-from homenode.domain.aperture import QEMU_NAMESPACE, edit_aperture, read_hole
-from homenode.domain.cells import cell_bytes, cell_elements, edit_cells, read_cells, read_distances
-from homenode.domain.controllers import edit_controllers, read_controllers
-from homenode.domain.cpu import edit_cpu, read_architecture, read_topoext, read_topology
+from homenode.domain.cells import (
+    cell_bytes,
+    cell_elements,
+    edit_cells,
+    edit_memory_backing,
+    page_bytes_of_cell,
+    read_cells,
+    read_distances,
+    read_page_bytes,
+)
+from homenode.domain.controllers import (
+    QEMU_NAMESPACE,
+    edit_aperture,
+    edit_controllers,
+    read_controllers,
+    read_hole,
+)
+from homenode.domain.cpu import (
+    edit_acpi,
+    edit_cpu,
+    edit_vcpus,
+    has_acpi,
+    read_architecture,
+    read_offline_vcpus,
+    read_topoext,
+    read_topology,
+    read_vcpus,
+)
 from homenode.domain.cputune import (
     edit_cputune,
     iothread_ids,
@@ -26,11 +49,12 @@ from homenode.domain.cputune import (
     read_vcpu_pins,
 )
 from homenode.domain.document import Document
-from homenode.domain.features import edit_acpi, has_acpi
 from homenode.domain.fields import decimal, needed, size_bytes
 from homenode.domain.hostdevs import (
     edit_hostdevs,
     edit_initiators,
+    edit_shared_slots,
+    read_addresses,
     read_hostdevs,
     read_mediated,
 )
@@ -43,20 +67,16 @@ from homenode.domain.iommu import (
 from homenode.domain.memory import (
     edit_memory,
     edit_memory_devices,
+    edit_numatune,
     memory_devices,
     read_ballooned,
-    read_memory_devices,
-    read_own_memory,
-)
-from homenode.domain.memory_backing import edit_memory_backing, page_bytes_of_cell, read_page_bytes
-from homenode.domain.metadata import edit_metadata, read_record
-from homenode.domain.numatune import (
-    edit_numatune,
     read_binding,
     read_bound_nodes,
     read_memnodes,
+    read_memory_devices,
+    read_own_memory,
 )
-from homenode.domain.vcpu import edit_vcpus, read_offline_vcpus, read_vcpus
+from homenode.domain.metadata import edit_metadata, read_record
 from homenode.errors import HostError, ParseError
 from homenode.plan.model import Plan
 from homenode.tools.versions import Version

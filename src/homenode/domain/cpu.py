@@ -1,7 +1,19 @@
-"""CPU: <topology>, <cache>, topoext and <maxphysaddr> in <cpu>; its mode and model stay."""
+"""CPUs: <vcpu>, <vcpus>, <features>, and <topology>, <cache>, topoext and <maxphysaddr> in <cpu>;
+its mode and model stay.
 
-from homenode.domain.document import CPU_ORDER, DOMAIN_ORDER, Document, Element
+Of <features> there is <acpi/>. Linux on x86 reads nodes, distances and the nodes of expander buses
+from ACPI alone (SRAT, SLIT, _PXM). libvirt takes a domain without <acpi/> and starts QEMU with
+acpi=off. Seen with QEMU 7.2: every device's numa_node is -1, and of the cells the guest has what
+SeaBIOS makes up: nodes without their distances, or one node. On aarch64 the device tree has the
+nodes of vCPUs and memory, but no expander bus.
+"""
+
+from collections.abc import Mapping
+
+from homenode.cpuset import CpuSet
+from homenode.domain.document import CPU_ORDER, DOMAIN_ORDER, FEATURES_ORDER, Document, Element
 from homenode.domain.edits import (
+    Edit,
     New,
     apply,
     close_up,
@@ -9,13 +21,13 @@ from homenode.domain.edits import (
     remove,
     set_attribute,
     set_attributes,
+    set_text,
 )
-from homenode.domain.fields import decimal
-from homenode.domain.vcpu import MAX_VCPUS
+from homenode.domain.fields import decimal, needed
 from homenode.errors import InputError, ParseError
 from homenode.plan.model import Plan
-from homenode.vm.layout import Siblings
-from homenode.vm.model import GuestCache, GuestTopology
+from homenode.vm.layout import GuestCells, Siblings
+from homenode.vm.model import GuestCache, GuestTopology, PortModel
 
 
 def read_topology(document: Document, topology: Element) -> tuple[int, int, int, int]:
@@ -188,3 +200,95 @@ def _with_address_bits(document: Document, bits: int) -> Document:
     if given is not None and decimal(document, element, given, "address bits") >= bits:
         return document
     return apply(document, set_attribute(document, element, "bits", str(bits)))
+
+
+MAX_VCPUS = 4096
+"""More than any machine type takes (QEMU 9: 4096 on q35), so that a hostile count costs nothing."""
+
+
+def read_vcpus(document: Document) -> tuple[int, int]:
+    """(maximum, online at boot). Raises ParseError, InputError."""
+    element = document.root.child("vcpu")
+    if element is None:
+        raise InputError(
+            f"{document.source}: expected <vcpu> with the number of vCPUs, found none",
+            hint="libvirt would take 1; say how many the VM has: <vcpu>8</vcpu>",
+        )
+    vcpus = decimal(document, element, element.text, "the number of vCPUs")
+    current = element.get("current")
+    online = vcpus if current is None else decimal(document, element, current, "current vCPUs")
+    if not 1 <= vcpus <= MAX_VCPUS or not 1 <= online <= vcpus:
+        raise InputError(
+            f"{document.source}:{element.line}: expected 1 to {MAX_VCPUS} vCPUs and no more "
+            f"current ones than these, found {vcpus}, current {online}"
+        )
+    return vcpus, online
+
+
+def read_offline_vcpus(document: Document) -> CpuSet:
+    """Those not there at the start: as <vcpus> gives them one by one, else all from the `current`
+    one on. Raises ParseError, InputError."""
+    vcpus, online = read_vcpus(document)
+    states = document.root.child("vcpus")
+    if states is None:
+        return CpuSet(range(online, vcpus))
+    stated = {
+        decimal(document, state, needed(document, state, "id"), "a vCPU"): state.get("enabled")
+        for state in states.all("vcpu")
+    }
+    return CpuSet(i for i in range(vcpus) if stated.get(i) == "no")
+
+
+def edit_vcpus(document: Document, plan: Plan) -> Document:
+    """The count of the plan, and no PU set next to the pins.
+
+    cpuset goes under every layout: pins replace it, and a layout without pins has none. `current`
+    and <vcpus>, the state of single vCPUs, speak of the old count: they go when it changes.
+    """
+    element = document.root.child("vcpu")
+    assert element is not None, "read_guest refuses a domain without <vcpu>"
+    vcpus, _ = read_vcpus(document)
+    edits: list[Edit] = []
+    values: dict[str, str | None] = {"cpuset": None}
+    if plan.vcpu_pins:
+        values["placement"] = "static"
+    if vcpus != plan.vcpus:
+        values["current"] = None
+        edits += set_text(document, element, str(plan.vcpus))
+        for states in document.root.all("vcpus"):
+            edits += remove(document, states)
+    return apply(document, edits + set_attributes(document, element, values))
+
+
+def has_acpi(document: Document) -> bool:
+    """Whether the guest gets ACPI tables."""
+    return document.root.at("features", "acpi") is not None
+
+
+def needs_acpi(plan: Plan) -> bool:
+    """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
+    return plan.layout.cells is GuestCells.MIRRORED or any(
+        controller.model == PortModel.EXPANDER_BUS for controller in plan.controllers
+    )
+
+
+def edit_acpi(document: Document, plan: Plan) -> Document:
+    """<acpi/> where the plan needs it. Not on aarch64, where libvirt takes it with UEFI alone."""
+    if has_acpi(document) or not needs_acpi(plan):
+        return document
+    if read_architecture(document) != "x86_64":
+        return document
+    return with_feature(document, "acpi", {})
+
+
+def with_feature(document: Document, name: str, values: Mapping[str, str]) -> Document:
+    """The document with that child of <features> and these attributes of it."""
+    features = document.root.child("features")
+    new = New(name, tuple(values.items()))
+    if features is None:
+        whole = New("features", children=(new,))
+        return apply(document, insert_in_order(document, document.root, whole, DOMAIN_ORDER))
+    there = features.child(name)
+    if there is None:
+        return apply(document, insert_in_order(document, features, new, FEATURES_ORDER))
+    return apply(document, set_attributes(document, there, dict(values)))

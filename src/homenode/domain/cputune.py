@@ -3,6 +3,7 @@
 from collections import Counter
 
 from homenode.cpuset import CpuSet
+from homenode.domain.cpu import MAX_VCPUS, read_vcpus
 from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
@@ -17,7 +18,6 @@ from homenode.domain.edits import (
     set_attribute,
 )
 from homenode.domain.fields import decimal, format_set, needed, pu_set
-from homenode.domain.vcpu import MAX_VCPUS, read_vcpus
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from homenode.cpuset import CpuSet
-from homenode.domain.addresses import addressed_devices
-from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.cells import cell_bytes, read_cells
-from homenode.domain.controllers import pci_controllers, read_controllers
-from homenode.domain.cpu import read_topology
+from homenode.domain.controllers import QEMU_NAMESPACE, pci_controllers, read_controllers
+from homenode.domain.cpu import read_topology, read_vcpus
 from homenode.domain.cputune import iothread_ids, pin_counts
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import any_base, decimal, pu_set
-from homenode.domain.memory import memory_device_bytes, read_memory
-from homenode.domain.numatune import read_memnodes
-from homenode.domain.vcpu import read_vcpus
+from homenode.domain.hostdevs import addressed_devices
+from homenode.domain.memory import memory_device_bytes, read_memnodes, read_memory
 from homenode.vm.model import GuestPciController
 
 

@@ -1,10 +1,10 @@
 """Findings: what the user should know of a plan in this document, beyond what the planner knows."""
 
-from homenode.domain.addresses import addressed_devices
 from homenode.domain.controllers import read_controllers
+from homenode.domain.cpu import has_acpi, needs_acpi
 from homenode.domain.document import Document, Element
-from homenode.domain.features import has_acpi, needs_acpi
-from homenode.domain.launch_security import launch_findings
+from homenode.domain.hostdevs import addressed_devices
+from homenode.domain.limits import launch_findings
 from homenode.domain.read import open_domain, vm_of
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.vm.model import PortModel

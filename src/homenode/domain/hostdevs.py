@@ -1,10 +1,9 @@
-"""Host devices: passed-through PCI functions in <devices>."""
+"""Devices: passed-through PCI functions in <devices>, and which device is plugged in where."""
 
 from collections.abc import Mapping
 
-from homenode.bdf import Bdf
+from homenode.bdf import Bdf, PciAddress
 from homenode.cpuset import CpuSet
-from homenode.domain.addresses import new_address, place
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import (
     Edit,
@@ -20,7 +19,7 @@ from homenode.domain.fields import address_attributes, format_set, guest_address
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.model import Plan
-from homenode.vm.model import GuestHostdev, GuestMediated
+from homenode.vm.model import GuestAddress, GuestHostdev, GuestMediated
 
 
 def hostdev_elements(document: Document) -> tuple[tuple[Element, bool], ...]:
@@ -219,3 +218,56 @@ def _new(device: GuestHostdev) -> New:
         source = New("source", children=(New("address", given),))
         kind = (("type", "pci"), ("managed", "yes" if device.managed else "no"))
     return New("hostdev", (("mode", "subsystem"), *kind), (source, *where))
+
+
+def addressed_devices(document: Document) -> tuple[tuple[GuestAddress, Element], ...]:
+    """(guest address, device) of whatever is plugged in at a PCI address, in document order."""
+    devices = document.root.child("devices")
+    found: list[tuple[GuestAddress, Element]] = []
+    for element in () if devices is None else devices.children:
+        address = guest_address(document, element)
+        if address is not None:
+            found.append((address, element))
+    return tuple(found)
+
+
+def read_addresses(document: Document) -> tuple[GuestAddress, ...]:
+    """Every guest PCI address that is in use, ascending."""
+    return tuple(sorted({address for address, _ in addressed_devices(document)}))
+
+
+def edit_shared_slots(document: Document, plan: Plan) -> Document:
+    """multifunction='on' at function 0 of each slot of the plan that holds other functions too."""
+    addresses = (*(c.address for c in plan.vm.controllers), *(d.address for d in plan.vm.hostdevs))
+    planned = {_slot(address) for address in addresses if address is not None}
+    devices = addressed_devices(document)
+    shared = {_slot(address) for address, _ in devices if address.function} & planned
+    edits: list[Edit] = []
+    for address, element in devices:
+        if _slot(address) in shared and address.function == 0:
+            place = element.child("address")
+            assert place is not None, "it has an address"
+            edits += set_attribute(document, place, "multifunction", "on")
+    return apply(document, edits)
+
+
+def new_address(address: PciAddress) -> New:
+    """The <address> of a device in the guest."""
+    given = tuple((name, value) for name, value in address_attributes(address).items() if value)
+    return New("address", (("type", "pci"), *given))
+
+
+def place(document: Document, device: Element, address: GuestAddress) -> list[Edit]:
+    """Edits that plug a device in at an address; none where it is there."""
+    if guest_address(document, device) == address:
+        return []
+    old = device.child("address")
+    if old is None:
+        return append(document, device, [new_address(address)])
+    if old.get("type") != "pci":
+        return remove(document, old) + insert_after(document, old, [new_address(address)])
+    return set_attributes(document, old, address_attributes(address) | {"multifunction": None})
+
+
+def _slot(address: GuestAddress) -> tuple[int, int, int]:
+    return address.domain, address.bus, address.device

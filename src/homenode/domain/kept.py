@@ -10,8 +10,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from homenode.cpuset import CpuSet
-from homenode.domain.aperture import QEMU_NAMESPACE
 from homenode.domain.cells import cell_elements
+from homenode.domain.controllers import QEMU_NAMESPACE
 from homenode.domain.document import Document, Element
 from homenode.domain.fields import size_bytes
 from homenode.domain.hostdevs import hostdev_elements, read_hostdevs

@@ -8,7 +8,6 @@ did, it stays. What both changed is a conflict, which the caller refuses.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from homenode.domain.addresses import addressed_devices
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import (
@@ -20,6 +19,7 @@ from homenode.domain.edits import (
     set_text,
     transplant,
 )
+from homenode.domain.hostdevs import addressed_devices
 from homenode.domain.xml_equivalence import tree_of
 
 _IDENTITY: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {

@@ -2,18 +2,18 @@
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.cells import cell_bytes, cell_elements
+from homenode.domain.cells import cell_bytes, cell_elements, read_page_bytes
 from homenode.domain.codec import ROWS, read_name
+from homenode.domain.cpu import read_vcpus
 from homenode.domain.cputune import iothread_ids, read_pins
 from homenode.domain.document import Document, parse_document
 from homenode.domain.fields import host_address, pu_set
 from homenode.domain.hostdevs import read_mediated
 from homenode.domain.memory import (
+    read_binding,
+    read_memnodes,
     read_memory,
 )
-from homenode.domain.memory_backing import read_page_bytes
-from homenode.domain.numatune import read_binding, read_memnodes
-from homenode.domain.vcpu import read_vcpus
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.topology import RunningDomain

@@ -6,24 +6,18 @@ is refused where the result would have a broken reference that the input did not
 
 from collections.abc import Callable
 
-from homenode.domain.addresses import edit_shared_slots
-from homenode.domain.aperture import edit_aperture
-from homenode.domain.cells import edit_cells
-from homenode.domain.controllers import edit_controllers
-from homenode.domain.cpu import edit_cpu
+from homenode.domain.cells import edit_cells, edit_memory_backing
+from homenode.domain.controllers import edit_aperture, edit_controllers
+from homenode.domain.cpu import edit_acpi, edit_cpu, edit_vcpus
 from homenode.domain.cputune import edit_cputune
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
-from homenode.domain.features import edit_acpi
-from homenode.domain.hostdevs import edit_hostdevs, edit_initiators
+from homenode.domain.hostdevs import edit_hostdevs, edit_initiators, edit_shared_slots
 from homenode.domain.iommu import edit_iommu
-from homenode.domain.launch_security import refuse_unsafe
-from homenode.domain.memory import edit_memory, edit_memory_devices
-from homenode.domain.memory_backing import edit_memory_backing
+from homenode.domain.limits import refuse_unsafe
+from homenode.domain.memory import edit_memory, edit_memory_devices, edit_numatune
 from homenode.domain.metadata import edit_metadata
-from homenode.domain.numatune import edit_numatune
 from homenode.domain.read import open_domain, vm_of
-from homenode.domain.vcpu import edit_vcpus
 from homenode.errors import InputError
 from homenode.plan.model import Plan
 from homenode.vm.model import PortModel, Vm

@@ -19,7 +19,7 @@ from homenode.domain.cputune import read_pins
 from homenode.domain.document import Document
 from homenode.domain.fields import decimal
 from homenode.domain.hostdevs import edit_initiators, hostdev_elements
-from homenode.domain.numatune import read_memnodes
+from homenode.domain.memory import read_memnodes
 from homenode.domain.read import open_domain, vm_of
 from homenode.domain.rewrite import PCIE_STEPS, rewrite_by
 from homenode.errors import InputError

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from homenode.domain.codec import refuse_older
-from homenode.domain.launch_security import refuse_unsafe
-from homenode.domain.machine_limits import check_vcpus
+from homenode.domain.limits import check_vcpus, refuse_unsafe
 from homenode.errors import InputError
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.plan.options import PlanOptions

@@ -28,7 +28,7 @@ from homenode.verify.guest.view import (
     view_of_guest,
     view_of_stand_in,
 )
-from homenode.verify.target_guest import expectation_for_target, lost_in_guest
+from homenode.verify.target_file import expectation_for_target, lost_in_guest
 from homenode.verify.target_verification import verify_target_file
 from homenode.vm.model import Vm
 

@@ -157,8 +157,8 @@ def _changed(
 def _live(facts: "Vm", uuid: str, files: "ProcFiles", not_read: list[Gap]) -> Iterable[Finding]:
     """Its threads and pages, as they are at this moment: nothing is waited for."""
     from homenode.verify.live.capture import capture_running_vm
+    from homenode.verify.live.checks import verify_live
     from homenode.verify.live.domain import what_to_watch
-    from homenode.verify.live.verification import verify_live
 
     try:
         running = capture_running_vm(uuid, what_to_watch(facts, seconds=0), files)

@@ -16,7 +16,7 @@ from homenode.topology import Host
 from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
-from homenode.verify.document.references import broken_references
+from homenode.verify.document.verification import broken_references
 from homenode.vm.model import Vm
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from homenode.catalogue import finding
 from homenode.domain.document import Document
-from homenode.domain.iommufd import has_iommufd
+from homenode.domain.iommu import has_iommufd
 from homenode.findings import Finding
 from homenode.pci import PciDevice
 from homenode.plan.shape.aperture import (

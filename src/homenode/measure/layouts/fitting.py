@@ -115,7 +115,7 @@ def no_longer_fits(document: bytes, name: str, plan: Plan, host: Host) -> tuple[
     if host_fingerprint(host) != plan.host_fingerprint:
         return ()
     others = tuple(one for one in host.domains if one.name != name)
-    found = _in_the_way(document, name, plan, replace(host, domains=others))
+    found = _in_the_way(document, name, plan, structs.replace(host, domains=others))
     pinned = CpuSet.union(plan.vcpu_pins)
     for one in others:
         taken = pinned & CpuSet.union(pins for pins in one.vcpu_pins if pins is not None)

@@ -10,9 +10,9 @@ from homenode.durable import create_file, replace_file
 from homenode.input_files import MAX_BYTES, read_kernel_file, read_start
 from homenode.process import ToolTimeoutError, find_program, run
 from homenode.trusted_path import private_folder
+from homenode.verify.boot.forms import PROGRAM
 from homenode.verify.boot.guest_files import cache_folder
 from homenode.verify.boot.initramfs import BEGIN
-from homenode.verify.boot.stand_in_argv import PROGRAM
 
 _OF_RHEL = "/usr/libexec/qemu-kvm"
 _PROBE_S = 15

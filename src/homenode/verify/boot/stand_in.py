@@ -3,10 +3,21 @@
 Every passed-through device with a large BAR is replaced by QEMU's test device with a BAR of that
 size; every other device that has a PCI address by a virtio-serial controller: endpoints that need
 no backend and no driver.
+
+Its CPU model is the document's where TCG shows a guest the same of it. Seen with QEMU 7.2: under
+TCG the models Skylake-Server and its Intel kin give siblings, dies and one L3 a die as under KVM;
+AMD models and `max` give no siblings.
+
+"GPUs vanish with much memory" is a matter of addresses: memory, the 64-bit PCI window behind it and
+the CPU's address bits. None of it needs real memory: QEMU's pci-testdev has a BAR of any size
+without backing, and maxmem= moves the window behind memory that is not there. Where all of it is
+more than the 40 bits of TCG's CPUs, every size is divided by the same power of two.
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,15 +25,142 @@ from msgspec.structs import replace as placed
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
-from homenode.domain.addresses import addressed_devices
-from homenode.domain.aperture import QEMU_NAMESPACE
+from homenode.domain.controllers import QEMU_NAMESPACE, read_hole, read_window_mib
 from homenode.domain.document import Document
+from homenode.domain.hostdevs import addressed_devices
 from homenode.errors import HostError
+from homenode.plan.shape.aperture import DEFAULT_WINDOW_BYTES, prefetchable_window_bytes
 from homenode.topology import Host
-from homenode.units import MIB
-from homenode.verify.boot.address_map import AddressMap, address_map
-from homenode.verify.boot.cpu_choice import CpuChoice
+from homenode.units import GIB, MIB
 from homenode.vm.model import GuestAddress, GuestPciController, Vm, VmCell
+
+SUBSTITUTE = "Skylake-Server"
+_INTEL = tuple(
+    """
+    Nehalem Westmere SandyBridge IvyBridge Haswell Broadwell Skylake Cascadelake Cooperlake
+    Icelake Snowridge SapphireRapids GraniteRapids SierraForest Denverton KnightsMill
+""".split()
+)
+_L3 = ("emulate", "passthrough", "disable")
+_SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuChoice:
+    """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
+
+    features: (name, on). l3: None = the model's own; "emulate", "passthrough" or "disable".
+    substituted: why siblings and LLCs say nothing of the real guest; None where they do.
+    """
+
+    mode: str
+    model: str | None
+    features: tuple[tuple[str, bool], ...]
+    l3: str | None
+    substituted: str | None
+
+
+def choose_cpu(document: Document, *, kvm: bool) -> CpuChoice:
+    """The document's own <cpu> where this machine can run it, else an Intel model with SMT."""
+    cpu = document.root.child("cpu")
+    mode = None if cpu is None else cpu.get("mode") or ("custom" if cpu.child("model") else None)
+    name = document.root.at("cpu", "model")
+    model = None if name is None else name.text.strip()
+    cache = document.root.at("cpu", "cache")
+    l3 = None if cache is None else cache.get("mode")
+    if l3 not in _L3:
+        l3 = None
+    features = tuple(
+        (feature.get("name") or "", feature.get("policy") not in ("disable", "forbid"))
+        for feature in (() if cpu is None else cpu.all("feature"))
+        if _SAFE.match(feature.get("name") or "")
+    )
+    emulated = document.root.get("type") == "qemu"
+    if mode == "custom" and model is not None and _SAFE.match(model):
+        if kvm or emulated or model.startswith(_INTEL):
+            return CpuChoice(mode, model, features, _of_any_model(l3), None)
+        why = f"model substituted: {SUBSTITUTE} for {model}, which gives no siblings without KVM"
+        return _substitute(l3, why)
+    if kvm and mode in ("host-passthrough", "host-model", "maximum"):
+        return CpuChoice("host-passthrough", None, features, l3, None)
+    if emulated and mode == "maximum":
+        return CpuChoice(mode, None, features, l3, None)
+    stated = mode or "the default model"
+    why = f"model substituted: {SUBSTITUTE} for {stated}" + ("" if kvm else ", which needs KVM")
+    return _substitute(l3, why)
+
+
+def _substitute(l3: str | None, why: str) -> CpuChoice:
+    return CpuChoice("custom", SUBSTITUTE, (), _of_any_model(l3), why)
+
+
+def _of_any_model(l3: str | None) -> str | None:
+    """The host's caches are passed through with host-passthrough only."""
+    return None if l3 == "passthrough" else l3
+
+
+TCG_ADDRESS_BITS = 40
+_LEAST_BAR_BYTES = 64 * MIB
+"""Smaller ones find room everywhere."""
+
+_LOW_BYTES = 4 * GIB
+
+
+@dataclass(frozen=True, slots=True)
+class AddressMap:
+    """bars: (function of the host, bytes) of each large BAR. memory_bytes: where memory ends.
+
+    hole_bytes, window_mib: of the root bus and of OVMF; None = its own default. shift: by how many
+    bits all of it is smaller than in the document.
+    """
+
+    bars: tuple[tuple[Bdf, int], ...]
+    memory_bytes: int
+    hole_bytes: int | None
+    window_mib: int | None
+    shift: int
+
+
+def address_map(document: Document, guest: Vm, host: Host) -> AddressMap | None:
+    """The map of a guest's devices; None where none of them has a large BAR that is known."""
+    passed = [
+        device for hostdev in guest.hostdevs if (device := host.device(hostdev.bdf)) is not None
+    ]
+    sizes = {
+        device.bdf: max(
+            (
+                bar.size_bytes
+                for bar in device.bars
+                if bar.is_memory and bar.is_64bit and bar.is_prefetchable
+            ),
+            default=0,
+        )
+        for device in passed
+    }
+    bars = {bdf: size for bdf, size in sizes.items() if size >= _LEAST_BAR_BYTES}
+    if not bars:
+        return None
+    memory = max(guest.memory_bytes + guest.memory_device_bytes, guest.max_memory_bytes or 0)
+    hole, window = read_hole(document), read_window_mib(document)
+    space = max(prefetchable_window_bytes(passed), hole or 0, (window or 0) * MIB)
+    # The firmware puts the window at a multiple of its size.
+    needed = (-(-(memory + _LOW_BYTES) // space) + 1) * space
+    shift = max(0, (needed - 1).bit_length() - TCG_ADDRESS_BITS)
+    if shift:
+        hole = hole or DEFAULT_WINDOW_BYTES
+        window = window or DEFAULT_WINDOW_BYTES // MIB
+    return AddressMap(
+        tuple(sorted((bdf, _power_of_two(size >> shift)) for bdf, size in bars.items())),
+        memory >> shift,
+        None if hole is None else hole >> shift,
+        None if window is None else max(1, window >> shift),
+        shift,
+    )
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
 
 LEAST_CELL_BYTES = 192 * MIB
 """The guest's kernel and files take about 100 MiB of the first node."""

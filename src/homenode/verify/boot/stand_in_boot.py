@@ -33,15 +33,26 @@ from homenode.verify.boot.boot_folder import (
     domain_name,
     let_qemu_in,
 )
-from homenode.verify.boot.command import stand_in_of_command
-from homenode.verify.boot.cpu_choice import choose_cpu
+from homenode.verify.boot.forms import (
+    PROGRAM,
+    BootFiles,
+    boot_words,
+    stand_in_argv,
+    stand_in_of_command,
+    stand_in_xml,
+)
 from homenode.verify.boot.guest_files import MOST_BYTES, find_guest_files, find_ovmf
 from homenode.verify.boot.initramfs import LOG, initramfs
-from homenode.verify.boot.kernel_log import kernel_findings
-from homenode.verify.boot.outcome import CONSOLE_HINT, came_up, crash, partial, refusal, silence
-from homenode.verify.boot.stand_in import StandIn, stand_in_of
-from homenode.verify.boot.stand_in_argv import PROGRAM, boot_words, stand_in_argv
-from homenode.verify.boot.stand_in_xml import BootFiles, stand_in_xml
+from homenode.verify.boot.outcome import (
+    CONSOLE_HINT,
+    came_up,
+    crash,
+    kernel_findings,
+    partial,
+    refusal,
+    silence,
+)
+from homenode.verify.boot.stand_in import StandIn, choose_cpu, stand_in_of
 from homenode.verify.guest.observation import path_of_address, paths_of_guest
 from homenode.vm.model import Vm
 

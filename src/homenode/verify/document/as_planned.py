@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from homenode.catalogue import finding
-from homenode.domain.aperture import edit_aperture
 from homenode.domain.codec import ROWS, UNSAID
-from homenode.domain.controllers import edit_controllers
+from homenode.domain.controllers import edit_aperture, edit_controllers
 from homenode.domain.cpu import edit_cpu
 from homenode.domain.document import Document, Element
 from homenode.domain.iommu import edit_iommu

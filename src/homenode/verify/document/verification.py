@@ -1,8 +1,10 @@
 """Document: a domain document against itself, the host that it is for, and its plan."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from homenode.catalogue import finding
+from homenode.domain.codec import SINCE, older_than
+from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document
 from homenode.domain.read import vm_of
 from homenode.domain.schema import SchemaError
@@ -15,8 +17,6 @@ from homenode.verify.document.as_planned import as_planned
 from homenode.verify.document.devices import devices_alone, devices_on_host
 from homenode.verify.document.memory import memory_alone, memory_on_host
 from homenode.verify.document.pins import pins_alone, pins_on_host
-from homenode.verify.document.references import broken_references, schema_findings
-from homenode.verify.document.versions import versions_on_host
 from homenode.vm.model import Vm
 
 _NOT_CHECKED = "the host's KVM and VFIO, and the files of disks, networks, emulator and firmware"
@@ -103,3 +103,95 @@ def _left_on_root(facts: Vm, plan: Plan) -> list[Finding]:
             source=facts.source,
         )
     ]
+
+
+def broken_references(document: Document) -> Iterator[Finding]:
+    """A finding for everything that the cross-check finds."""
+    for broken in crosscheck(document):
+        # libvirt itself so places a lone USB companion controller.
+        is_lone = broken.id == "function-without-0" and not broken.subject.startswith("<hostdev>")
+        yield finding(
+            broken.id,
+            broken.subject,
+            expected=broken.expected,
+            observed=broken.observed,
+            severity=Severity.WARNING if is_lone else None,
+            source=document.source,
+        )
+
+
+def schema_findings(
+    errors: Sequence[SchemaError], parsed: Parsed | None, source: str
+) -> Iterator[Finding]:
+    """A finding for each departure from libvirt's own schema, the first few of them; one for all
+    where libvirt's parser, which is less strict, takes the document whole; one for what the parser
+    refuses though the schema has nothing against it, as two disks of one name.
+
+    parsed: what the parser made of it, None where it was not asked.
+    """
+    if not errors:
+        if parsed is not None and parsed.refusal is not None:
+            yield _schema("the document", parsed.refusal, "refused", source)
+    elif parsed is None:
+        for error in errors[:8]:
+            yield _schema(f"line {error.line}", error.message, None, source)
+    elif parsed.refusal is not None:
+        yield _schema("the document", parsed.refusal, "libvirt refuses the definition", source)
+    elif parsed.dropped:
+        for path in parsed.dropped[:8]:
+            parent, _, name = path.rpartition("/")
+            where = f"<{parent}> with {name[1:]}=" if name[0] == "@" else f"<{name}> in <{parent}>"
+            yield _schema(where, "one that libvirt does not know there", "dropped", source)
+    else:
+        message = "; ".join(dict.fromkeys(error.message for error in errors[:3]))
+        yield finding(
+            "schema",
+            "the document",
+            expected=_ALLOWED,
+            observed=message,
+            severity=Severity.INFO,
+            case="taken",
+            source=source,
+        )
+
+
+_ALLOWED = "what libvirt's domain.rng allows"
+
+
+def _schema(subject: str, observed: str, case: str | None, source: str) -> Finding:
+    return finding(
+        "schema", subject, expected=_ALLOWED, observed=observed, case=case, source=source
+    )
+
+
+_ALSO_RUN = {"x86_64": ("i686",), "aarch64": ("armv7l", "armv6l"), "ppc64le": ("ppc64",)}
+"""Guests that KVM runs besides those of the host's own architecture."""
+
+
+def versions_on_host(document: Document, guest: Vm, host: Host) -> Iterator[Finding]:
+    """A finding for each element that is newer than the host's programs, and for a machine that
+    KVM cannot run there; none where those are unknown."""
+    run = (host.architecture, *_ALSO_RUN.get(host.architecture or "", ()))
+    is_known = host.architecture is not None and guest.domain_type == "kvm"
+    if is_known and guest.architecture not in run:
+        yield finding(
+            "other-architecture",
+            "<type arch>",
+            expected=f"{host.architecture}, the host's",
+            observed=guest.architecture,
+            values={"architecture": host.architecture},
+            source=document.source,
+        )
+    settings = host.settings
+    for row in SINCE:
+        if not row.is_in(document, guest):
+            continue
+        for program, have, want in older_than(row, settings.libvirt_version, settings.qemu_version):
+            yield finding(
+                "too-old",
+                row.element,
+                expected=f"{program} {want} or newer",
+                observed=f"{program} {have}",
+                values={"program": program, "element": row.element},
+                source=document.source,
+            )

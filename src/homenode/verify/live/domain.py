@@ -7,9 +7,9 @@ from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.plan.model import Plan, vm_as_it_runs
 from homenode.verify.live.capture import Watch, capture_running_vm
+from homenode.verify.live.checks import verify_live
 from homenode.verify.live.memory import memory_pieces
 from homenode.verify.live.running_vm import RunningVm
-from homenode.verify.live.verification import verify_live
 from homenode.vm.model import Vm
 from homenode.wording import command_line
 

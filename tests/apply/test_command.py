@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +160,22 @@ def test_live_pins_tell_each_move_and_restore_takes_them_back(
 def test_a_daemon_elsewhere_needs_its_host_named(daemon: StandIn) -> None:
     with pytest.raises(UsageError, match="expected --host as well"):
         apply([NAME], yes=True, layout="pin", connect="qemu+ssh://gpu7/system")
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (["vm", "./vm.xml"], {}),
+        (["vm", "other"], {"live_pins": True}),
+        (["vm", "other"], {"domain": Path("vm.xml")}),
+        (["vm", "other"], {"save_plan": Path("plan.json")}),
+    ],
+)
+def test_what_is_for_one_domain_is_refused_for_several(
+    daemon: StandIn, names: list[str], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError):
+        apply(names, yes=True, host=HOST, **options)
+    with pytest.raises(UsageError):
+        restore([*names, "third"], forget=True)
+    assert daemon.definition() == ORIGINAL

@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,8 +185,13 @@ def changing_host(
     words = command_line("homenode", command, *names)
     with host_locked(default_root(), connect, words, waiting):
         if (reason := lock_of_one_user(connect)) is not None:
-            note(f"change this host as one user, from one place: {reason}")
+            _note_once(f"change this host as one user, from one place: {reason}")
         yield
+
+
+@cache
+def _note_once(text: str) -> None:
+    note(text)
 
 
 def _refuse_for_several(

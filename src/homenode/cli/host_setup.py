@@ -72,11 +72,14 @@ def install(
       homenode host-setup install a.json b.json --isolate boot
     """
     from homenode.change.journal import default_root
+    from homenode.cli.apply import changing_host
     from homenode.host_setup.installation import Installation
+    from homenode.hypervisor.connection import DEFAULT
 
     files = _files(plans, None, isolate)
     installation = Installation(default_root())
-    changes = installation.preview(files) if dry_run else installation.install(files)
+    with changing_host("host-setup", ("install",), DEFAULT, dry_run=dry_run):
+        changes = installation.preview(files) if dry_run else installation.install(files)
     _say(changes, "would " if dry_run else "")
     if not dry_run:
         changed = {one.path for one in changes if one.action in ("create", "replace")}

@@ -13,9 +13,9 @@ A page of docs/findings has a section for each finding, or for a few that say th
     Check: `lspci -vvs BDF | grep LnkSta`.
 
 The first severity is the one that a finding has unless the code says another. The first paragraphs
-of Cost and Fix are printed with it; what follows is for `homenode explain`. A `{word}` in them is a
-value that the code gives, and DEVICE, its name, where none is given. A part of one case alone has
-it in its heading, and the code names the case:
+of Cost and Fix are printed with it; what follows is for `homenode list findings`. A `{word}` in
+them is a value that the code gives, and DEVICE, its name, where none is given. A part of one case
+alone has it in its heading, and the code names the case:
 
     **Fix, of one device.** `homenode doctor retrain {device}`.
 
@@ -59,7 +59,7 @@ class CatalogueEntry(Struct, frozen=True, kw_only=True):
     meaning: str  # one or two sentences
     parts: Mapping[str, str]  # by their names: Cause, Cost, Fix, Source; Fix is always there
     page: str
-    text: str  # the whole section, for `homenode explain`
+    text: str  # the whole section, for `homenode list findings`
 
     def texts(self, part: str) -> dict[str | None, str | None]:
         """Cost or Fix as it is printed, by case; None = any other case, and no text."""

@@ -126,3 +126,14 @@ def whole_number(option: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise UsageError(f"{option}: expected a whole number, found {text!r}")
     return int(text)
+
+
+def version(text: str, option: str) -> tuple[int, int, int]:
+    """A version as "12", "12.1" or "12.1.0". Raises UsageError."""
+    words = text.split(".")
+    if not 1 <= len(words) <= 3 or not all(
+        word.isascii() and word.isdigit() and len(word) < 5 for word in words
+    ):
+        raise UsageError(f"{option}: expected a version such as 12.1, found {text!r}")
+    numbers = [*map(int, words), 0, 0]
+    return numbers[0], numbers[1], numbers[2]

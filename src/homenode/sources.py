@@ -190,7 +190,7 @@ def shipped_host(name: str) -> Host:
     if name not in known:
         raise InputError(
             f"{name}: expected {_KINDS}; found no such file or name",
-            hint=f"{did_you_mean(name, known)}homenode hosts lists the shipped hosts",
+            hint=f"{did_you_mean(name, known)}homenode list hosts lists the shipped hosts",
         )
     return _described(load_shipped(name))
 

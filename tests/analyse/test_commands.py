@@ -6,24 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.verdict import Verdicts
-from homenode.cli import terminal
-from homenode.cli.compare import compare
-from homenode.cli.recommend import recommend
 from homenode.errors import HomenodeError
 from homenode.formats import decode
 from homenode.results.lines import run_text
 from homenode.results.model import Run
 from homenode.results.store import FILE, write_run
+from tests.command_line import homenode
 from tests.simulated_runs import simulated_run
-
-app = typer.Typer()
-app.command("compare")(compare)
-app.command("recommend")(recommend)
 
 FIGURES = {
     "default": ("memory-bandwidth", 77e9),
@@ -51,8 +43,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def call(*arguments: object, width: int = 160) -> str:
-    terminal.console.cache_clear()
-    outcome = CliRunner(env={"COLUMNS": str(width)}).invoke(app, [str(one) for one in arguments])
+    outcome = homenode(*map(str, arguments), env={"COLUMNS": str(width)})
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     assert outcome.exit_code == 0, outcome.output

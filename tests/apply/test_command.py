@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from homenode.apply.store import DomainStore
-from homenode.cli.apply import apply, restore_domain
-from homenode.cli.restore import restore
+from homenode.cli.apply import restore_domain
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.command_line import apply, restore
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 HOST = "small-2n8c-2gpu"

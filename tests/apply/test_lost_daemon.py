@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from homenode.cli.main import app
 from homenode.errors import HostError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts import guest
 from homenode.measure.layouts.guest import retry_while_unavailable
+from tests.command_line import homenode
 from tests.two_node_libvirt import TwoNodes, two_nodes
 
 pytestmark = [pytest.mark.libvirt, pytest.mark.root]
@@ -42,10 +41,6 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes
 
 def definition(daemon: TwoNodes) -> str:
     return daemon.virsh("dumpxml", "--inactive", NAME).stdout
-
-
-def homenode(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
 
 
 def test_a_libvirtd_killed_under_a_change_is_named_with_commands_that_work(

@@ -20,14 +20,13 @@ from homenode.change import host_lock
 from homenode.change.host_lock import host_locked, lock_of_one_user
 from homenode.change.journal import default_root
 from homenode.change.open_changes import OpenChange, open_changes
-from homenode.cli.apply import apply, restore_domain
-from homenode.cli.replan import replan
-from homenode.cli.restore import restore
+from homenode.cli.apply import restore_domain
 from homenode.cpuset import CpuSet
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import HomenodeError, HostError
 from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import apply, replan, restore
 from tests.tree_writer import write_tree
 from tests.virsh_stand_in import URI, UUID
 

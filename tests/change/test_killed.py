@@ -21,6 +21,7 @@ from homenode.apply.live_pins import apply_live_pins, restore_live_pins
 from homenode.apply.store import journals_of_domains
 from homenode.change.host_lock import host_locked
 from homenode.cli import watch
+from homenode.cli.arguments.check import WatchArguments
 from homenode.cpuset import CpuSet
 from homenode.doctor.retrain.execution import RetrainStep
 from homenode.doctor.retrain.journal import open_retrain, retrain_journal
@@ -372,7 +373,8 @@ class Metrics:
 
     def watch(self) -> None:
         with suppress(SystemExit):
-            watch.watch(host=HOST, state=self.state, textfile=self.textfile)
+            asked = WatchArguments(host=HOST, state=self.state, textfile=self.textfile)
+            watch.watch(asked)
 
     def look(self) -> None:
         there = {one.name for one in self.textfile.parent.iterdir()}

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from homenode.apply.definition import apply_definition, restore_definition
 from homenode.apply.store import DomainStore
 from homenode.bdf import Bdf
 from homenode.change.step import ChangeEntry, ChangeState
-from homenode.cli.main import app
 from homenode.cpuset import CpuSet
 from homenode.doctor.retrain import journal as retrain_journals
 from homenode.doctor.retrain.execution import KIND
@@ -23,6 +21,7 @@ from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import BOOT, Head, JournalFile
 from homenode.measure.setup.run import setup_journal
 from tests.apply_documents import NAME, ORIGINAL, tuned
+from tests.command_line import homenode
 from tests.virsh_stand_in import URI, UUID, StandIn
 
 
@@ -37,7 +36,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def listed() -> list[str]:
-    done = CliRunner().invoke(app, ["restore", "--list"])
+    done = homenode("restore", "--list")
     assert done.exit_code == 0, done.output
     return done.stdout.splitlines()
 
@@ -125,6 +124,6 @@ def test_a_journal_that_cannot_be_read_hides_no_other(root: Path) -> None:
     broken = root / "domains" / f"{UUID[:-1]}0@00000000"
     broken.mkdir()
     (broken / "journal.jsonl").write_text(json.dumps({"format": "homenode.change/9"}) + "\n")
-    done = CliRunner().invoke(app, ["restore", "--list"])
+    done = homenode("restore", "--list")
     assert NAME in done.stdout
     assert "journal.jsonl" in done.stderr

@@ -1,43 +1,24 @@
 """Help, wrong calls and completion, for every command that there is."""
 
 import shlex
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from homenode.cli import completion
-from homenode.cli.help import CommandWithActions, examples_of, help_lines, wrong_call
-from homenode.cli.main import app, main
+from homenode.cli.command import WrongCall, call_of
+from homenode.cli.help import examples_of, help_lines
+from homenode.cli.main import PROGRAM, main
+from tests.command_line import every_command, homenode
 
-WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
-
-
-def _every(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    if not command.hidden:
-        yield words, command
-    for name, one in getattr(command, "commands", {}).items():
-        yield from _every(one, (*words, name))
+EVERY = dict(every_command())
 
 
-PROGRAM: Any = typer.main.get_command(app)
-EVERY = dict(_every(PROGRAM, ("homenode",)))
-
-
-def _help(words: tuple[str, ...], width: int) -> list[str]:
-    ctx: Any = None
-    for at in range(1, len(words) + 1):
-        command = EVERY[words[:at]]
-        ctx = command.context_class(command, info_name=words[at - 1], parent=ctx)
-    return list(help_lines(EVERY[words], ctx, width))
+def _help(words: tuple[str, ...], width: int, *, whole: bool = True) -> list[str]:
+    return list(help_lines(EVERY[words], " ".join(words), width, whole=whole))
 
 
 @pytest.mark.parametrize("words", EVERY, ids=" ".join)
 def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, ...]) -> None:
-    if isinstance(EVERY[words], CommandWithActions):
-        return  # the command itself is the first of its own group
     examples = examples_of(EVERY[words])
     assert len(examples) == 2
     for example in examples:
@@ -45,16 +26,13 @@ def test_every_help_ends_with_two_examples_that_are_accepted(words: tuple[str, .
         if not called or "|" in example or "$" in example:
             continue
         arguments = shlex.split(called.partition(" < ")[0].partition(" && ")[0], comments=True)[1:]
-        ctx = PROGRAM.make_context("homenode", arguments, resilient_parsing=False)
-        _parse(ctx)
+        call_of(PROGRAM, arguments, "homenode").asked()
 
 
-def _parse(ctx: Any) -> None:
-    """Go down to the command that is meant; typer raises for what it does not take."""
-    while getattr(ctx.command, "commands", None):
-        rest = [*ctx._protected_args, *ctx.args]
-        name, command, rest = ctx.command.resolve_command(ctx, rest)
-        ctx = command.make_context(name, rest, parent=ctx)
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_every_short_help_fits_a_screen_of_80_columns(words: tuple[str, ...]) -> None:
+    lines = _help(words, 79, whole=False)
+    assert len(lines) <= 40, "\n".join(lines)
 
 
 @pytest.mark.parametrize("width", [60, 79])
@@ -62,11 +40,9 @@ def _parse(ctx: Any) -> None:
 def test_help_breaks_no_word_at_a_narrow_width(words: tuple[str, ...], width: int) -> None:
     lines = _help(words, width)
     joined = " ".join(lines).split()
-    for option in EVERY[words].params:
-        for name in (*option.opts, *map(str, getattr(option.type_descriptor, "choices", ()) or ())):
-            if not getattr(option, "hidden", False) and option.param_type_name == "option":
-                assert any(name == word.strip(",./") for word in joined), name
-    assert "<bool>" not in " ".join(lines)
+    for one in EVERY[words].parameters:
+        for name in (*one.opt.names, *one.choices):
+            assert any(name == word.strip(",./") for word in joined), name
     begun = next((at for at, line in enumerate(lines) if line.startswith("Examples:")), None)
     for line in lines[:begun]:
         assert len(line) <= max(width, 62), line
@@ -107,12 +83,9 @@ def test_a_wrong_word_is_answered_with_the_one_that_was_meant(
     assert meant in capsys.readouterr().err
 
 
-def test_what_a_name_holds_does_not_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(WRONG_CALL) as error:
-        CliRunner().invoke(
-            app, ["show", "a\x1b[31m"], standalone_mode=False, catch_exceptions=False
-        )
-    assert "homenode show" in wrong_call(error.value)
+def test_what_a_name_holds_does_not_steer_the_terminal() -> None:
+    done = homenode("show", "a\x1b[31m")
+    assert isinstance(done.exception, WrongCall) and done.exception.path == "homenode show"
 
 
 def test_a_subcommand_is_not_mistaken_for_the_argument_of_its_command() -> None:

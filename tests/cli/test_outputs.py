@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from homenode.cli import terminal
-from homenode.cli.main import app
 from homenode.errors import UsageError
+from tests.command_line import homenode
 
 DOCUMENT = str(Path(__file__).parents[2] / "demo" / "gpu-vm.xml")
 PLAN = (
@@ -25,12 +23,6 @@ PLAN = (
     "--memory",
     "8GiB",
 )
-
-
-def homenode(*words: str) -> Result:
-    terminal.console.cache_clear()
-    terminal.error_console.cache_clear()
-    return CliRunner().invoke(app, list(words))
 
 
 @pytest.mark.parametrize("option", ["-o", "--save-plan", "--svg"])
@@ -122,7 +114,6 @@ def test_on_a_terminal_apply_asks(
     path = tmp_path / "vm.xml"
     path.write_bytes(Path(DOCUMENT).read_bytes())
     monkeypatch.setattr("homenode.cli.terminal.is_interactive", lambda: True)
-    terminal.console.cache_clear()
-    done = CliRunner().invoke(app, ["apply", str(path), *APPLY], input=f"{answer}\n")
+    done = homenode("apply", str(path), *APPLY, input=f"{answer}\n")
     assert (b"<vcpupin" in path.read_bytes()) is is_written
     assert done.exit_code == (0 if is_written else 1)

@@ -7,26 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from lxml import etree
-from typer.testing import CliRunner, Result
 
-from homenode.cli import terminal
-from homenode.cli.plan import plan
-from homenode.cli.pool import place
 from homenode.errors import HomenodeError
 from homenode.targets.registry import TARGETS
+from tests.command_line import Result, homenode
 
 DOCUMENT = Path(__file__).parents[2] / "demo" / "gpu-vm.xml"
 VM = ("--gpus", "2", "--vcpus", "16", "--memory", "64GiB")
-app = typer.Typer()
-app.command("plan")(plan)
-app.command("place")(place)
 
 
 def run(*arguments: str | Path) -> Result:
-    terminal.console.cache_clear()
-    return CliRunner().invoke(app, [str(one) for one in arguments])
+    return homenode(*arguments)
 
 
 def planned(*arguments: str | Path, host: str = "hgx-h100") -> Result:

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 from msgspec import structs
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
 from homenode.cli import retrain as retrain_command
-from homenode.cli.main import app
-from homenode.cli.retrain import Retraining
+from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
+from homenode.cli.command import WrongCall
+from homenode.cli.main import run as program
 from homenode.doctor.expectation import certify, drift
 from homenode.doctor.metrics import prometheus
 from homenode.doctor.retrain.config_file import SysfsConfigSpace
@@ -32,16 +32,17 @@ from tests.doctor_cases import changed
 from tests.doctor_domains import diagnosed, domain, gpus, host, planned
 from tests.shared_data import needs_shared, shared
 
+GPU = (Bdf.parse("41:00.0"),)
 SICK, SOUND, H200 = "rtx5090-epyc7702", "rtx4080-i9-14900k", "h200-xeon8558"
-
-
-WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[1]
 
 
 def run(*arguments: str) -> int:
     """The exit code of the program. Raises what main() would print."""
-    result = app(list(arguments), standalone_mode=False)
-    return result if isinstance(result, int) else 0
+    try:
+        program(arguments)
+    except SystemExit as end:
+        return int(str(end.code or 0))
+    return 0
 
 
 def test_findings_exit_with_1_and_sound_hosts_with_0(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +121,7 @@ def test_contradicting_options_are_usage_errors(arguments: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("words", [("--apply",), ("--print-unit",), ("a.xml", "b.xml")])
 def test_what_belongs_to_retrain_or_to_nothing_is_a_wrong_call(words: tuple[str, ...]) -> None:
-    with pytest.raises(WRONG_CALL):
+    with pytest.raises(WrongCall):
         run("doctor", "--host", SOUND, *words)
 
 
@@ -311,12 +312,12 @@ def installed_by_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed_by_root")
 def test_units_and_hooks_are_printed_for_the_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    retrain_command.retrain(("41:00.0",), Retraining(print_unit=True), as_json=False)
+    retrain_command.retrain(RetrainArguments(devices=GPU, print_unit=True))
     assert "/homenode doctor retrain 0000:41:00.0 --apply" in capsys.readouterr().out
-    retrain_command.retrain((), Retraining(print_hook=True), as_json=False)
+    retrain_command.retrain(RetrainArguments(print_hook=True))
     assert capsys.readouterr().out.startswith("#!/bin/sh")
     with pytest.raises(UsageError, match="BDF"):
-        retrain_command.retrain((), Retraining(), as_json=False)
+        retrain_command.retrain(RetrainArguments())
 
 
 @pytest.mark.parametrize("first", ["retrain", "hook"])
@@ -337,7 +338,7 @@ def test_a_retrain_is_of_this_machine_and_takes_nothing_else(
     first: str, option: tuple[str, ...]
 ) -> None:
     """With --apply it would write here what was meant for the host that was named."""
-    with pytest.raises(WRONG_CALL):
+    with pytest.raises(WrongCall):
         run("doctor", first, "41:00.0", *option)
 
 
@@ -388,9 +389,12 @@ def test_a_program_that_somebody_else_can_change_gets_no_unit_and_no_hook(
         assert why is not None and str(folder / part) in why
         (folder / "opt" / "homenode").chmod(0o777)
         monkeypatch.setattr(sys, "argv", [str(folder / "opt" / "homenode")])
-        for option in (Retraining(print_unit=True), Retraining(print_hook=True)):
+        for asked in (
+            RetrainArguments(devices=GPU, print_unit=True),
+            RetrainArguments(devices=GPU, print_hook=True),
+        ):
             with pytest.raises(InputError, match="only root can change"):
-                retrain_command.retrain(("41:00.0",), option, as_json=False)
+                retrain_command.retrain(asked)
 
 
 def test_a_hook_never_fails(
@@ -398,7 +402,7 @@ def test_a_hook_never_fails(
 ) -> None:
     for words, xml in (((), b""), (("vm", "start"), b"<network/>"), (("vm", "stopped"), b"")):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(xml)))
-        retrain_command.hook(words)
+        retrain_command.hook(RetrainHookArguments(words=words))
     assert "expected <domain>" in capsys.readouterr().out
 
 

@@ -7,12 +7,14 @@ import pytest
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.cli.planning import version_of
+from homenode.cli.arguments.place import PlanArguments
+from homenode.cli.planning import with_versions
 from homenode.domain.iommu import has_iommufd
 from homenode.domain.limits import refuse_unsafe
 from homenode.domain.read import open_domain, read_vm, vm_of
 from homenode.domain.schema import SCHEMA_PATH, validate
 from homenode.errors import InputError, UsageError
+from homenode.opt import version
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
 from homenode.topology import Host
@@ -31,12 +33,11 @@ ENCRYPTED = (
 
 
 def on(libvirt: str | None, qemu: str | None, name: str = "hgx-h100") -> Host:
-    from homenode.cli.planning import Sources
-
-    sources = Sources(
-        (), None, (), None, (), version_of("--libvirt", libvirt), version_of("--qemu", qemu)
+    asked = PlanArguments(
+        libvirt=None if libvirt is None else version(libvirt, "--libvirt"),
+        qemu=None if qemu is None else version(qemu, "--qemu"),
     )
-    return sources.with_versions(load_host(name))
+    return with_versions(load_host(name), asked)
 
 
 def tuned(xml: bytes, libvirt: str | None, qemu: str | None = None) -> Tuning:
@@ -114,7 +115,7 @@ def test_a_guest_that_is_not_encrypted_keeps_what_it_has() -> None:
 @pytest.mark.parametrize("text", ["", "12.x", "1.2.3.4", "-1", "12.", "99999"])
 def test_a_version_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        version_of("--libvirt", text)
+        version(text, "--libvirt")
 
 
 GRACE = PlanOptions(layout="pin-numa-pci", gpu_count=2, vcpus=8, memory_bytes=16 << 30)

@@ -6,9 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import typer
 from msgspec.structs import replace
-from typer.testing import CliRunner
 
 from homenode import api
 from homenode.analyse.decide import decide
@@ -16,11 +14,7 @@ from homenode.analyse.machine_facts import facts_of_host, facts_of_measured
 from homenode.analyse.trial_conclusion import conclude
 from homenode.analyse.verdict import Verdict, Verdicts
 from homenode.auto_layout import NotRecommended, settled
-from homenode.cli import terminal
 from homenode.cli.apply import tuned_on
-from homenode.cli.plan import plan
-from homenode.cli.pool import place
-from homenode.cli.recommend import recommend
 from homenode.domain.read import read_vm
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
@@ -39,6 +33,7 @@ from homenode.results.store import write_run
 from homenode.sources import load_host
 from homenode.topology import Host
 from homenode.vm.layout import PRESETS, Layout, MemoryBinding, Pinning
+from tests.command_line import homenode
 from tests.sdumont_study import write_study
 from tests.simulated_runs import simulated_run
 
@@ -51,10 +46,6 @@ MACHINES = {
 }
 STREAM = {"default": 77e9, "pin": 75e9, "pin-numa": 84e9}
 
-app = typer.Typer()
-app.command("recommend")(recommend)
-app.command("plan")(plan)
-app.command("place")(place)
 
 Answer = tuple[str | None, str | None, str | None, tuple[str, ...]]
 
@@ -69,8 +60,7 @@ def host_of(system: str) -> Host:
 
 
 def recommended(*arguments: str) -> dict[Objective, Answer]:
-    terminal.console.cache_clear()
-    done = CliRunner().invoke(app, ["recommend", *arguments, "--json"])
+    done = homenode("recommend", *arguments, "--json")
     assert done.exit_code == 0, done.output
     found = decode(done.output, "verdict", Verdicts, "output").verdicts
     return {one.objective: answer(one) for one in found}
@@ -187,11 +177,10 @@ def placed_with(command: str, document: Path, host: str, objective: Objective) -
     words = {
         "plan": ["plan", str(document), "--host", host],
         "plan --target": ["plan", str(document), "--host", host, "--target", "qemu"],
-        "pool place": ["place", str(document), "--pool", host],
+        "pool place": ["pool", "place", str(document), "--pool", host],
     }[command]
-    terminal.console.cache_clear()
     options = ["--layout", "auto", "--objective", str(objective), "--json"]
-    done = CliRunner().invoke(app, [*words, *options])
+    done = homenode(*words, *options)
     if done.exit_code:
         return None
     return read_plan(done.stdout.encode(), "output").layout

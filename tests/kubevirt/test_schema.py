@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from homenode.cli.main import app
+from homenode.cli.main import BENCH
 from homenode.errors import UsageError
 from homenode.kubevirt.manifest_options import ManifestOptions
 from homenode.kubevirt.manifests import GATES, gate_patch, manifests, virtual_machine
 from homenode.kubevirt.measuring_jobs import GUEST_SCRIPT, NODE_SCRIPT
 from homenode.results.lines import run_text
+from tests.command_line import homenode
 from tests.report_runs import full_run
 from tests.ssh_targets import new_key, ssh_target
 
@@ -146,18 +146,14 @@ def test_a_job_collects_its_run_whatever_was_found_and_fails_where_nothing_was_m
 def test_homenode_takes_the_arguments_that_a_job_gives_it(script: str, tmp_path: Path) -> None:
     run_job(script, tmp_path, 0)
     arguments = (tmp_path / "log").read_text().splitlines()[0].split()
-    done = CliRunner().invoke(app, [*arguments, "--help"])
+    done = homenode(*arguments, "--help")
     assert done.exit_code == 0
     known = {name for p in _bench_options() for name in p}
     assert all(word in known for word in arguments if word.startswith("--"))
 
 
-def _bench_options() -> list[list[str]]:
-    import typer.main
-
-    command = typer.main.get_command(app)
-    bench = command.get_command(None, "bench")  # type: ignore[attr-defined]
-    return [parameter.opts for parameter in bench.commands["bench"].params]
+def _bench_options() -> list[tuple[str, ...]]:
+    return [parameter.opt.names for parameter in BENCH.parameters]
 
 
 @pytest.mark.root

@@ -185,7 +185,7 @@ def payload(program: str, work: Path, files: Mapping[str, bytes]) -> Path:
 def _needed() -> list[str]:
     """Distributions that homenode's own requirements lead to."""
     found: list[str] = []
-    new = ["lxml", "msgspec", "rich", "typer"]
+    new = ["lxml", "msgspec", "rich"]
     while new:
         name = new.pop()
         if name in found:

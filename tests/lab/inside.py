@@ -76,12 +76,12 @@ def homenode(*words: str) -> str:
 def homenode_ended(*words: str) -> tuple[int, str]:
     """Exit code and standard output of a command, in this process: starting Python again takes
     seconds here."""
-    from homenode.cli.main import app
+    from homenode.cli.main import run
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
-            app(list(words), standalone_mode=False)
+            run(words)
         except SystemExit as end:
             return int(end.code or 0), output.getvalue()
     return 0, output.getvalue()

@@ -19,16 +19,18 @@ DOMAIN = """<domain type='qemu'><name>vm</name><memory unit='MiB'>64</memory><vc
 
 def outcome(*words: str) -> tuple[int, str]:
     """Exit code and output of a command, in this process; of an error its message."""
-    from homenode.cli.main import app
+    from homenode.cli.main import run
     from homenode.errors import HomenodeError
 
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:
-            code = app(list(words), standalone_mode=False)
+            run(words)
         except HomenodeError as error:
             return error.exit_code, str(error)
-    return code if isinstance(code, int) else 0, output.getvalue()
+        except SystemExit as end:
+            return int(str(end.code or 0)), output.getvalue()
+    return 0, output.getvalue()
 
 
 def retrain(name: str, *words: str) -> None:
@@ -44,6 +46,7 @@ def give_to_vfio(bdf: str) -> None:
 def hooked(operation: str, gpu: str) -> str:
     """What libvirt's hook would log for a domain that has the GPU."""
     from homenode.cli import retrain as command
+    from homenode.cli.arguments.check import RetrainHookArguments
 
     domain, bus, slot = gpu.replace(".", ":").split(":")[:3]
     xml = DOMAIN.format(domain, bus, slot).encode()
@@ -51,7 +54,7 @@ def hooked(operation: str, gpu: str) -> str:
     sys.stdin = io.TextIOWrapper(io.BytesIO(xml))
     try:
         with contextlib.redirect_stdout(output):
-            command.hook(("vm", operation))
+            command.hook(RetrainHookArguments(words=("vm", operation)))
     finally:
         sys.stdin = given
     return output.getvalue()

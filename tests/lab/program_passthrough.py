@@ -87,10 +87,12 @@ def main() -> None:
     say("vm", json.dumps(report))
     step("verified")
     from homenode.cli.apply import apply, restore_domain
+    from homenode.cli.arguments.place import ApplyArguments
     from homenode.errors import HomenodeError
+    from homenode.plan.options import PlanOptions
 
     try:  # a running domain is not redefined under its feet
-        apply(["vm"], layout="pin", quiet=True, yes=True)
+        apply(ApplyArguments(names=("vm",), options=PlanOptions("pin"), quiet=True, yes=True))
     except HomenodeError as error:
         say("refused", json.dumps(str(error)))
     vcpu0 = virsh("vcpupin", "vm", "0")

@@ -11,10 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from homenode.cli.bench import bench as command
 from homenode.errors import HomenodeError, ParseError, UsageError
 from homenode.measure.app_metric import figure_of
 from homenode.measure.environment import is_virtual
@@ -24,10 +21,9 @@ from homenode.results.store import read_run
 from homenode.results.vantage import Vantage
 from homenode.snapshot.live import LiveSnapshot
 from tests import probe_documents
+from tests.command_line import homenode
 from tests.processes import wait_for_end
 
-app = typer.Typer()
-app.command("bench")(command)
 SHORT = (
     "--quick",
     "--repeat",
@@ -160,7 +156,7 @@ def test_what_cannot_be_meant_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", f"{probe}:{os.environ['PATH']}")
     monkeypatch.chdir(probe.parent)
-    result = CliRunner().invoke(app, list(words))
+    result = homenode("bench", *words)
     assert isinstance(result.exception, HomenodeError)
     assert says in str(result.exception)
     assert result.exception.exit_code == (3 if "--resume" in words else 2)
@@ -311,7 +307,7 @@ def test_a_virtual_machine_is_not_measured_as_a_host_unless_it_is_forced(
         pytest.skip("this machine is no virtual one")
     monkeypatch.chdir(tmp_path)
     words = ("x", "--quick", "--repeat", "1", "--tests", "cpu-single", "--vantage", "host")
-    result = CliRunner().invoke(app, list(words))
+    result = homenode("bench", *words)
     assert isinstance(result.exception, UsageError)
     assert "found a virtual machine" in result.exception.message
     assert not list(tmp_path.iterdir())

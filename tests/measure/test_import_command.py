@@ -6,15 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer import Typer
-from typer.testing import CliRunner
 
-from homenode.cli.import_results import import_results
 from homenode.errors import HomenodeError
 from homenode.measure.imported.files import find_folders
 from homenode.measure.imported.runs import ImportOptions, imported_runs
 from homenode.results.store import FILE, load_runs, read_run
 from homenode.tools import study_programs
+from tests.command_line import homenode
 from tests.measure.test_import import CHASE, COPIES, STUDY, folder, pinned
 from tests.mutations import MUTATIONS, mutations, survives
 from tests.shared_data import needs_shared, shared
@@ -40,9 +38,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def _run(*arguments: object) -> tuple[int, str]:
-    app = Typer()
-    app.command("import")(import_results)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    result = homenode("import", *map(str, arguments))
     if isinstance(result.exception, HomenodeError):
         return result.exception.exit_code, str(result.exception)
     return result.exit_code, result.output

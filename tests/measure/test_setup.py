@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from homenode.cli.main import app
 from homenode.errors import HomenodeError, HostError, InputError, ToolError, UsageError
 from homenode.measure.access.local import LocalMachine
 from homenode.measure.setup.plan import (
@@ -34,6 +32,7 @@ from homenode.measure.setup.run import (
     take_back,
 )
 from homenode.tools.gpu_architectures import parse_amd, parse_nvidia
+from tests.command_line import homenode
 from tests.mutations import MUTATIONS, survives
 
 
@@ -141,7 +140,7 @@ def test_a_prefix_that_build_systems_take_apart_is_refused(prefix: str) -> None:
 
 def test_a_dry_run_prints_the_commands_and_runs_none(tools: Path, tmp_path: Path) -> None:
     prefix = tmp_path / "prefix"
-    done = CliRunner().invoke(app, ["bench", "setup", "--prefix", str(prefix)])
+    done = homenode("bench", "setup", "--prefix", str(prefix))
     assert done.exit_code == 0, done.output
     assert "-DCMAKE_CUDA_ARCHITECTURES=90" in done.stdout
     assert "| sha256sum --check --strict" in done.stdout
@@ -263,7 +262,7 @@ def test_a_record_that_names_files_elsewhere_is_refused(path: str, tmp_path: Pat
 
 
 def test_setup_does_not_build_and_remove_at_once() -> None:
-    done = CliRunner().invoke(app, ["bench", "setup", "--apply", "--remove"])
+    done = homenode("bench", "setup", "--apply", "--remove")
     assert isinstance(done.exception, UsageError)
 
 
@@ -271,7 +270,7 @@ def test_without_a_driver_nothing_is_built(tmp_path: Path, monkeypatch: pytest.M
     script(tmp_path / "tools", "nvidia-smi", "echo broken >&2; exit 9")
     script(tmp_path / "tools", "rocminfo", "exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:/usr/bin:/bin")
-    done = CliRunner().invoke(app, ["bench", "setup"])
+    done = homenode("bench", "setup")
     assert isinstance(done.exception, HostError)
     assert "exit status 9: broken" in str(done.exception)
 

@@ -3,18 +3,17 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.decide import decide_for_machines
 from homenode.analyse.grade import Grade, grade_of
 from homenode.analyse.statement import ground_of
 from homenode.analyse.verdict import ReasonId, Verdict
-from homenode.cli.main import app
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
 from homenode.objective import Objective
 from homenode.results.store import load_runs
+from tests.command_line import homenode
 from tests.study_folders import write_study_folders
 
 RECOMMENDED = {
@@ -31,7 +30,7 @@ RECOMMENDED = {
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, Objective], Verdict]:
     root = tmp_path_factory.mktemp("study")
     systems = write_study_folders(root / "results")
-    done = CliRunner().invoke(app, ["import", str(root / "results"), "-o", str(root / "imported")])
+    done = homenode("import", str(root / "results"), "-o", str(root / "imported"))
     assert done.exit_code == 0, done.output
     runs = load_runs(root / "imported").runs
     assert {run.head.system for run in runs} == set(systems)
@@ -76,9 +75,7 @@ def test_a_machine_with_zeroes_alone_is_not_ready(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "metadata.json").write_text('{"vcpus": 8}')
         (folder / "mem_latency.txt").write_text(f"4096 0\n{512 << 20} 0\n")
-    done = CliRunner().invoke(
-        app, ["import", str(tmp_path / "results"), "-o", str(tmp_path / "imported")]
-    )
+    done = homenode("import", tmp_path / "results", "-o", tmp_path / "imported")
     assert done.exit_code == 0, done.output
     runs = load_runs(tmp_path / "imported").runs
     found = decide_for_machines(Evidence(publications(), runs), {}, tuple(Objective))

@@ -4,11 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from homenode.change.step import ChangeState
 from homenode.cli import trial_work
-from homenode.cli.main import app
 from homenode.errors import HomenodeError
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure.layouts.journal import (
@@ -20,6 +18,7 @@ from homenode.measure.layouts.journal import (
     known_trials,
 )
 from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import Result, homenode
 from tests.simulated_trial import HOST, SimulatedReach, begun, changed, daemon_in, trial_of, wanted
 from tests.virsh_stand_in import URI, UUID, StandIn
 
@@ -33,7 +32,7 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def trial(*words: str) -> Result:
-    return CliRunner().invoke(app, ["trial", *words], env={"COLUMNS": "100"})
+    return homenode("trial", *words, env={"COLUMNS": "100"})
 
 
 def refusal(*words: str) -> HomenodeError:

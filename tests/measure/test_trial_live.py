@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from homenode.cli import trial_work
-from homenode.cli.main import app
 from homenode.measure.layouts.journal import BOOT, JournalFile, Known, What, known_trials
 from homenode.measure.layouts.runner import steps_of
 from homenode.results.model import Origin
 from homenode.results.store import load_runs
 from homenode.sources import load_host
+from tests.command_line import homenode
 from tests.probe_build import make
 from tests.trial_guest import NAME, trial_guest
 from tests.two_node_libvirt import TwoNodes, two_nodes
@@ -102,7 +101,7 @@ def test_three_layouts_come_to_their_report(daemon: TwoNodes, state: Path, tmp_p
     """One boot of each: a second one of the same layout is that of the guest that dies, below."""
     before = definition(daemon)
     started = time.monotonic()
-    done = CliRunner().invoke(app, options(daemon, tmp_path, "default,pin,pin-numa", 1))
+    done = homenode(*options(daemon, tmp_path, "default,pin,pin-numa", 1))
     print(f"{time.monotonic() - started:.0f} s")
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
@@ -134,7 +133,7 @@ def invoked_until(
     if child == 0:
         code = 1
         try:
-            code = CliRunner().invoke(app, arguments).exit_code
+            code = homenode(*arguments).exit_code
         finally:
             os._exit(code)
     for _ in range(6000):
@@ -160,12 +159,9 @@ def test_a_killed_tool_leaves_a_boot_that_is_measured_on(
     assert code == -signal.SIGKILL
     assert definition(daemon) != before
     assert only(state).state.to_undo
-    status = CliRunner().invoke(app, ["trial", "status"])
+    status = homenode("trial", "status")
     assert "left to undo" in status.output
-    done = CliRunner().invoke(
-        app,
-        ["trial", "resume", NAME, "--probe", str(daemon.folder / "probe")],
-    )
+    done = homenode("trial", "resume", NAME, "--probe", str(daemon.folder / "probe"))
     assert done.exit_code == 0, done.output
     assert definition(daemon) == before
     whats = [entry.what for entry in only(state).entries]
@@ -201,12 +197,12 @@ def test_a_guest_and_a_libvirtd_that_die_cost_a_boot_and_no_more(
     thread = threading.Thread(target=kill_daemon)
     thread.start()
     resume = ["trial", "resume", NAME, "--probe", str(daemon.folder / "probe")]
-    CliRunner().invoke(app, resume)
+    homenode(*resume)
     thread.join(700)
     assert killed
     assert definition(daemon) == before
     if not only(state).state.measured:
-        done = CliRunner().invoke(app, resume)
+        done = homenode(*resume)
         assert done.exit_code == 0, done.output
     assert definition(daemon) == before
     assert daemon.virsh("list", "--all", "--name").stdout.split("\n")[0] == NAME

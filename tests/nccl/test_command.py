@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-import typer
 from msgspec.structs import replace
 
-from homenode.cli.nccl_topo import nccl_topo
+from homenode.cli.main import run as program
 from homenode.errors import InputError, UsageError
 from homenode.formats import encode
 from homenode.nccl.checks import check_topology
@@ -29,11 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str) -> int:
-    """The command as the program runs it, whether or not it is registered there yet."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(nccl_topo)
+    """The command as the program runs it."""
     try:
-        app(list(arguments), standalone_mode=False)
+        program(["nccl-topo", *arguments])
     except SystemExit as end:
         return int(str(end.code or 0))
     return 0
@@ -226,13 +223,9 @@ def test_an_explanation_with_words_that_do_not_fit_is_refused(arguments: tuple[s
 def test_verify_says_of_a_guest_what_nccl_will_do_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from homenode.cli.verify import verify
-
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(verify)
     document = tmp_path / "vm.xml"
     document.write_bytes(tuned_for(HOST, DEVICES, vcpus=16))
     with pytest.raises(SystemExit):  # it is another machine than the document's guest
-        app([str(document), "--guest", "rtxpro6000-xeon8468v"], standalone_mode=False)
+        program(["verify", str(document), "--guest", "rtxpro6000-xeon8468v"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "NCCL 2.30: nodes that NCCL sees: 2" in shown and "src/init.cc:1529" in shown

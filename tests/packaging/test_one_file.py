@@ -37,7 +37,7 @@ WAYS: Mapping[str, Sequence[str]] = {
 }
 MODULES = sorted(
     {*sys.stdlib_module_names, "sitecustomize", "usercustomize", "homenode_one_file"}
-    | {"homenode", "trusted_path", "lxml", "msgspec", "rich", "typer", "yaml", "pex", "zstandard"}
+    | {"homenode", "trusted_path", "lxml", "msgspec", "rich", "yaml", "pex", "zstandard"}
 )
 PROGRAMS = ("env", "gcc", "id", "ld", "lspci", "ps", "python", "python3", NAME, "sh", "uname")
 
@@ -212,7 +212,7 @@ def _files(folder: Path) -> set[tuple[str, int]]:
 
 def test_modules_of_the_users_own_pythonpath_are_not_those_of_homenode(place: Place) -> None:
     """Python reads the variable before the first line of the file; then it no longer counts."""
-    for name in ("homenode", "homenode_one_file", "json", "lxml", "trusted_path", "typer", "yaml"):
+    for name in ("homenode", "homenode_one_file", "json", "lxml", "trusted_path", "yaml"):
         give(place.root / f"srv/own/{name}.py", module(name))
     done = place.run(*WAYS["by Python"], "hosts", PYTHONPATH="/srv/own")
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from homenode.cli.placing_options import hosts_after
+from homenode.cli.planning import hosts_after
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
 from homenode.plan.model import Plan

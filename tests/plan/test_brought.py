@@ -5,13 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 from lxml import etree
 from msgspec import structs
-from typer.testing import CliRunner
 
 from homenode.bdf import Bdf
-from homenode.cli.plan import plan as plan_command
 from homenode.errors import UsageError
 from homenode.pci import DeviceKind, DeviceLink, LinkKind, PciLink
 from homenode.plan.devices.brought import switched_gpus
@@ -23,6 +20,7 @@ from homenode.plan.search.place import place
 from homenode.sources import load_host
 from homenode.targets.registry import TARGETS
 from homenode.topology import Host
+from tests.command_line import homenode
 from tests.plan.test_gpus import HGX
 from tests.small_hosts import DeviceSpec, asking, even_host, pinned_domain, small_request
 
@@ -214,10 +212,6 @@ def test_parts_of_gpus_bring_no_nvswitches() -> None:
 
 # On the command line.
 
-app = typer.Typer()
-app.command()(plan_command)
-app.command("other")(lambda: None)
-
 
 @pytest.mark.parametrize("target", ["libvirt", *TARGETS])
 @pytest.mark.parametrize(
@@ -230,7 +224,7 @@ def test_what_gpus_bring_is_written_for_every_target(
     path, saved = tmp_path / "vm", tmp_path / "plan.json"
     size = "--host hgx-h100 --layout pin-numa --vcpus 32 --memory 64GiB --quiet --target"
     written = (target, "-o", str(path), "--save-plan", str(saved))
-    done = CliRunner().invoke(app, ["plan", *words.split(), *size.split(), *written])
+    done = homenode("plan", *words.split(), *size.split(), *written)
     assert done.exit_code == 0, (done.output, done.exception)
     devices = [one["bdf"] for one in json.loads(saved.read_text())["vm"]["hostdevs"]]
     known = load_host("hgx-h100").device_at

@@ -6,9 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from homenode.cli.main import app
 from homenode.errors import InputError, UsageError
 from homenode.findings import are_bad
 from homenode.pods.admission import admit
@@ -20,6 +18,7 @@ from homenode.pods.machine import node_of_host
 from homenode.pods.manifest import read_manifest
 from homenode.pods.pod import Pod, read_pod
 from homenode.sources import load_host
+from tests.command_line import Result, homenode
 from tests.kubelet.cases import node_of, random_case
 
 GPU = "nvidia.com/gpu"
@@ -292,7 +291,7 @@ def test_what_is_no_pod_is_refused(document: dict[str, Any]) -> None:
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return homenode(*arguments)
 
 
 def test_the_command_prints_every_policy_and_exits_by_its_own(tmp_path: Path) -> None:

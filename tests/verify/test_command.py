@@ -5,19 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from homenode import formats
-from homenode.cli.verify import verify
 from homenode.errors import HomenodeError
 from homenode.findings import Findings
 from homenode.plan.stored import encode_plan
+from tests.command_line import homenode
 from tests.verify_documents import SMALL, changed, swapped, tuned
 from tests.verify_guests import guest_host
-
-app = typer.Typer()
-app.command()(verify)
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ def files(tmp_path: Path) -> Files:
 
 def ends(*words: str) -> tuple[int, str]:
     """(exit code, what it says) of the command."""
-    result = CliRunner().invoke(app, list(words))
+    result = homenode("verify", *words)
     if isinstance(result.exception, HomenodeError):
         return result.exception.exit_code, str(result.exception)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from homenode.cli.main import app
 from homenode.errors import HostError, UsageError
 from homenode.sources import load_host
+from tests.command_line import Result, homenode
 from tests.ssh_daemon import ssh_daemon
 
 pytestmark = pytest.mark.root
@@ -37,7 +36,7 @@ def verified(tmp_path: Path, source: str, more_vcpus: int = 0) -> Result:
     path = tmp_path / "vm.xml"
     path.write_text(DOCUMENT.format(memory=here.nodes[0].memory_bytes, vcpus=vcpus))
     words = ["verify", str(path), "--host", "h200-xeon8558", "--guest", source]
-    return CliRunner().invoke(app, words)
+    return homenode(*words)
 
 
 @pytest.mark.parametrize("form", ["ssh://root@127.0.0.1:{}", "ssh:ssh://root@127.0.0.1:{}"])

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from homenode.cli.apply import apply, restore_domain
-from homenode.cli.replan import replan
+from homenode.cli.apply import restore_domain
 from homenode.domain.read import open_domain, vm_of
 from homenode.errors import InputError, UsageError
 from tests.apply_documents import NAME, ORIGINAL
+from tests.command_line import apply, replan
 from tests.virsh_stand_in import StandIn
 
 HOST = "small-2n8c-2gpu"

@@ -13,7 +13,6 @@ import pytest
 
 import homenode.change.journal
 from homenode.apply.live_pins import apply_live_pins, restore_live_pins
-from homenode.cli.replan import replan
 from homenode.formats import decode
 from homenode.hypervisor.virsh import Virsh
 from homenode.plan.options import PlanOptions
@@ -25,6 +24,7 @@ from homenode.verify.boot.libvirt import SYSTEM, answering
 from homenode.watch.alert import Alert
 from homenode.watch.observation import look
 from homenode.watch.state import KIND, WatchState
+from tests.command_line import replan
 from tests.systemd_namespace import OUTSIDE, systemd
 
 ROOT = Path(__file__).parents[2]

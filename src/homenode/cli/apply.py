@@ -4,27 +4,13 @@ import sys
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from msgspec.structs import replace
 
-from homenode.cli.options import (
-    ConnectOption,
-    DomainsArgument,
-    ForceOption,
-    HostOption,
-    is_file_target,
-    with_records,
-)
-from homenode.cli.placing_options import (
-    LayoutOptions,
-    PlacementOptions,
-    SwitchOptions,
-    VmOptions,
-    hosts_after,
-    plan_options,
-)
+from homenode.cli.arguments.place import ApplyArguments, PlanArguments
+from homenode.cli.command import as_words
+from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import (
     check_can_ask,
     check_can_write,
@@ -38,6 +24,7 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
 from homenode.input_files import read_input
+from homenode.plan.options import refuse_objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,71 +36,25 @@ if TYPE_CHECKING:
     from homenode.tuning import Tuning
 
 
-@with_records
-def apply(
-    names: DomainsArgument,
-    layout: LayoutOptions,
-    vm: VmOptions,
-    placement: PlacementOptions,
-    switches: SwitchOptions,
-    host: HostOption = None,
-    domain: Annotated[
-        Path | None,
-        typer.Option(
-            "--domain", metavar="FILE", help="Define this document of `homenode plan -o` instead."
-        ),
-    ] = None,
-    connect: ConnectOption = DEFAULT,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Change it without asking.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would change; change nothing.")
-    ] = False,
-    live_pins: Annotated[
-        bool,
-        typer.Option(
-            "--live-pins", help="Move the threads of a running domain; leave its definition."
-        ),
-    ] = False,
-    save_plan: Annotated[
-        Path | None,
-        typer.Option("--save-plan", metavar="PLAN.json", help="Write the plan here."),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Do not print the explanation.")
-    ] = False,
-    force: ForceOption = False,
-) -> None:
-    """Plan a domain of libvirt, show what would change, ask, and define it.
+def is_file_target(name: str) -> bool:
+    """Whether a TARGET is a file rather than a domain's name."""
+    if "/" in name or name.endswith(".xml"):
+        return True
+    try:
+        return Path(f"{name}.orig").exists()
+    except OSError:  # longer than the name of a file may be
+        return False
 
-    The original is saved first, and `homenode restore NAME` gives it back. Where no terminal can
-    ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
-    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
 
-    Several are planned together: none gets what another one has. All are defined or none.
-
-    A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
-    original is kept as FILE.orig, and `homenode restore FILE` gives it back.
-
-    Examples:
-      homenode apply gpu-vm gpu-vm-2 --dry-run
-      homenode apply ./VM.xml --host hgx-h100 --gpus 2
-    """
-    check_can_ask(asked=not (yes or dry_run))
-    if len(names) > 1:
-        _refuse_for_several(names, domain, save_plan, live_pins=live_pins)
-    if is_file_target(names[0]):
-        _refuse_for_file(domain, connect, live_pins=live_pins)
-        outputs = (save_plan, quiet, force)
-        _apply_to_file(
-            names[0],
-            layout,
-            plan_options(layout, vm, placement, switches),
-            host,
-            placement.after,
-            outputs,
-            asked=not yes,
-            dry_run=dry_run,
-        )
+def apply(asked: ApplyArguments) -> None:
+    """Plan, show what would change, ask, and define it."""
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    refuse_objective(asked.options)
+    if len(asked.names) > 1:
+        _refuse_for_several(asked)
+    if is_file_target(asked.names[0]):
+        _refuse_for_file(asked)
+        _apply_to_file(asked)
         return
     from homenode.apply.define_step import DomainChange
     from homenode.change.journal import default_root
@@ -121,44 +62,44 @@ def apply(
     from homenode.plan.model import is_critical
     from homenode.plan.stored import encode_plan
 
-    if domain is not None:
-        _refuse_planning(layout, vm, placement, switches, save_plan)
-    check_can_write(save_plan, force=force)
-    if domain is None and host is None and not is_local(checked_uri(connect)):
+    if asked.domain is not None:
+        _refuse_planning(asked)
+    check_can_write(asked.save_plan, force=asked.force)
+    if asked.domain is None and asked.host is None and not is_local(checked_uri(asked.connect)):
         raise UsageError(
-            f"--connect {connect}: expected --host as well, since the daemon is on another machine",
+            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
+            "machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    options = plan_options(layout, vm, placement, switches)
     root = default_root()
     tunings: tuple[Tuning, ...] = ()
-    with changing_host("apply", names, connect, dry_run=dry_run):
-        virsh = Virsh(connect)
-        states = {state.uuid: state for state in map(virsh.domain, names)}
+    with changing_host("apply", asked.names, asked.connect, dry_run=asked.dry_run):
+        virsh = Virsh(asked.connect)
+        states = {state.uuid: state for state in map(virsh.domain, asked.names)}
         originals = {state.name: virsh.definition(uuid) for uuid, state in states.items()}
-        if domain is not None:
+        if asked.domain is not None:
             hint = "homenode plan VM.xml -o OUT.xml"
-            tuned: tuple[bytes, ...] = (read_input(domain, "a domain document", hint=hint),)
+            tuned: tuple[bytes, ...] = (read_input(asked.domain, "a domain document", hint=hint),)
         else:
-            results = list(layout.results)
+            results = list(asked.results)
             tunings = tuned_together(
-                originals, options, host, placement.after, results, quiet=quiet
+                originals, asked.options, asked.host, asked.after, results, quiet=asked.quiet
             )
             tuned = tuple(tuning.document for tuning in tunings)
         changes = tuple(
             DomainChange(name=uuid, tuned=document, original=originals[state.name])
             for (uuid, state), document in zip(states.items(), tuned, strict=True)
         )
-        if live_pins:
+        if asked.live_pins:
             uuid = changes[0].name
-            _move(virsh, uuid, changes[0].tuned, root, dry_run=dry_run, asked=not yes)
-        elif dry_run:
+            _move(virsh, uuid, changes[0].tuned, root, dry_run=asked.dry_run, asked=not asked.yes)
+        elif asked.dry_run:
             preview(virsh, changes, root)
         else:
-            define(virsh, changes, root, asked=not yes)
-    if save_plan is not None and tunings:
-        write_text(save_plan, encode_plan(tunings[0].plan))
-        note_written(save_plan)
+            define(virsh, changes, root, asked=not asked.yes)
+    if asked.save_plan is not None and tunings:
+        write_text(asked.save_plan, encode_plan(tunings[0].plan))
+        note_written(asked.save_plan)
     if any(is_critical(tuning.plan) for tuning in tunings):
         raise SystemExit(1)
 
@@ -194,91 +135,73 @@ def _note_once(text: str) -> None:
     note(text)
 
 
-def _refuse_for_several(
-    names: "Sequence[str]", domain: Path | None, save_plan: Path | None, *, live_pins: bool
-) -> None:
-    files = [name for name in names if is_file_target(name)]
+def _refuse_for_several(asked: ApplyArguments) -> None:
+    files = [name for name in asked.names if is_file_target(name)]
     if files:
         raise UsageError(f"{files[0]}: expected domains of libvirt next to others, found a file")
     given = {
-        "--domain": domain is not None,
-        "--live-pins": live_pins,
-        "--save-plan": save_plan is not None,
+        "--domain": asked.domain is not None,
+        "--live-pins": asked.live_pins,
+        "--save-plan": asked.save_plan is not None,
     }
     for option, is_given in given.items():
         if is_given:
-            raise UsageError(f"{option} is for one domain, found {len(names)}")
+            raise UsageError(f"{option} is for one domain, found {len(asked.names)}")
 
 
-def _refuse_for_file(domain: Path | None, connect: str, *, live_pins: bool) -> None:
+def _refuse_for_file(asked: ApplyArguments) -> None:
     given = {
-        "--domain": domain is not None,
-        "--connect": connect != DEFAULT,
-        "--live-pins": live_pins,
+        "--domain": asked.domain is not None,
+        "--connect": asked.connect != DEFAULT,
+        "--live-pins": asked.live_pins,
     }
     for option, is_given in given.items():
         if is_given:
             raise UsageError(f"{option} is for a domain of libvirt, and NAME is a file")
 
 
-def _apply_to_file(
-    name: str,
-    layout: LayoutOptions,
-    options: "PlanOptions",
-    host: str | None,
-    after: "Sequence[Path]",
-    outputs: tuple[Path | None, bool, bool],
-    *,
-    asked: bool,
-    dry_run: bool,
-) -> None:
+def _apply_to_file(asked: ApplyArguments) -> None:
     """The same on a file: plan, show, ask, and rewrite it."""
     from homenode.cli import planning
     from homenode.wording import command_line
 
-    save_plan, quiet, force = outputs
-    path = Path(name)
-    sources = planning.Sources(
-        () if host is None else (host,), None, tuple(after), None, layout.results
-    )
-    shows_diff = dry_run or asked
+    path = Path(asked.names[0])
 
     def agreed() -> bool:
-        if dry_run:
+        if asked.dry_run:
             note(f"{path}: would be rewritten, and its original kept as {path}.orig")
             return False
-        if asked:
+        if not asked.yes:
             _confirm(f"Rewrite {path}?")
         return True
 
-    planning.run(
-        name,
-        options,
-        sources,
-        planning.Outputs(path, None, shows_diff, save_plan, None, quiet, False, force, "libvirt"),
-        agreed,
+    planned = PlanArguments(
+        document=asked.names[0],
+        hosts=() if asked.host is None else (asked.host,),
+        target="libvirt",
+        output=path,
+        save_plan=asked.save_plan,
+        diff=asked.dry_run or not asked.yes,
+        options=asked.options,
+        results=asked.results,
+        after=asked.after,
+        quiet=asked.quiet,
+        force=asked.force,
     )
-    if not dry_run:
-        note(f"next: {command_line('virsh', 'define', name)}")
-        note(f"undo: {command_line('homenode', 'restore', name)}")
+    planning.run(planned, agreed)
+    if not asked.dry_run:
+        note(f"next: {command_line('virsh', 'define', asked.names[0])}")
+        note(f"undo: {command_line('homenode', 'restore', asked.names[0])}")
 
 
-def _refuse_planning(
-    layout: LayoutOptions,
-    vm: VmOptions,
-    placement: PlacementOptions,
-    switches: SwitchOptions,
-    save_plan: Path | None,
-) -> None:
+def _refuse_planning(asked: ApplyArguments) -> None:
     """Raises UsageError for options of a plan that would do nothing."""
-    from homenode.cli.options import as_words
-
-    words = [*as_words(layout), *as_words(vm), *as_words(placement), *as_words(switches)]
-    if save_plan is not None:
+    words = [*as_words(asked.options), *(f"--results {one}" for one in asked.results)]
+    words += [f"--after {one}" for one in asked.after]
+    if asked.save_plan is not None:
         words.append("--save-plan")
-    given = [word for word in words if word.startswith("--")]
-    if given:
-        raise UsageError(f"give either {given[0]} or --domain, not both")
+    if words:
+        raise UsageError(f"give either {words[0].split()[0]} or --domain, not both")
 
 
 def restore_domains(

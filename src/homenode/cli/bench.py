@@ -3,18 +3,14 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from homenode.cli.arguments.measure import (
+    BenchArguments,
+)
 from homenode.cli.bench_options import (
-    AppArguments,
-    RunArguments,
-    SuiteArguments,
     bench_options,
 )
-from homenode.cli.help import CommandWithActions, HelpCommand
-from homenode.cli.options import JsonOption, with_records
 from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import (
     console,
@@ -29,75 +25,26 @@ if TYPE_CHECKING:
     from homenode.measure.orders import BenchOptions, BenchOutcome
     from homenode.measure.progress import Progress
 
-app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
-
-@app.command("bench", cls=HelpCommand)
-@with_records
-def bench(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the run and its folder.")],
-    suite: SuiteArguments,
-    own: AppArguments,
-    run: RunArguments,
-    results: Annotated[
-        Path, typer.Option(metavar="DIR", help="Results folder; the run is DIR/<gpu>/NAME.")
-    ] = Path("results"),
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was interrupted.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", "-n", help="Print the steps and how long they take; run none."),
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Measure processors, memory and GPUs of this machine, repeatedly and in random order.
-
-    With a plan, the guest is verified first. Every step is saved as it ends: --resume continues
-    after Ctrl-C or a crash.
-
-    Examples:
-      homenode bench pin-1 --layout pin --quick
-      homenode bench numa-1 --plan plan.json --tests stream,nccl
-    """
-    options = bench_options(name, suite, own, run)
-    if dry_run and json:
+def bench(asked: BenchArguments) -> None:
+    """Measure, or print the steps."""
+    options = bench_options(asked.name, asked.suite, asked.own, asked.run)
+    if asked.dry_run and asked.json:
         raise UsageError(
             "give either --dry-run or --json, not both",
             hint="the steps are for people; --json prints the findings of a run",
         )
-    if dry_run:
+    if asked.dry_run:
         _print_steps(options)
         return
-    outcome = _run(options, results, resume=resume, quiet=json)
-    _print(outcome, as_json=json)
+    outcome = _run(options, asked.results, resume=asked.resume, quiet=asked.json)
+    _print(outcome, as_json=asked.json)
     if outcome.run is not None and not outcome.run.samples:
         raise HostError(
             f"{outcome.folder}: expected figures, found none: every test failed",
             hint="the raw outputs in that folder say why",
         )
     exit_if_bad(outcome.findings)
-
-
-@app.command("setup", cls=HelpCommand)
-def setup(
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Build them. Default: print the commands.")
-    ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove what was built.")] = False,
-    prefix: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to install. Default: ~/.local.")
-    ] = None,
-) -> None:
-    """Build the pinned GPU tools (nvbandwidth, nccl-tests, ...) for the GPU of this machine.
-
-    Examples:
-      homenode bench setup
-      homenode bench setup --apply --prefix /opt/gpu-tools
-    """
-    from homenode.cli.bench_setup import set_up
-
-    set_up(prefix, apply=apply, remove=remove)
 
 
 def _run(orders: "BenchOptions", results: Path, *, resume: bool, quiet: bool) -> "BenchOutcome":

@@ -2,14 +2,10 @@
 
 import os
 import shlex
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.completion import layouts, test_lists
+from homenode.cli.arguments.measure import AppArguments, RunArguments, SuiteArguments
 from homenode.errors import UsageError
 from homenode.input_files import read_input
 from homenode.results.vantage import Vantage
@@ -21,158 +17,6 @@ if TYPE_CHECKING:
 
 _LARGEST_TOPOLOGY = 100_000
 """It is an argument of a program; Linux takes 128 KiB in one."""
-
-_suite_option = partial(typer.Option, rich_help_panel="What is measured")
-_app_option = partial(typer.Option, rich_help_panel="Your own program")
-_run_option = partial(typer.Option, rich_help_panel="Where it is measured")
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteArguments:
-    """Which tests, how long and how often."""
-
-    tests: Annotated[
-        str | None,
-        _suite_option(
-            "--tests",
-            metavar="A,B",
-            help="Groups of tests: cpu-single, cpu-all, stream, mem-latency, core-to-core, smt, "
-            "placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl, "
-            "collectives. Default: all that can run, but collectives.",
-            autocompletion=test_lists,
-        ),
-    ] = None
-    repeat: Annotated[
-        int,
-        _suite_option(
-            "--repeat", metavar="N", min=1, max=1000, help="Rounds; each test runs once in each."
-        ),
-    ] = 3
-    quick: Annotated[bool, _suite_option("--quick", help="Half a second a figure.")] = False
-    full: Annotated[bool, _suite_option("--full", help="Eight seconds a figure.")] = False
-    seed: Annotated[int, _suite_option("--seed", metavar="N", help="Seed of the random order.")] = 1
-    nccl_max_msg: Annotated[
-        str, _suite_option("--nccl-max-msg", metavar="SIZE", help="Largest message of collectives.")
-    ] = "1GiB"
-    nccl_topo: Annotated[
-        Path | None,
-        _suite_option(
-            "--nccl-topo",
-            metavar="FILE",
-            help="The topology file that the test collectives gives to NCCL. A trial makes it.",
-        ),
-    ] = None
-    python: Annotated[
-        str,
-        _suite_option(
-            "--python",
-            metavar="FILE",
-            help="A Python with PyTorch, used where GPU tools are missing; homenode need not be "
-            "installed there.",
-        ),
-    ] = "python3"
-
-
-@dataclass(frozen=True, slots=True)
-class AppArguments:
-    """A program of the user's, measured as one more test."""
-
-    app: Annotated[
-        str | None,
-        _app_option("--app", metavar="CMD", help="A command to measure, started without a shell."),
-    ] = None
-    metric: Annotated[
-        str | None,
-        _app_option(
-            "--metric",
-            metavar="REGEX",
-            help="Finds its figure: one group, searched line by line; the last match counts.",
-        ),
-    ] = None
-    lower: Annotated[
-        bool,
-        _app_option(
-            "--lower/--higher-is-better", help="The figure is a time in seconds, or a rate."
-        ),
-    ] = False
-    app_timeout: Annotated[
-        int,
-        _app_option(
-            "--app-timeout",
-            metavar="S",
-            min=1,
-            max=1_000_000,
-            help="Seconds after which it is stopped and has no figure.",
-        ),
-    ] = 3600
-
-
-@dataclass(frozen=True, slots=True)
-class RunArguments:
-    """What the run is of."""
-
-    plan: Annotated[
-        Path | None,
-        _run_option(
-            "--plan",
-            metavar="PLAN.json",
-            help="The plan of this guest, which is verified first. A copy is kept with the run.",
-        ),
-    ] = None
-    domain: Annotated[
-        Path | None,
-        _run_option(
-            "--domain",
-            metavar="FILE",
-            help="With --plan: the guest's domain document, of which a copy is kept with the run.",
-        ),
-    ] = None
-    layout: Annotated[
-        str | None,
-        _run_option(
-            "--layout",
-            "-l",
-            metavar="NAME",
-            help="The layout of this guest (homenode layouts). Default: the plan's.",
-            autocompletion=layouts,
-        ),
-    ] = None
-    arrangement: Annotated[
-        str | None,
-        _run_option(
-            "--arrangement", metavar="TEXT", help="What else was chosen: a queue, a policy."
-        ),
-    ] = None
-    boot: Annotated[
-        str | None,
-        _run_option("--boot", metavar="ID", help="Identity of this boot. Default: the kernel's."),
-    ] = None
-    experiment: Annotated[
-        str | None,
-        _run_option("--experiment", metavar="ID", help="The study that this run is a part of."),
-    ] = None
-    block: Annotated[
-        int | None,
-        _run_option(
-            "--block", metavar="N", min=0, help="Its round there, from 0; with --experiment."
-        ),
-    ] = None
-    vantage: Annotated[
-        Vantage | None, _run_option("--vantage", help="Where this is. Default: detected.")
-    ] = None
-    pus: Annotated[
-        str | None, _run_option("--pus", metavar="LIST", help="Measure on these PUs alone.")
-    ] = None
-    nodes: Annotated[
-        str | None, _run_option("--nodes", metavar="LIST", help="Measure on these nodes alone.")
-    ] = None
-    host_kind: Annotated[
-        str | None,
-        _run_option("--host-kind", metavar="TEXT", help="What hosts of this kind have in common."),
-    ] = None
-    force: Annotated[
-        bool, _run_option("--force", help="Measure a guest that is not as planned; marks the run.")
-    ] = False
 
 
 def bench_options(
@@ -268,7 +112,9 @@ def _app(typed: AppArguments) -> "AppOrder | None":
         raise UsageError(f"--app: expected a command, found: {error}") from None
     if not argv:
         raise UsageError("--app: expected a command, found nothing")
-    return AppOrder(argv, typed.metric, typed.lower, Path(argv[0]).name, float(typed.app_timeout))
+    return AppOrder(
+        argv, typed.metric, typed.lower_is_better, Path(argv[0]).name, float(typed.app_timeout)
+    )
 
 
 def _switches(layout: str) -> "Switches":

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.arguments.measure import BenchSetupArguments
 from homenode.cli.terminal import console, note
 from homenode.errors import HostError, ToolError, UsageError
 
@@ -13,16 +14,16 @@ if TYPE_CHECKING:
     from homenode.measure.setup.plan import SetupPlan, SetupStep, Vendor
 
 
-def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
-    """Print the commands, run them with `apply`, or undo what they installed.
+def set_up(asked: BenchSetupArguments) -> None:
+    """Print the commands, run them with --apply, or undo what they installed.
 
     Raises UsageError, HostError where no GPU or no tool can be built, ToolError for a step that
     failed.
     """
-    chosen = Path.home() / ".local" if prefix is None else prefix.absolute()
-    if apply and remove:
+    chosen = Path.home() / ".local" if asked.prefix is None else asked.prefix.absolute()
+    if asked.apply and asked.remove:
         raise UsageError("--apply and --remove: expected one of them")
-    if remove:
+    if asked.remove:
         _remove(chosen)
         return
     from homenode.change.journal import default_root
@@ -39,7 +40,7 @@ def set_up(prefix: Path | None, *, apply: bool, remove: bool) -> None:
         if plan.lacks:
             raise HostError("bench setup: nothing can be built", hint="install what is named above")
         return
-    if not apply:
+    if not asked.apply:
         console().print(_script(plan), markup=False, highlight=False, soft_wrap=True)
         note("nothing was run; --apply runs these commands")
         return

@@ -1,13 +1,13 @@
 """homenode doctor: what is wrong with links, settings and pins, and what to do. [I/O]"""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.completion import domain_names
-from homenode.cli.help import CommandWithActions, HelpCommand
-from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption, OutputOption
+from homenode.cli.arguments.check import (
+    CertifyArguments,
+    DoctorArguments,
+)
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -28,237 +28,91 @@ if TYPE_CHECKING:
     from homenode.findings import Findings
     from homenode.topology import Host
 
-app = typer.Typer(cls=CommandWithActions, no_args_is_help=False)
 
-FleetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pool",
-        metavar="POOL",
-        help="Hosts as in `pool show`: each is compared with hosts of its kind.",
-    ),
-]
-
-
-@app.command("doctor", cls=HelpCommand)
-def doctor(
-    document: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[VM.xml]", help="Also check this domain document; - for standard input."
-        ),
-    ] = None,
-    host: HostOption = None,
-    lspci: LspciOption = None,
-    live: Annotated[
-        str | None,
-        typer.Option(
-            "--live",
-            metavar="NAME",
-            help="Also check this domain of this machine's libvirt.",
-            autocompletion=domain_names,
-        ),
-    ] = None,
-    h2d: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--h2d",
-            metavar="[BDF=]GB/S",
-            help="Host-to-device copies as measured: of one GPU, or of any. Repeatable.",
-        ),
-    ] = None,
-    known_width: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--known-width",
-            metavar="BDF=LANES",
-            help="A slot that is wired narrower than its port. Repeatable.",
-        ),
-    ] = None,
-    under_load: Annotated[
-        bool,
-        typer.Option(
-            "--under-load", help="Read links while a copy runs: nvbandwidth, PyTorch, ..."
-        ),
-    ] = False,
-    load_command: Annotated[
-        str | None,
-        typer.Option(
-            "--load-command", metavar="COMMAND", help="With --under-load: what copies to the GPUs."
-        ),
-    ] = None,
-    expect: Annotated[
-        Path | None,
-        typer.Option(
-            "--expect", metavar="SITE.toml", help="Compare the host with its recorded state."
-        ),
-    ] = None,
-    fix: Annotated[
-        Path | None,
-        typer.Option(
-            "--fix", metavar="FILE", help="Plan the same VM again and write its document here."
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also print what is in order.")] = False,
-    prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print Prometheus' text format.")
-    ] = False,
-    pool: FleetOption = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Find slow links, bad settings and costly pins, each with its evidence, cost and fix.
-
-    Nothing is changed. The exit code is 1 where something is critical or a warning.
-
-    Examples:
-      homenode doctor VM.xml --host hgx-h100
-      homenode doctor --pool captures/
-    """
-    if pool:
+def doctor(asked: DoctorArguments) -> None:
+    """Print what is found; exit 1 where something is critical or a warning."""
+    if asked.pool:
         from homenode.cli.fleet import compare_hosts
 
-        if document or host or live or fix or expect or under_load or prometheus:
+        others = (asked.document, asked.host, asked.live, asked.fix, asked.expect)
+        if any(others) or asked.under_load or asked.prometheus:
             raise UsageError("--pool: expected no other source and no option of one host")
-        compare_hosts(pool, as_json=json)
+        compare_hosts(asked.pool, as_json=asked.json)
         return
     from homenode.doctor.diagnosis import diagnose
     from homenode.doctor.site_checks import site_findings
     from homenode.domain.restore import is_tuned_output
     from homenode.findings import Findings, are_bad, in_order
 
-    if json and prometheus:
+    if asked.json and asked.prometheus:
         raise UsageError("give either --json or --prometheus, not both")
-    if document is not None and live is not None:
+    if asked.document is not None and asked.live is not None:
         raise UsageError("give either VM.xml or --live, not both")
-    if fix is not None and document is None and live is None:
+    if asked.fix is not None and asked.document is None and asked.live is None:
         raise UsageError("--fix: expected VM.xml or --live NAME, whose VM is planned again")
-    if fix is not None and fix.is_file() and not force and not is_tuned_output(fix):
-        refuse_to_overwrite(fix, has_force=True)
-    known = _circumstances(h2d, known_width)
-    loaded = _host(host, lspci)
+    if (
+        asked.fix is not None
+        and asked.fix.is_file()
+        and not asked.force
+        and not is_tuned_output(asked.fix)
+    ):
+        refuse_to_overwrite(asked.fix, has_force=True)
+    known = _circumstances(asked.h2d, asked.known_width)
+    loaded = _host(asked.host, asked.lspci)
     _check_addresses(known, loaded)
-    if under_load or load_command is not None:
-        if not under_load:
+    if asked.under_load or asked.load_command is not None:
+        if not asked.under_load:
             raise UsageError("--load-command: expected --under-load as well")
-        if host is not None or lspci is not None:
+        if asked.host is not None or asked.lspci is not None:
             raise UsageError("--under-load: expected this machine, found another source")
-        loaded, known = _under_load(loaded, known, load_command)
-    original = _document(document, live)
-    source = live or document or "domain"
+        loaded, known = _under_load(loaded, known, asked.load_command)
+    original = _document(asked.document, asked.live)
+    source = asked.live or asked.document or "domain"
     opened = None if original is None else _opened(original, source)
     found = diagnose(loaded, opened, known)
     if own := tuple(site_findings(loaded)):
         found = Findings(found.checked, in_order((*found.findings, *own)))
-    if expect is not None:
+    if asked.expect is not None:
         from homenode.doctor.expectation import drift
         from homenode.doctor.expectation_file import parse_expectation
 
-        text = read_input(expect, "a site.toml").decode(errors="replace")
-        drifted = drift(parse_expectation(text, str(expect)), loaded, known.slowest_h2d)
+        text = read_input(asked.expect, "a site.toml").decode(errors="replace")
+        drifted = drift(parse_expectation(text, str(asked.expect)), loaded, known.slowest_h2d)
         found = Findings(
-            (*found.checked, f"{expect}: topology, links and floors"),
+            (*found.checked, f"{asked.expect}: topology, links and floors"),
             in_order((*found.findings, *drifted)),
         )
-    _print(found, loaded, json=json, prometheus=prometheus, everything=everything)
-    if fix is not None and original is not None and opened is not None:
-        _fix(original, opened, source, loaded, fix, permissions_of(document or "-"))
+    _print(found, loaded, json=asked.json, prometheus=asked.prometheus, everything=asked.everything)
+    if asked.fix is not None and original is not None and opened is not None:
+        _fix(original, opened, source, loaded, asked.fix, permissions_of(asked.document or "-"))
     if are_bad(found.findings):
-        raise typer.Exit(1)
+        raise SystemExit(1)
 
 
-@app.command("retrain", cls=HelpCommand)
-def retrain(
-    devices: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="BDF...", help="Devices whose links are trained again."),
-    ] = None,
-    target: Annotated[
-        int | None,
-        typer.Option(
-            "--target",
-            metavar="GEN",
-            help="Generation to train to. Default: the fastest that both ends can.",
-        ),
-    ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Write the registers. Default: a dry run.")
-    ] = False,
-    print_unit: Annotated[
-        bool, typer.Option("--print-unit", help="Print a systemd unit that does this at boot.")
-    ] = False,
-    print_hook: Annotated[
-        bool, typer.Option("--print-hook", help="Print a libvirt hook that does this at VM start.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Train the link above a device again, at the fastest speed that both of its ends can.
-
-    Without --apply it shows the registers that it would write. It refuses while a VM or a driver
-    uses anything behind the port.
-
-    Examples:
-      homenode doctor retrain 41:00.0
-      homenode doctor retrain 41:00.0 --apply
-    """
-    from homenode.cli import retrain as retraining
-
-    wanted = retraining.Retraining(target, apply, print_unit, print_hook)
-    retraining.retrain(tuple(devices or ()), wanted, as_json=json)
-
-
-@app.command("hook", cls=HelpCommand, hidden=True)
-def hook(
-    words: Annotated[list[str] | None, typer.Argument(metavar="DOMAIN OPERATION")] = None,
-    target: Annotated[int | None, typer.Option("--target", metavar="GEN")] = None,
-) -> None:
-    """What the libvirt hook of `retrain --print-hook` calls; the domain's XML is its input."""
-    from homenode.cli import retrain as retraining
-
-    retraining.hook(tuple(words or ()), target)
-
-
-def expect(
-    host: HostOption = None,
-    output: OutputOption = None,
-    floor: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--floor", metavar="NAME=GB/S", help="A bandwidth that must be reached: h2d=50."
-        ),
-    ] = None,
-    pool: FleetOption = None,
-    force: ForceOption = False,
-) -> None:
-    """Certify a host: its topology, links and bandwidth floors, to compare with later.
-
-    `homenode doctor --expect SITE.toml` then finds any drift.
-
-    Examples:
-      homenode expect -o site.toml --floor h2d=50
-      homenode doctor --expect site.toml
-    """
-    from homenode.doctor.expectation import FLOORS, certify
+def certify(asked: CertifyArguments) -> None:
+    """Write what the host is like now, to compare with later."""
+    from homenode.doctor.expectation import FLOORS
+    from homenode.doctor.expectation import certify as certified
     from homenode.doctor.expectation_file import render_expectation
     from homenode.sources import load_host
 
-    floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(floor, "--floor")}
+    floors = {name: _gigabytes(value, "--floor") for name, value in _pairs(asked.floor, "--floor")}
     unknown = sorted(floors.keys() - set(FLOORS))
     if unknown:
         raise UsageError(f"--floor: expected one of {', '.join(FLOORS)}, found {unknown[0]!r}")
-    check_can_write(output, force=force)
-    if pool:
+    check_can_write(asked.output, force=asked.force)
+    if asked.pool:
         from homenode.cli.fleet import certify_majority
 
-        if host is not None:
+        if asked.host is not None:
             raise UsageError("give either --host or --pool, not both")
-        certify_majority(pool, output or STANDARD_OUTPUT, floors)
-        note_written(output or STANDARD_OUTPUT)
+        certify_majority(asked.pool, asked.output or STANDARD_OUTPUT, floors)
+        note_written(asked.output or STANDARD_OUTPUT)
         return
-    loaded = load_host(host)
-    text = render_expectation(certify(loaded, floors, _note_faults(loaded)))
-    write_text(output or STANDARD_OUTPUT, text)
-    note_written(output or STANDARD_OUTPUT)
+    loaded = load_host(asked.host)
+    text = render_expectation(certified(loaded, floors, _note_faults(loaded)))
+    write_text(asked.output or STANDARD_OUTPUT, text)
+    note_written(asked.output or STANDARD_OUTPUT)
 
 
 def _note_faults(host: "Host") -> tuple[str, ...]:
@@ -331,13 +185,13 @@ def _opened(original: bytes, source: str) -> "Document":
     return open_domain(original, source)
 
 
-def _circumstances(h2d: list[str] | None, known_width: list[str] | None) -> "Circumstances":
+def _circumstances(h2d: Sequence[str], known_width: Sequence[str]) -> "Circumstances":
     from homenode.bdf import Bdf
     from homenode.doctor.diagnosis import Circumstances
 
     rates: dict[Bdf, float] = {}
     everyone: float | None = None
-    for text in h2d or ():
+    for text in h2d:
         name, equals, value = text.rpartition("=")
         if equals:
             rates[Bdf.parse(name, "--h2d")] = _gigabytes(value, "--h2d")
@@ -368,9 +222,9 @@ def _check_addresses(known: "Circumstances", host: "Host") -> None:
                 raise UsageError(f"--h2d: expected a GPU, found a {device.kind} at {bdf}")
 
 
-def _pairs(texts: list[str] | None, option: str) -> list[tuple[str, str]]:
+def _pairs(texts: Sequence[str], option: str) -> list[tuple[str, str]]:
     pairs = []
-    for text in texts or ():
+    for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise UsageError(f"{option}: expected NAME=VALUE, found {text!r}")

@@ -70,7 +70,7 @@ def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, flo
         raise UsageError(
             f"--pool: expected at least {LEAST} hosts, found {len(hosts)}: of two that differ "
             "neither is known to be right",
-            hint="homenode expect --host SOURCE records one host",
+            hint="homenode watch certify --host SOURCE records one host",
         )
     common = majority([certify(host) for _, host in hosts], str(kinds[0]))
     write_text(output, render_expectation(replace(common, floors=floors)))

@@ -1,14 +1,12 @@
-"""homenode gpu-check: one short visit to a machine with GPUs, kept in one folder. [I/O]"""
+"""homenode bench gpu-check: one short visit to a machine with GPUs, kept in one folder. [I/O]"""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import JsonOption
+from homenode.cli.arguments.measure import GpuCheckArguments
 from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import exit_if_bad, note, print_findings, working, write_text
 from homenode.errors import HomenodeError, HostError, UsageError
@@ -18,9 +16,6 @@ if TYPE_CHECKING:
     from homenode.measure.access.machine import Machine
     from homenode.measure.model import Group
     from homenode.results.model import Run
-
-LIMIT_S = 600.0
-"""Of the whole visit. A part that would begin later is left out by name."""
 
 TOOL = "nvbandwidth"
 RUN, TORCH_RUN = "gpu-check", "gpu-check-torch"
@@ -57,32 +52,14 @@ class Visit:
         return done
 
 
-def gpu_check(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="A new folder for all of it.")
-    ] = Path("gpu-check"),
-    python: Annotated[
-        str, typer.Option(metavar="FILE", help="The Python that has PyTorch.")
-    ] = "python3",
-    limit: Annotated[
-        int, typer.Option(metavar="S", min=60, max=36000, help="Start no part after S seconds.")
-    ] = int(LIMIT_S),
-    json: JsonOption = False,
-) -> None:
-    """Check on this machine, in ten minutes, what homenode measures on GPUs.
-
-    Captures the host, reads the GPUs' links while they copy, measures copies and matrix products,
-    and compares homenode's own copies with nvbandwidth's where that is installed. All of it goes
-    into one folder, for `homenode import`, `homenode report` and a bug report.
-
-    Examples:
-      homenode gpu-check
-      homenode gpu-check -o h100-check --limit 300
-    """
+def gpu_check(asked: GpuCheckArguments) -> None:
+    """All parts on this machine."""
     from homenode.measure.access.local import LocalMachine
 
     alone = LocalMachine(without={TOOL})
-    visit_gpus(LocalMachine(), alone, output, python, float(limit), as_json=json)
+    visit_gpus(
+        LocalMachine(), alone, asked.output, asked.python, float(asked.limit), as_json=asked.json
+    )
 
 
 def visit_gpus(

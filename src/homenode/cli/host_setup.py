@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.help import HelpCommand, HelpGroup
-from homenode.cli.options import HostOption, JsonOption
+from homenode.cli.arguments.place import (
+    HostSetupCheckArguments,
+    HostSetupInstallArguments,
+    HostSetupShowArguments,
+    HostSetupUndoArguments,
+)
 from homenode.cli.terminal import exit_if_bad, note, print_findings, say
 from homenode.input_files import read_input
 
@@ -17,71 +19,27 @@ if TYPE_CHECKING:
     from homenode.host_setup.needs import HostNeeds
     from homenode.topology import Host
 
-app = typer.Typer(
-    cls=HelpGroup,
-    no_args_is_help=True,
-    help="""Reserve the huge pages and isolate the PUs that a set of plans needs: files, and undo.
 
-    Examples:
-      homenode host-setup show plan.json
-      homenode host-setup undo
-    """,
-)
-
-Plans = Annotated[
-    list[Path], typer.Argument(metavar="PLAN.json...", help="Saved plans of the host's VMs.")
-]
-Isolate = Annotated[
-    str,
-    typer.Option(
-        metavar="WHEN",
-        help="Keep the VMs' PUs free of other work: none; start (while one of them runs, by a "
-        "libvirt hook); boot (always, on the kernel's command line).",
-    ),
-]
-
-
-@app.command("show", cls=HelpCommand)
-def show(plans: Plans, isolate: Isolate = "start", host: HostOption = None) -> None:
-    """Print the files and the commands that activate them; change nothing.
-
-    Examples:
-      homenode host-setup show plan.json
-      homenode host-setup show a.json b.json --isolate boot
-    """
-    for file in _files(plans, host, isolate):
+def show(asked: HostSetupShowArguments) -> None:
+    """Print the files."""
+    for file in _files(asked.plans, asked.host, asked.isolate):
         say(f"==> {file.path}\n{file.text}")
         note(f"then: {file.activate}")
 
 
-@app.command("install", cls=HelpCommand)
-def install(
-    plans: Plans,
-    isolate: Isolate = "start",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Say which files would change.")
-    ] = False,
-) -> None:
-    """Install the files on this host, and print the commands that activate them.
-
-    Nothing is started or restarted: the printed commands do that. Files of an earlier installation
-    that are not needed any more are removed.
-
-    Examples:
-      homenode host-setup install plan.json --dry-run
-      homenode host-setup install a.json b.json --isolate boot
-    """
+def install(asked: HostSetupInstallArguments) -> None:
+    """Put the files in place."""
     from homenode.change.journal import default_root
     from homenode.cli.apply import changing_host
     from homenode.host_setup.installation import Installation
     from homenode.hypervisor.connection import DEFAULT
 
-    files = _files(plans, None, isolate)
+    files = _files(asked.plans, None, asked.isolate)
     installation = Installation(default_root())
-    with changing_host("host-setup", ("install",), DEFAULT, dry_run=dry_run):
-        changes = installation.preview(files) if dry_run else installation.install(files)
-    _say(changes, "would " if dry_run else "")
-    if not dry_run:
+    with changing_host("host-setup", ("install",), DEFAULT, dry_run=asked.dry_run):
+        changes = installation.preview(files) if asked.dry_run else installation.install(files)
+    _say(changes, "would " if asked.dry_run else "")
+    if not asked.dry_run:
         changed = {one.path for one in changes if one.action in ("create", "replace")}
         for file in files:
             if file.path in changed:
@@ -89,14 +47,8 @@ def install(
         note("undo: homenode host-setup undo")
 
 
-@app.command("undo", cls=HelpCommand)
-def undo() -> None:
-    """Remove every file that install put in place. What runs stays as it is until a reboot.
-
-    Examples:
-      homenode host-setup undo
-      homenode host-setup undo && systemctl daemon-reload
-    """
+def undo(asked: HostSetupUndoArguments) -> None:
+    """Remove them."""
     from homenode.change.journal import default_root
     from homenode.host_setup.installation import Installation
 
@@ -106,24 +58,16 @@ def undo() -> None:
         note("nothing is installed")
 
 
-@app.command("check", cls=HelpCommand)
-def check(
-    plans: Plans, isolate: Isolate = "start", host: HostOption = None, json: JsonOption = False
-) -> None:
-    """Check that the running host has the pages and the isolation that the plans need.
-
-    Examples:
-      homenode host-setup check plan.json
-      homenode host-setup check a.json b.json --isolate boot --json
-    """
+def check(asked: HostSetupCheckArguments) -> None:
+    """Compare the running host with what the plans need."""
     from homenode.findings import Findings
     from homenode.host_setup.check import unmet
     from homenode.host_setup.files import HOOK, Isolation, setup_files
     from homenode.host_setup.running import read_running
 
-    needs, machine = _needs(plans, host)
-    isolation = _isolation(isolate)
-    running = read_running() if host is None else None
+    needs, machine = _needs(asked.plans, asked.host)
+    isolation = _isolation(asked.isolate)
+    running = read_running() if asked.host is None else None
     hook = next((one for one in setup_files(needs, isolation) if one.path == HOOK), None)
     found = tuple(unmet(needs, machine, isolation, hook, running))
     checked = [
@@ -144,7 +88,7 @@ def check(
         elif not running.gaps:
             checked.append("irqbalance: does not run as a service")
     findings = Findings(tuple(checked), found, tuple(not_checked))
-    print_findings(findings, as_json=json)
+    print_findings(findings, as_json=asked.json)
     exit_if_bad(found)
 
 

@@ -1,13 +1,12 @@
 """homenode import: other tools' outputs into results. [I/O]"""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note
 from homenode.errors import HostError, InputError, UsageError
-from homenode.results.vantage import Vantage
 
 if TYPE_CHECKING:
     from homenode.gap import Gap
@@ -17,62 +16,23 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-def import_results(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders or files of other tools.")
-    ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="Results folder to write to.")
-    ] = Path("results"),
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=PRESET",
-            help="The layout of these runs; NAME may contain * and ?. Repeatable.",
-        ),
-    ] = None,
-    system: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Folder above the runs. Default: the GPU's name."),
-    ] = None,
-    host_kind: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="What machines of this kind have in common."),
-    ] = None,
-    vantage: Annotated[
-        Vantage | None, typer.Option(help="Where the tools ran. Default: by the files.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be written, and write nothing.")
-    ] = False,
-    everything: Annotated[
-        bool, typer.Option("--all", help="List everything that was left out or is not known.")
-    ] = False,
-) -> None:
-    """Read outputs of other tools, and of the published study's scripts, as runs.
-
-    Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
-    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
-
-    Examples:
-      homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results
-      homenode import logs --dry-run
-    """
+def import_results(asked: ImportArguments) -> None:
+    """Read the outputs, and write runs."""
     from homenode.measure.imported.files import find_sources
     from homenode.measure.imported.runs import ImportOptions, imported_runs, unread_files
 
-    found = find_sources(folders)
+    found = find_sources(asked.folders)
     sources = found.folders
-    options = ImportOptions(system, host_kind, vantage, _layouts(layout or []))
+    options = ImportOptions(asked.system, asked.host_kind, asked.vantage, _layouts(asked.layout))
     runs = imported_runs(sources, options)
     skipped = list(found.skipped)
     skipped += [gap for folder in sources for gap in unread_files(folder)]
     with_figures = tuple(one for one in runs if one.run.samples)
     if with_figures:
-        _check_places(with_figures, output)
-    _print(runs, skipped, everything=everything)
+        _check_places(with_figures, asked.output)
+    _print(runs, skipped, everything=asked.everything)
     if not with_figures:
-        named = ", ".join(map(str, folders))
+        named = ", ".join(map(str, asked.folders))
         if runs:
             raise InputError(
                 f"{named}: expected figures in the outputs of tools, found none that can be used",
@@ -82,11 +42,11 @@ def import_results(
             f"{named}: expected outputs of measuring tools, found none",
             hint="homenode import --help lists the tools that are known",
         )
-    if not dry_run:
-        _write(with_figures, output)
+    if not asked.dry_run:
+        _write(with_figures, asked.output)
 
 
-def _layouts(texts: list[str]) -> "dict[str, Switches]":
+def _layouts(texts: Sequence[str]) -> "dict[str, Switches]":
     from homenode.results.model import Switches
     from homenode.vm.layout import PRESETS, preset_named
 

@@ -5,19 +5,12 @@ Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 u
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import Annotated, Any
-
-import typer
+from collections.abc import Sequence
 
 from homenode import __version__
-from homenode.cli.help import HelpCommand, HelpGroup, wrong_call
+from homenode.cli.command import Command, WrongCall, call_of
 from homenode.cli.terminal import note, note_error, say
-from homenode.errors import HomenodeError, HostError, UsageError
-
-_WRONG_CALL: type[BaseException] = typer.BadParameter.__mro__[2]
-"""ClickException, wherever this typer has its click from."""
+from homenode.errors import HomenodeError, HostError
 
 PLACE = "Place"
 CHECK = "Check"
@@ -25,126 +18,219 @@ MEASURE = "Measure"
 CONCLUDE = "Conclude"
 MANY = "Many VMs"
 WORKLOADS = "Where GPU work is scheduled"
+LOOK_UP = "Look up"
 
-COMMANDS: Mapping[str, tuple[str, str]] = {
-    "show": (PLACE, "show:show"),
-    "plan": (PLACE, "plan:plan"),
-    "apply": (PLACE, "apply:apply"),
-    "replan": (PLACE, "replan:replan"),
-    "restore": (PLACE, "restore:restore"),
-    "capture": (PLACE, "capture:capture"),
-    "host-setup": (PLACE, "host_setup:app"),
-    "layouts": (PLACE, "reference:layouts"),
-    "hosts": (PLACE, "reference:hosts"),
-    "verify": (CHECK, "verify:verify"),
-    "doctor": (CHECK, "doctor:app"),
-    "expect": (CHECK, "doctor:expect"),
-    "watch": (CHECK, "watch:watch"),
-    "explain": (CHECK, "reference:explain"),
-    "trial": (MEASURE, "trial:app"),
-    "bench": (MEASURE, "bench:app"),
-    "gpu-check": (MEASURE, "gpu_check:gpu_check"),
-    "import": (MEASURE, "import_results:import_results"),
-    "compare": (CONCLUDE, "compare:compare"),
-    "recommend": (CONCLUDE, "recommend:recommend"),
-    "report": (CONCLUDE, "report:report"),
-    "pool": (MANY, "pool:app"),
-    "pod": (WORKLOADS, "pod:app"),
-    "kubevirt": (WORKLOADS, "kubevirt:app"),
-    "slurm": (WORKLOADS, "slurm.commands:app"),
-    "nccl-topo": (WORKLOADS, "nccl_topo:nccl_topo"),
-}
-"""In the order of the help: the panel, and the module of cli/ with the function or group in it."""
+_PLACE, _CHECK, _MEASURE = "arguments.place:", "arguments.check:", "arguments.measure:"
+_CONCLUDE, _POOL = "arguments.conclude:", "arguments.pool:"
+_CLUSTER, _SLURM = "arguments.cluster:", "arguments.slurm:"
 
+HOST_SETUP = Command(
+    "host-setup",
+    panel=PLACE,
+    about="""Reserve huge pages and isolate PUs for a set of plans.
 
-class _Commands(Mapping[str, Any]):
-    """The commands by name. Each is imported when it is asked for: a run needs one of them."""
-
-    def __init__(self) -> None:
-        self._loaded: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._loaded:
-            self._loaded[name] = _load(name, *COMMANDS[name])
-        return self._loaded[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-
-class _Program(HelpGroup):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.commands: Any = _Commands()
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands)
-
-
-def _load(name: str, panel: str, where: str) -> Any:
-    module, _, attribute = where.partition(":")
-    found = getattr(import_module(f"homenode.cli.{module}"), attribute)
-    holder = typer.Typer()
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, rich_help_panel=panel)
-    else:
-        holder.command(name, cls=HelpCommand, rich_help_panel=panel)(found)
-    command = typer.main.get_group(holder).commands[name]
-    _leave_files_to_commands(command)
-    return command
-
-
-def _leave_files_to_commands(command: Any) -> None:
-    """A path that cannot be read is an error of the command, with exit code 3; the library for
-    arguments would call it a wrong call, exit code 2."""
-    for one in getattr(command, "commands", {}).values():
-        _leave_files_to_commands(one)
-    for parameter in command.params:
-        descriptor = getattr(parameter, "type_descriptor", None)
-        if descriptor is not None:
-            descriptor.parameter_info.readable = False
-
-
-app = typer.Typer(
-    name="homenode",
-    cls=_Program,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=(
-        "Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, "
-        "4 unplannable. Completion: homenode --install-completion."
+    Examples:
+      homenode host-setup show plan.json
+      homenode host-setup undo
+    """,
+    commands=(
+        Command("show", f"{_PLACE}HostSetupShowArguments", "host_setup:show"),
+        Command("install", f"{_PLACE}HostSetupInstallArguments", "host_setup:install"),
+        Command("undo", f"{_PLACE}HostSetupUndoArguments", "host_setup:undo"),
+        Command("check", f"{_PLACE}HostSetupCheckArguments", "host_setup:check"),
     ),
 )
+DOCTOR = Command(
+    "doctor",
+    f"{_CHECK}DoctorArguments",
+    "doctor:doctor",
+    CHECK,
+    commands=(
+        Command("retrain", f"{_CHECK}RetrainArguments", "retrain:retrain"),
+        Command("hook", f"{_CHECK}RetrainHookArguments", "retrain:hook", hidden=True),
+    ),
+)
+CERTIFY = Command("certify", f"{_CHECK}CertifyArguments", "doctor:certify")
+TRIAL = Command(
+    "trial",
+    f"{_MEASURE}TrialArguments",
+    "trial_work:begin_trial",
+    MEASURE,
+    commands=(
+        Command("status", f"{_MEASURE}TrialStatusArguments", "trial_work:show_status"),
+        Command("resume", f"{_MEASURE}TrialResumeArguments", "trial_work:resume_trial"),
+        Command("undo", f"{_MEASURE}TrialUndoArguments", "trial_work:rollback_trial"),
+    ),
+)
+GPU_CHECK = Command("gpu-check", f"{_MEASURE}GpuCheckArguments", "gpu_check:gpu_check")
+BENCH = Command(
+    "bench",
+    f"{_MEASURE}BenchArguments",
+    "bench:bench",
+    MEASURE,
+    commands=(
+        Command("setup", f"{_MEASURE}BenchSetupArguments", "bench_setup:set_up"),
+        GPU_CHECK,
+    ),
+)
+POOL = Command(
+    "pool",
+    panel=MANY,
+    about="""See what still fits on many hosts, where the next VM goes, and what to move.
 
+    Examples:
+      homenode pool show --pool 'hgx-h100*40'
+      homenode pool place VM.xml --pool pool/ --gpus 2 -o tuned.xml
+    """,
+    commands=(
+        Command("show", f"{_POOL}PoolShowArguments", "pool_reading:show"),
+        Command("vms", f"{_POOL}PoolVmsArguments", "pool_reading:list_vms"),
+        Command("capture", f"{_POOL}PoolCaptureArguments", "pool_reading:capture"),
+        Command("place", f"{_POOL}PoolPlaceArguments", "pool_placing:place"),
+        Command("remove", f"{_POOL}PoolRemoveArguments", "pool_placing:remove"),
+        Command("simulate", f"{_POOL}PoolSimulateArguments", "pool_simulation:simulate"),
+        Command("pack", f"{_POOL}PoolPackArguments", "pool_packing:pack"),
+        Command("drain", f"{_POOL}PoolDrainArguments", "pool_packing:drain"),
+        Command("defragment", f"{_POOL}PoolDefragmentArguments", "pool_packing:defragment"),
+        Command("export", f"{_POOL}PoolExportArguments", "pool_reading:export"),
+    ),
+)
+POD = Command(
+    "pod",
+    panel=WORKLOADS,
+    about="""Say whether the kubelet admits pods that need one NUMA node.
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        say(f"homenode {__version__}")
-        raise typer.Exit
+    Examples:
+      homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json
+      homenode pod fit pod.yaml --pool captures/
+    """,
+    commands=(Command("fit", f"{_CLUSTER}PodFitArguments", "pod:pod_fit"),),
+)
+KUBEVIRT = Command(
+    "kubevirt",
+    panel=WORKLOADS,
+    about="""Put the GPUs of KubeVirt VMs on their nodes: the sidecar's hook, checks, manifests.
 
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    Examples:
+      homenode kubevirt manifest -o manifests
+      homenode kubevirt check vmi.json --host node.tar.gz
+    """,
+    commands=(
+        Command(
+            "on-define-domain", f"{_CLUSTER}OnDefineDomainArguments", "kubevirt:on_define_domain"
         ),
-    ] = False,
-) -> None:
-    """Put every vCPU, every page and every GPU of a virtual machine on its home NUMA node.
+        Command("receive", f"{_CLUSTER}KubevirtReceiveArguments", "kubevirt:receive"),
+        Command("check", f"{_CLUSTER}KubevirtCheckArguments", "kubevirt:check"),
+        Command("fit", f"{_CLUSTER}KubevirtFitArguments", "kubevirt:fit"),
+        Command("manifest", f"{_CLUSTER}KubevirtManifestArguments", "kubevirt:manifest"),
+    ),
+)
+SLURM = Command(
+    "slurm",
+    panel=WORKLOADS,
+    about="""Check and bind GPU jobs under Slurm: where jobs run, configuration files, ranks.
+
+    Examples:
+      homenode slurm audit
+      homenode slurm check gres.conf slurm.conf --host node.tar.gz
+    """,
+    commands=(
+        Command("audit", f"{_SLURM}SlurmAuditArguments", "slurm.audit:audit"),
+        Command("study", f"{_SLURM}SlurmStudyArguments", "slurm.study:study"),
+        Command("report", f"{_SLURM}SlurmReportArguments", "slurm.report:report"),
+        Command("check", f"{_SLURM}SlurmCheckArguments", "slurm.check:check"),
+        Command("bind", f"{_SLURM}SlurmBindArguments", "slurm.bind:bind"),
+    ),
+)
+LIST = Command(
+    "list",
+    panel=LOOK_UP,
+    about="""Look up what homenode knows: shipped hosts, layouts, findings.
+
+    Examples:
+      homenode list hosts
+      homenode list findings pcie-link-narrow
+    """,
+    commands=(
+        Command("hosts", f"{_CONCLUDE}HostsArguments", "reference:hosts"),
+        Command("layouts", f"{_CONCLUDE}LayoutsArguments", "reference:layouts"),
+        Command("findings", f"{_CONCLUDE}FindingsArguments", "reference:findings"),
+    ),
+)
+EARLIER = (
+    *(one._replace(hidden=True) for one in LIST.commands if one.name != "findings"),
+    Command("explain", f"{_CONCLUDE}FindingsArguments", "reference:findings", hidden=True),
+    CERTIFY._replace(name="expect", hidden=True),
+    GPU_CHECK._replace(hidden=True),
+)
+"""Earlier names of commands, which are taken and not shown."""
+
+PROGRAM = Command(
+    "homenode",
+    about="""Put each vCPU, page and GPU of a virtual machine on its home NUMA node.
+
+    Exit codes: 0 done, 1 findings, 2 usage, 3 host or tool failed, 4 unplannable.
 
     Examples:
       homenode show
       homenode apply gpu-vm --dry-run
-    """
+    """,
+    commands=(
+        Command("show", f"{_PLACE}ShowArguments", "show:show", PLACE),
+        Command("plan", f"{_PLACE}PlanArguments", "planning:plan", PLACE),
+        Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
+        Command("replan", f"{_PLACE}ReplanArguments", "replan:replan", PLACE),
+        Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),
+        Command("capture", f"{_PLACE}CaptureArguments", "capture:capture", PLACE),
+        HOST_SETUP,
+        Command("verify", f"{_CHECK}VerifyArguments", "verify:verify", CHECK),
+        DOCTOR,
+        Command("watch", f"{_CHECK}WatchArguments", "watch:watch", CHECK, commands=(CERTIFY,)),
+        TRIAL,
+        BENCH,
+        Command("import", f"{_MEASURE}ImportArguments", "import_results:import_results", MEASURE),
+        Command("compare", f"{_CONCLUDE}CompareArguments", "compare:compare", CONCLUDE),
+        Command("recommend", f"{_CONCLUDE}RecommendArguments", "recommend:recommend", CONCLUDE),
+        Command("report", f"{_CONCLUDE}ReportArguments", "report:report", CONCLUDE),
+        POOL,
+        POD,
+        KUBEVIRT,
+        SLURM,
+        Command("nccl-topo", f"{_CLUSTER}NcclTopoArguments", "nccl_topo:nccl_topo", WORKLOADS),
+        LIST,
+        *EARLIER,
+    ),
+)
+"""In the order of the help."""
+
+
+def run(words: Sequence[str]) -> None:
+    """Do what the words of a command line ask for. Raises HomenodeError; ends as commands end."""
+    if words and words[0] in ("--version", "--install-completion", "--show-completion"):
+        _about_the_program(words)
+        return
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    call = call_of(PROGRAM, words, PROGRAM.name)
+    if call.help:
+        from homenode.cli.help import print_help
+
+        print_help(call.command, call.path, whole=call.help == "--help-all")
+    else:
+        call.command.run(call.asked())
+
+
+def _about_the_program(words: Sequence[str]) -> None:
+    if words[0] == "--version":
+        say(f"homenode {__version__}")
+        return
+    from homenode.cli import completion
+
+    shell = words[1] if len(words) > 1 else None
+    if words[0] == "--show-completion":
+        say(completion.script(completion.shell_of(shell)))
+    else:
+        completion.install(completion.shell_of(shell))
 
 
 def main() -> None:
@@ -152,32 +238,45 @@ def main() -> None:
     # Libraries start programs too, and an empty or relative part is the current folder.
     folders = [one for one in os.environ.get("PATH", "").split(":") if one.startswith("/")]
     os.environ["PATH"] = ":".join(folders) or os.defpath
+    asked = os.environ.get("_HOMENODE_COMPLETE")
+    if asked is not None:
+        from homenode.cli.completion import answer
+
+        answer(asked, PROGRAM)
+        sys.exit(0)
+    sys.exit(_code_of(sys.argv[1:]))
+
+
+def _code_of(words: Sequence[str]) -> int:
+    """The exit code; what went wrong is said."""
     try:
-        sys.exit(typer.main.get_command(app)(standalone_mode=False))
+        run(words)
+    except WrongCall as error:
+        if error.group is None:
+            note_error(error, before=error.path)
+        else:
+            from homenode.cli.help import help_text
+
+            for line in help_text(error.group, error.path).split("\n"):
+                note(line)
+        return error.exit_code
     except HomenodeError as error:
         sys.stdout.flush()
         note_error(error)
-        sys.exit(error.exit_code)
-    except _WRONG_CALL as error:
-        for line in wrong_call(error).split("\n"):
-            note(line)
-        sys.exit(UsageError.exit_code)
-    except typer.Abort:
-        note("homenode: stopped")
-        sys.exit(1)
+        return error.exit_code
     except BrokenPipeError:
         # The reader (head, less) went away: no traceback, and nothing more to flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
         # A folder that cannot be entered, a disk that fails: wherever it was met.
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         sys.stdout.flush()
         note(f"homenode: {where}{error.strerror or error}")
-        sys.exit(HostError.exit_code)
+        return HostError.exit_code
     except KeyboardInterrupt:
         note("homenode: interrupted")
-        sys.exit(130)
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

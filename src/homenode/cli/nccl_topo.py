@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import ForceOption, HostOption, JsonOption, LspciOption
+from homenode.cli.arguments.cluster import NcclTopoArguments
 from homenode.cli.terminal import (
     check_can_write,
     console,
@@ -34,127 +32,31 @@ _JUDGE = "Check a file"
 _EXPLAIN = "Explain"
 
 
-def nccl_topo(
-    host: HostOption = None,
-    lspci: LspciOption = None,
-    domain: Annotated[
-        Path | None,
-        typer.Option(
-            "--domain",
-            metavar="FILE",
-            help="The domain document that the VM runs with.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PLAN.json",
-            help="The saved plan of this document: its pins and cells are used.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    guest: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="The guest's own view, a capture made inside it or ssh:HOST: its bus numbers.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    nvidia_smi: Annotated[
-        Path | None,
-        typer.Option(
-            "--nvidia-smi",
-            metavar="FILE",
-            help="The host's nvidia-smi -q -x: whether these GPUs are a Fabric Manager partition.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the file here. Default: standard output.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    rccl: Annotated[
-        bool, typer.Option("--rccl", help="Write the file's version for AMD's RCCL.")
-    ] = False,
-    cloud_init: Annotated[
-        Path | None,
-        typer.Option(
-            "--cloud-init",
-            metavar="FILE",
-            help="Write a cloud-init snippet here that puts the file in its place in the guest.",
-            rich_help_panel=_MAKE,
-        ),
-    ] = None,
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Check a file by the rules of NCCL's parser; with --domain also against the VM.",
-            rich_help_panel=_JUDGE,
-        ),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A job's log with NCCL_DEBUG=INFO: whether NCCL accepted the topology file.",
-            rich_help_panel=_JUDGE,
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="What NCCL will do: nodes, paths, P2P, threads, buffers, the ceiling of memory. "
-            "Of --guest, --domain or --plan, else of the host; --check names the file it gets.",
-            rich_help_panel=_EXPLAIN,
-        ),
-    ] = False,
-    stream: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GB/S[,...]",
-            help="For --explain: STREAM of each guest node. Default: a published figure.",
-            rich_help_panel=_EXPLAIN,
-        ),
-    ] = None,
-    force: ForceOption = False,
-    json: JsonOption = False,
-) -> None:
-    """Write the topology file that gives NCCL or RCCL in a guest the host's PCIe tree.
-
-    A guest sees neither the host's PCIe switches nor real link speeds: NCCL then pairs GPUs with
-    far NICs, and computes bandwidths from virtual ports.
-
-    Examples:
-      homenode nccl-topo --domain VM.xml --plan plan.json -o topo.xml
-      homenode nccl-topo --explain --domain VM.xml
-    """
+def nccl_topo(asked: NcclTopoArguments) -> None:
+    """Make, check or explain a topology file."""
     from homenode.nccl.topology import Flavour
 
-    wanted = _Wanted(host, lspci, domain, plan, guest, nvidia_smi)
-    if explain:
-        _refuse_making(output, cloud_init, nvidia_smi)
-        _explain(wanted, check, log, stream, as_json=json)
+    wanted = _Wanted(
+        asked.host, asked.lspci, asked.domain, asked.plan, asked.guest, asked.nvidia_smi
+    )
+    if asked.explain:
+        _refuse_making(asked.output, asked.cloud_init, asked.nvidia_smi)
+        _explain(wanted, asked.check, asked.log, asked.stream, as_json=asked.json)
         return
-    if stream is not None:
+    if asked.stream is not None:
         raise UsageError("--stream: expected --explain as well, found none")
-    _refuse_nonsense(wanted, output, cloud_init, check, log, json=json)
-    if check is not None or log is not None:
-        _judge(wanted, check, log, Flavour.RCCL if rccl else None, as_json=json)
+    _refuse_nonsense(
+        wanted, asked.output, asked.cloud_init, asked.check, asked.log, json=asked.json
+    )
+    if asked.check is not None or asked.log is not None:
+        _judge(
+            wanted, asked.check, asked.log, Flavour.RCCL if asked.rccl else None, as_json=asked.json
+        )
         return
-    check_can_write(output, cloud_init, force=force)
-    made = _assembled(wanted, Flavour.RCCL if rccl else Flavour.NCCL)
-    _write(made, output, cloud_init)
-    _print_made(made, output, as_json=json)
+    check_can_write(asked.output, asked.cloud_init, force=asked.force)
+    made = _assembled(wanted, Flavour.RCCL if asked.rccl else Flavour.NCCL)
+    _write(made, asked.output, asked.cloud_init)
+    _print_made(made, asked.output, as_json=asked.json)
 
 
 @dataclass(frozen=True, slots=True)

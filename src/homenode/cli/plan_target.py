@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli import planning
-from homenode.cli.placing_options import hosts_after
+from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -19,7 +19,6 @@ from homenode.domain.copy import check_name
 from homenode.domain.new import DEFAULT_NAME
 from homenode.errors import UsageError
 from homenode.plan.model import Unplannable, is_critical
-from homenode.plan.options import PlanOptions
 from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.registry import TARGETS, others
 from homenode.targets.vm_file import LIBVIRT, kind_of, on_host, read_vm, vm_of_options
@@ -65,22 +64,20 @@ def is_for_libvirt(original: bytes | None, document: str, target: str | None) ->
 def run(
     original: bytes | None,
     document: str,
-    options: PlanOptions,
-    sources: planning.Sources,
-    outputs: planning.Outputs,
+    asked: PlanArguments,
 ) -> None:
     """Plan, print and write. Nothing is written unless everything before succeeded."""
-    if sources.ranges is not None:
+    if asked.manual.node_pus:
         raise UsageError("--node-pus: expected a domain document, found --target or another file")
-    if outputs.copy_name is not None and original is not None:
+    if asked.name is not None and original is not None:
         raise UsageError("--name: expected a domain document to copy, found --target")
     try:
-        host, planned, verdict = _planned(original, document, options, sources, outputs)
+        host, planned, verdict = _planned(original, document, asked)
     except Unplannable as error:
-        planning.say_why_not(error, as_json=outputs.json)
+        planning.say_why_not(error, as_json=asked.json)
         raise SystemExit(error.exit_code) from None
-    notes = _write(planned, host, document, outputs)
-    _print(planned, verdict, host, document, outputs)
+    notes = _write(planned, host, document, asked)
+    _print(planned, verdict, host, document, asked)
     for line in notes:
         note(line)
     if is_critical(planned.plan):
@@ -90,34 +87,32 @@ def run(
 def _planned(
     original: bytes | None,
     document: str,
-    options: PlanOptions,
-    sources: planning.Sources,
-    outputs: planning.Outputs,
+    asked: PlanArguments,
 ) -> "tuple[Host, TargetPlan, Verdict | None]":
     from homenode.auto_layout import settled
     from homenode.evidence.sources import load_evidence
     from homenode.sources import load_host
 
-    names = sources.hosts or (None,)
-    if len(names) > 1 and (sources.lspci is not None or options.replaces):
+    names = asked.hosts or (None,)
+    if len(names) > 1 and (asked.lspci is not None or asked.options.replaces):
         raise UsageError("--lspci, --replaces: expected one --host, found several")
-    hosts = hosts_after(
-        tuple(sources.with_versions(load_host(name, lspci=sources.lspci)) for name in names),
-        sources.after,
+    hosts = planning.hosts_after(
+        tuple(planning.with_versions(load_host(name, lspci=asked.lspci), asked) for name in names),
+        asked.after,
     )
     vm = (
-        vm_of_options(options, hosts[0].architecture, check_name(outputs.copy_name or DEFAULT_NAME))
+        vm_of_options(asked.options, hosts[0].architecture, check_name(asked.name or DEFAULT_NAME))
         if original is None
-        else read_vm(original, document, outputs.target)
+        else read_vm(original, document, asked.target)
     )
-    target = outputs.target or vm.kind
+    target = asked.target or vm.kind
     assert target is not None, "without a file and a target it is libvirt's"
-    evidence = load_evidence(sources.results)
+    evidence = load_evidence(asked.results)
     best = hosts[0]
     if len(hosts) > 1:
-        best = planning.best_of(vm.guest, options, hosts, evidence, outputs)
+        best = planning.best_of(vm.guest, hosts, evidence, asked)
     vm = on_host(vm, best)
-    chosen = settled(vm.guest, options, best, evidence)
+    chosen = settled(vm.guest, asked.options, best, evidence)
     planned = plan_for_target(vm, chosen.options, best, target)
     return best, planned, chosen.verdict
 
@@ -127,48 +122,46 @@ def _print(
     verdict: "Verdict | None",
     host: "Host",
     document: str,
-    outputs: planning.Outputs,
+    asked: PlanArguments,
 ) -> None:
-    if outputs.json:
+    if asked.json:
         print_json(planning.plan_document(planned.plan, planned.request, host))
-    elif not outputs.quiet:
-        planning.print_explanation(planned.plan, planned.request, verdict, host, outputs)
+    elif not asked.quiet:
+        planning.print_explanation(planned.plan, planned.request, verdict, host, asked)
     else:
         planning.note_critical(planned.plan)
-    if outputs.diff:
-        shown = str(outputs.document or planned.target)
+    if asked.diff:
+        shown = str(asked.output or planned.target)
         print_diff(planned.given or b"", planned.rendering.document, document, shown)
 
 
-def _write(
-    planned: TargetPlan, host: "Host", document: str, outputs: planning.Outputs
-) -> list[str]:
+def _write(planned: TargetPlan, host: "Host", document: str, asked: PlanArguments) -> list[str]:
     """Write what is wanted; what to say of it, once the explanation is printed."""
     lines = []
-    if outputs.document == STANDARD_OUTPUT:
+    if asked.output == STANDARD_OUTPUT:
         print_document(planned.rendering.document)
-    elif outputs.document is not None:
-        lines += _write_files(planned, outputs.document, document, outputs)
+    elif asked.output is not None:
+        lines += _write_files(planned, asked.output, document, asked)
     for finding in planned.findings:
         fix = "" if finding.fix is None else f"; {finding.fix}"
         lines.append(f"{finding.severity}: {finding.subject}: {finding.detail}{fix} ({finding.id})")
-    made = planning.plan_document(planned.plan, planned.request, host) if outputs.plan else ""
-    return [*lines, *planning.write_plan_files(planned.plan, made, host, outputs)]
+    made = planning.plan_document(planned.plan, planned.request, host) if asked.save_plan else ""
+    return [*lines, *planning.write_plan_files(planned.plan, made, host, asked)]
 
 
 def _write_files(
-    planned: TargetPlan, output: Path, document: str, outputs: planning.Outputs
+    planned: TargetPlan, output: Path, document: str, asked: PlanArguments
 ) -> list[str]:
     from homenode.domain.restore import write_tuned
 
     rendering = planned.rendering
     companions = [output.with_name(output.name + suffix) for suffix, _ in rendering.companions]
-    check_can_write(*companions, force=outputs.force)
-    planning.refuse_one_path((output, *companions, outputs.plan, outputs.svg))
+    check_can_write(*companions, force=asked.force)
+    planning.refuse_one_path((output, *companions, asked.save_plan, asked.svg))
     if planned.given is None:
-        check_can_write(output, force=outputs.force)
+        check_can_write(output, force=asked.force)
     else:
-        planning.check_tuned_output(document, outputs.document, force=outputs.force)
+        planning.check_tuned_output(document, asked.output, force=asked.force)
     for path, (_, content) in zip(companions, rendering.companions, strict=True):
         write_bytes(path, content, SCRIPT_MODE)
     lines = [f"wrote {path}" for path in companions]

@@ -1,12 +1,11 @@
 """What `homenode plan` does with its arguments: read, tune, print, write. [I/O]"""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from homenode.cli.placing_options import hosts_after
+from homenode.cli.arguments.place import PlanArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -24,7 +23,7 @@ from homenode.cli.terminal import (
 from homenode.errors import UsageError
 from homenode.input_files import read_input
 from homenode.plan.model import Unplannable, is_critical
-from homenode.plan.options import ManualRanges, PlanOptions
+from homenode.plan.options import refuse_objective
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
@@ -43,139 +42,102 @@ OPTIONS = "options"
 """What to call a VM of which only options say something."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """Where the host comes from. after: saved plans of VMs that count as running on it. ranges: of
-    manual mode, which has no host. results: folders of results that decide as well. libvirt, qemu:
-    versions to plan for, None = what the host has."""
-
-    hosts: tuple[str, ...]
-    lspci: Path | None
-    after: tuple[Path, ...]
-    ranges: ManualRanges | None
-    results: tuple[str, ...] = ()
-    libvirt: tuple[int, int, int] | None = None
-    qemu: tuple[int, int, int] | None = None
-
-    def with_versions(self, host: "Host") -> "Host":
-        """The host with the versions that were given instead of those found."""
-        settings = host.settings
-        return replace(
-            host,
-            settings=replace(
-                settings,
-                libvirt_version=self.libvirt or settings.libvirt_version,
-                qemu_version=self.qemu or settings.qemu_version,
-            ),
-        )
+def plan(asked: PlanArguments) -> None:
+    """Plan, write and print as it is asked."""
+    if asked.document is not None and asked.vm_file is not None:
+        raise UsageError("give either --vm or a VM file, not both")
+    refuse_objective(asked.options)
+    run(asked)
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What to print and write; see the options of the same names."""
-
-    document: Path | None
-    copy_name: str | None
-    diff: bool
-    plan: Path | None
-    svg: Path | None
-    quiet: bool
-    json: bool
-    force: bool = False
-    target: str | None = None
-    explain: bool = False
-
-    @property
-    def to_standard_output(self) -> bool:
-        """Whether a file goes there, so that what people read goes elsewhere."""
-        return STANDARD_OUTPUT in (self.document, self.plan, self.svg)
-
-
-def run(
-    document: str | None,
-    options: PlanOptions,
-    sources: Sources,
-    outputs: Outputs,
-    agreed: "Callable[[], bool] | None" = None,
-) -> None:
+def run(asked: PlanArguments, agreed: "Callable[[], bool] | None" = None) -> None:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
-    document: None = options alone say what the VM is. agreed: asked before a tuned document is
-    written, when all is printed; without it files are written first, so that whoever reads no more
-    of what is printed has them.
+    agreed: asked before a tuned document is written, when all is printed; without it files are
+    written first, so that whoever reads no more of what is printed has them.
     """
     from homenode.cli import plan_target
 
-    _check_outputs(outputs)
+    _check_outputs(asked)
+    document, options = asked.document or asked.vm_file, asked.options
+    if asked.manual.sibling_pus and not asked.manual.node_pus:
+        raise UsageError("--sibling-pus: expected --node-pus as well, found none")
     original = None if document is None else _read(document)
     source = OPTIONS if document is None else document
-    if not plan_target.is_for_libvirt(original, source, outputs.target):
-        plan_target.run(original, source, options, sources, outputs)
+    if not plan_target.is_for_libvirt(original, source, asked.target):
+        plan_target.run(original, source, asked)
         return
     if original is None:
-        _check_new_output(outputs.document, force=outputs.force)
+        _check_new_output(asked.output, force=asked.force)
     else:
-        check_tuned_output(source, outputs.document, force=outputs.force)
+        check_tuned_output(source, asked.output, force=asked.force)
     host: Host | None = None
     verdict: Verdict | None = None
     try:
-        if sources.ranges is not None:
+        if asked.manual.node_pus:
             if original is None:
                 raise UsageError("--node-pus: expected a domain document, found none")
-            _refuse_with_ranges(options, sources, outputs)
+            _refuse_with_ranges(asked)
             from homenode.auto_layout import refuse_auto
 
             refuse_auto(options)
-            tuning = tune_manually(
-                original, source, options, sources.ranges, copy_name=outputs.copy_name
-            )
+            tuning = tune_manually(original, source, options, asked.manual, copy_name=asked.name)
         else:
-            host, tuning, verdict = _on_best_host(original, source, options, sources, outputs)
+            host, tuning, verdict = _on_best_host(original, source, asked)
             # The picture would show them on the PUs that the VM gets.
-            left = tuple(one for one in host.domains if one.name not in options.replaces)
+            left = tuple(one for one in host.domains if one.name not in asked.options.replaces)
             host = replace(host, domains=left)
     except Unplannable as error:
-        say_why_not(error, as_json=outputs.json)
+        say_why_not(error, as_json=asked.json)
         raise SystemExit(error.exit_code) from None
     if agreed is None:
-        lines = _write(tuning, host, original, outputs, source)
-        _print(tuning, verdict, host, original, source, outputs)
+        lines = _write(tuning, host, original, asked, source)
+        _print(tuning, verdict, host, original, source, asked)
     else:
-        _print(tuning, verdict, host, original, source, outputs)
-        lines = _write(tuning, host, original, outputs, source) if agreed() else []
+        _print(tuning, verdict, host, original, source, asked)
+        lines = _write(tuning, host, original, asked, source) if agreed() else []
     for line in lines:
         note(line)
     if is_critical(tuning.plan):
         raise SystemExit(1)
 
 
-def version_of(option: str, text: str | None) -> tuple[int, int, int] | None:
-    """A version as "12", "12.1" or "12.1.0". Raises UsageError."""
-    if text is None:
-        return None
-    words = text.split(".")
-    if not 1 <= len(words) <= 3 or not all(
-        word.isascii() and word.isdigit() and len(word) < 5 for word in words
-    ):
-        raise UsageError(f"{option}: expected a version such as 12.1, found {text!r}")
-    numbers = [*map(int, words), 0, 0]
-    return numbers[0], numbers[1], numbers[2]
+def with_versions(host: "Host", asked: PlanArguments) -> "Host":
+    """The host with the versions that were given instead of those found."""
+    settings = host.settings
+    return replace(
+        host,
+        settings=replace(
+            settings,
+            libvirt_version=asked.libvirt or settings.libvirt_version,
+            qemu_version=asked.qemu or settings.qemu_version,
+        ),
+    )
 
 
-def _check_outputs(outputs: Outputs) -> None:
+def hosts_after(hosts: "tuple[Host, ...]", plans: "Sequence[Path]") -> "tuple[Host, ...]":
+    """The hosts with the VMs of the saved plans of --after. Raises InputError, UsageError."""
+    if not plans:
+        return hosts
+    from homenode.plan.stored import read_plan, with_planned
+
+    hint = "homenode plan --save-plan writes one"
+    read = [(str(path), read_input(path, "a saved plan", hint=hint)) for path in plans]
+    return with_planned(hosts, [(source, read_plan(text, source)) for source, text in read])
+
+
+def _check_outputs(asked: PlanArguments) -> None:
     """Raises HostError and UsageError before anything is planned."""
-    printed = [
-        one for one in (outputs.document, outputs.plan, outputs.svg) if one == STANDARD_OUTPUT
-    ]
-    if len(printed) + outputs.json + outputs.diff > 1 and printed:
+    printed = [one for one in (asked.output, asked.save_plan, asked.svg) if one == STANDARD_OUTPUT]
+    if len(printed) + asked.json + asked.diff > 1 and printed:
         raise UsageError("-: expected one thing for standard output, found several")
-    check_can_write(outputs.plan, outputs.svg, force=outputs.force)
-    check_can_write(outputs.document, force=True)
-    paths = [outputs.document, outputs.plan, outputs.svg]
-    if outputs.document is not None and outputs.document != STANDARD_OUTPUT:
+    check_can_write(asked.save_plan, asked.svg, force=asked.force)
+    check_can_write(asked.output, force=True)
+    paths = [asked.output, asked.save_plan, asked.svg]
+    if asked.output is not None and asked.output != STANDARD_OUTPUT:
         from homenode.domain.restore import saved_original
 
-        saved = saved_original(outputs.document)
+        saved = saved_original(asked.output)
         paths += [saved.original, saved.record]
     refuse_one_path(paths)
 
@@ -226,20 +188,20 @@ def _read(document: str) -> bytes:
     return read_input(document, "a domain document", hint="virsh dumpxml --inactive NAME > VM.xml")
 
 
-def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs) -> None:
+def _refuse_with_ranges(asked: PlanArguments) -> None:
     """Manual mode takes vCPUs and PUs from the lists, and has no host to choose or draw from."""
     for option, given in (
-        ("--host", bool(sources.hosts)),
-        ("--lspci", sources.lspci is not None),
-        ("--svg", outputs.svg is not None),
-        ("--vcpus", options.vcpus is not None),
-        ("--gpus", options.gpu_count is not None),
-        ("--with-nics", options.with_nics),
-        ("--with-nvswitches", options.with_nvswitches),
-        ("--device UUID", any(isinstance(one, str) for one in options.devices)),
-        ("--replaces", bool(options.replaces)),
-        ("--after", bool(sources.after)),
-        ("--cell", bool(options.explicit_cells)),
+        ("--host", bool(asked.hosts)),
+        ("--lspci", asked.lspci is not None),
+        ("--svg", asked.svg is not None),
+        ("--vcpus", asked.options.vcpus is not None),
+        ("--gpus", asked.options.gpu_count is not None),
+        ("--with-nics", asked.options.with_nics),
+        ("--with-nvswitches", asked.options.with_nvswitches),
+        ("--device UUID", any(isinstance(one, str) for one in asked.options.devices)),
+        ("--replaces", bool(asked.options.replaces)),
+        ("--after", bool(asked.after)),
+        ("--cell", bool(asked.options.explicit_cells)),
     ):
         if given:
             raise UsageError(f"give either --node-pus or {option}, not both")
@@ -248,69 +210,65 @@ def _refuse_with_ranges(options: PlanOptions, sources: Sources, outputs: Outputs
 def _on_best_host(
     original: bytes | None,
     document: str,
-    options: PlanOptions,
-    sources: Sources,
-    outputs: Outputs,
+    asked: PlanArguments,
 ) -> "tuple[Host, Tuning, Verdict | None]":
     from homenode.auto_layout import settled
     from homenode.domain.read import read_vm
     from homenode.evidence.sources import load_evidence
     from homenode.sources import load_host
 
-    names = sources.hosts or (None,)
-    if len(names) > 1 and sources.lspci is not None:
+    names = asked.hosts or (None,)
+    if len(names) > 1 and asked.lspci is not None:
         raise UsageError("--lspci: expected one --host to lay it over, found several")
-    if len(names) > 1 and options.replaces:
+    if len(names) > 1 and asked.options.replaces:
         raise UsageError("--replaces: expected one --host, which has the domain, found several")
-    hosts = tuple(sources.with_versions(load_host(name, lspci=sources.lspci)) for name in names)
-    hosts = hosts_after(hosts, sources.after)
-    copy_name = outputs.copy_name
+    hosts = tuple(with_versions(load_host(name, lspci=asked.lspci), asked) for name in names)
+    hosts = hosts_after(hosts, asked.after)
+    copy_name = asked.name
     if original is None:
         from homenode.domain.new import DEFAULT_NAME, new_domain
         from homenode.targets.vm_file import size_of_options
 
         original = new_domain(
-            *size_of_options(options),
+            *size_of_options(asked.options),
             architecture=hosts[0].architecture,
             name=copy_name or DEFAULT_NAME,
         )
         copy_name = None
     guest = read_vm(original, document)
-    evidence = load_evidence(sources.results)
+    evidence = load_evidence(asked.results)
     if len(hosts) == 1:
         (best,) = hosts
     else:
-        best = best_of(guest, options, hosts, evidence, outputs)
-    chosen = settled(guest, options, best, evidence)
+        best = best_of(guest, hosts, evidence, asked)
+    chosen = settled(guest, asked.options, best, evidence)
     tuning = tune(original, document, chosen.options, best, copy_name=copy_name)
     return best, tuning, chosen.verdict
 
 
 def best_of(
     guest: "Vm",
-    options: PlanOptions,
     hosts: "Sequence[Host]",
     evidence: "Evidence",
-    outputs: Outputs,
+    asked: PlanArguments,
 ) -> "Host":
     from homenode.auto_layout import NotRecommended, settled
     from homenode.plan.rank import rank
     from homenode.plan.request import request_for
     from homenode.report.fit_text import rank_text
 
-    asked, refused = [], None
+    requests, refused = [], None
     for host in hosts:
         try:
-            asked.append(
-                (host, request_for(guest, settled(guest, options, host, evidence).options, host))
-            )
+            chosen = settled(guest, asked.options, host, evidence).options
+            requests.append((host, request_for(guest, chosen, host)))
         except NotRecommended as error:
             note(f"left out: {error.message}")
             refused = error
-    if not asked and refused is not None:
+    if not requests and refused is not None:
         raise refused
-    ranking = rank(asked)
-    if not (outputs.quiet or outputs.json):
+    ranking = rank(requests)
+    if not (asked.quiet or asked.json):
         console().print(rank_text(ranking))
     best = ranking[0].host
     if ranking[0].placement is None:
@@ -338,16 +296,16 @@ def _print(
     host: "Host | None",
     original: bytes | None,
     document: str,
-    outputs: Outputs,
+    asked: PlanArguments,
 ) -> None:
-    if outputs.json:
+    if asked.json:
         print_json(plan_document(tuning.plan, tuning.request, tuning.host))
-    elif not outputs.quiet:
-        print_explanation(tuning.plan, tuning.request, verdict, host, outputs)
+    elif not asked.quiet:
+        print_explanation(tuning.plan, tuning.request, verdict, host, asked)
     else:
         note_critical(tuning.plan)
-    if outputs.diff:
-        print_diff(original or b"", tuning.document, document, str(outputs.document or "tuned"))
+    if asked.diff:
+        print_diff(original or b"", tuning.document, document, str(asked.output or "tuned"))
 
 
 def note_critical(made: "Plan") -> None:
@@ -363,15 +321,19 @@ def print_explanation(
     request: "GuestRequest | None",
     verdict: "Verdict | None",
     host: "Host | None",
-    outputs: Outputs,
+    asked: PlanArguments,
 ) -> None:
     """Where the VM goes and why, for people; with the request, which sizes nearby give it more."""
     from homenode.plan.nearby import nearby_sizes
     from homenode.plan.words.explain import explain
 
-    shown = error_console() if outputs.to_standard_output else console()
+    shown = (
+        error_console()
+        if STANDARD_OUTPUT in (asked.output, asked.save_plan, asked.svg)
+        else console()
+    )
     nearby = () if host is None or request is None else nearby_sizes(host, request, made)
-    shown.print(explain(made, host, whole=outputs.explain, nearby=nearby))
+    shown.print(explain(made, host, whole=asked.explain, nearby=nearby))
     if verdict is not None:
         from homenode.report.verdict_text import layout_text
 
@@ -379,14 +341,14 @@ def print_explanation(
 
 
 def _write(
-    tuning: Tuning, host: "Host | None", original: bytes | None, outputs: Outputs, document: str
+    tuning: Tuning, host: "Host | None", original: bytes | None, asked: PlanArguments, document: str
 ) -> list[str]:
     """Write what is wanted; what to say of it."""
     lines = []
-    if outputs.document is not None:
-        lines += write_document(tuning, original, outputs.document, permissions_of(document))
-    made = plan_document(tuning.plan, tuning.request, tuning.host) if outputs.plan else ""
-    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, made, host, outputs)]
+    if asked.output is not None:
+        lines += write_document(tuning, original, asked.output, permissions_of(document))
+    made = plan_document(tuning.plan, tuning.request, tuning.host) if asked.save_plan else ""
+    return [*lines, *tuning.notes, *write_plan_files(tuning.plan, made, host, asked)]
 
 
 def write_document(tuning: Tuning, original: bytes | None, output: Path, mode: int) -> list[str]:
@@ -428,15 +390,15 @@ def plan_document(made: "Plan", request: "GuestRequest | None", host: "Host | No
 
 
 def write_plan_files(
-    made: "Plan", document: str, host: "Host | None", outputs: Outputs
+    made: "Plan", document: str, host: "Host | None", asked: PlanArguments
 ) -> list[str]:
     """The plan's document and its picture, where they are wanted. What to say of them."""
-    if outputs.plan is not None:
-        write_text(outputs.plan, document)
-    if outputs.svg is not None:
+    if asked.save_plan is not None:
+        write_text(asked.save_plan, document)
+    if asked.svg is not None:
         assert host is not None, "manual mode was refused --svg before"
         from homenode.report.topology_map import topology_map
 
-        write_text(outputs.svg, topology_map(host, made))
-    files = (one for one in (outputs.plan, outputs.svg) if one is not None)
+        write_text(asked.svg, topology_map(host, made))
+    files = (one for one in (asked.save_plan, asked.svg) if one is not None)
     return [f"wrote {one}" for one in files if one != STANDARD_OUTPUT]

@@ -1,14 +1,10 @@
 """homenode pod: whether a node's kubelet admits a pod. [I/O]"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.help import HelpCommand, HelpGroup
-from homenode.cli.options import JsonOption, with_records
+from homenode.cli.arguments.cluster import NodeOptions, PodFitArguments
 from homenode.cli.terminal import console, exit_if_bad, note, print_findings
 from homenode.errors import HomenodeError, UsageError
 from homenode.input_files import read_input
@@ -20,90 +16,14 @@ if TYPE_CHECKING:
     from homenode.pods.pod import Pod
     from homenode.topology import Host, PagePool
 
-app = typer.Typer(
-    cls=HelpGroup,
-    no_args_is_help=True,
-    help="""Say whether the kubelet admits pods that need CPUs, memory and devices of a NUMA node.
 
-    Examples:
-      homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json
-      homenode pod fit pod.yaml --pool captures/
-    """,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """The node or nodes that a pod is for, and what runs there."""
-
-    host: Annotated[
-        str | None,
-        typer.Option(
-            "--host",
-            metavar="SOURCE",
-            help="The node: a capture made there, or any other source of a host.",
-        ),
-    ] = None
-    pool: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--pool",
-            metavar="POOL",
-            help="Nodes as in `pool show`: which of them admit the pod.",
-        ),
-    ] = ()
-    kubelet: Annotated[
-        Path | None,
-        typer.Option(
-            "--kubelet",
-            metavar="FILE",
-            help="kubectl get --raw /api/v1/nodes/NODE/proxy/configz, as a file; with --pool also "
-            "a folder of NODE.json. Default: static CPU and memory managers, whole cores, "
-            "single-numa-node, one core reserved.",
-        ),
-    ] = None
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state",
-            metavar="DIR",
-            help="What runs: a folder with the node's cpu_manager_state, memory_manager_state and "
-            "kubelet_internal_checkpoint (of /var/lib/kubelet); with --pool a folder of such "
-            "folders, by node. Default: nothing runs.",
-        ),
-    ] = None
-    device: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--device",
-            metavar="RESOURCE=BDF,...",
-            help="Devices of the host that a resource stands for, such as rdma/vf=3b:00.2,3b:00.3. "
-            "nvidia.com/..., amd.com/... and gpu.intel.com/... stand for that vendor's GPUs.",
-        ),
-    ] = ()
-
-
-@app.command("fit", cls=HelpCommand)
-@with_records
-def pod_fit(
-    pod: Annotated[
-        Path,
-        typer.Argument(metavar="POD.yaml", help="A Pod, Deployment, Job or their like."),
-    ],
-    node: NodeOptions,
-    json: JsonOption = False,
-) -> None:
-    """Say whether a node's kubelet admits a pod, why not, and the smallest change that helps.
-
-    Examples:
-      homenode pod fit pod.yaml --host node-7.tar.gz --kubelet configz.json --state kubelet/
-      homenode pod fit job.yaml --pool 'hgx-h100*4'
-    """
+def pod_fit(asked: PodFitArguments) -> None:
+    """Print whether the pod is admitted."""
     from homenode.pods.manifest import read_manifest
     from homenode.pods.pod import read_pod
 
-    document = read_manifest(read_input(pod, "a Pod"), str(pod), "a Pod")
-    answer_fit(read_pod(document, str(pod)), node, json)
+    document = read_manifest(read_input(asked.pod, "a Pod"), str(asked.pod), "a Pod")
+    answer_fit(read_pod(document, str(asked.pod)), asked.node, asked.json)
 
 
 def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:

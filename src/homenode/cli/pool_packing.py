@@ -5,11 +5,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.arguments.pool import (
+    PoolDefragmentArguments,
+    PoolDrainArguments,
+    PoolPackArguments,
+)
 from homenode.cli.pool_placing import recording
 from homenode.cli.pool_reading import (
     exit_with_failures,
     note_failures,
     planner_of,
+    pool_named,
     read_flavours,
     read_the_pool,
 )
@@ -27,15 +33,10 @@ MOST_NAMES = 8
 """VMs that a command to remove them names; more are named by their packing."""
 
 
-def pack(
-    requests: Path,
-    sources: Sequence[str],
-    output: Path,
-    seconds: float,
-    *,
-    record: bool,
-    as_json: bool,
-) -> None:
+def pack(asked: PoolPackArguments) -> None:
+    """Place all VMs, and write their plans."""
+    requests, output, record = asked.requests, asked.output, asked.record
+    sources = pool_named(asked.pool, ())
     from homenode.domain.schema import refuse_new_errors
     from homenode.plan.stored import domain_of_plan
     from homenode.pool.pack import pack as pack_vms
@@ -57,7 +58,7 @@ def pack(
     with recording(sources) if record else nullcontext() as journal:
         pool = read_the_pool(sources)
         note_failures(pool)
-        packing = pack_vms(pool, wanted, seconds=seconds)
+        packing = pack_vms(pool, wanted, seconds=asked.time_limit)
         tuned = tuned_documents(packing, pool)
         gaps = {
             refuse_new_errors(one.original, one.document, one.libvirt) for one in tuned.values()
@@ -70,7 +71,7 @@ def pack(
         note(text)
     for gap in sorted(gap for gap in gaps if gap is not None):
         note(f"not checked: {gap}")
-    if as_json:
+    if asked.json:
         print_json(encode_packing(packing))
     else:
         console().print(packing_text(packing), highlight=False)
@@ -78,7 +79,7 @@ def pack(
         note(f"wrote {output}: {plural(len(packing.vms), 'plan')}{documents} and packing.json")
     if record and packing.vms:
         _note_recorded([vm.name for vm in packing.vms], sources[0], output)
-    if tuned and not as_json:
+    if tuned and not asked.json:
         note(f"next: define each document of {output} on the host that is listed with its VM")
     if packing.unplaced:
         raise SystemExit(4)
@@ -93,30 +94,27 @@ def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
     note(f"recorded {plural(len(names), 'VM')} in {folder}; to remove them: {undo}")
 
 
-def drain(host: str, sources: Sequence[str], flavours: Path | None, *, as_json: bool) -> None:
+def drain(asked: PoolDrainArguments) -> None:
+    """Print the moves that empty a host."""
+    host, sources = asked.host, pool_named(asked.pool, ())
     from homenode.pool.moves import drain as drain_moves
     from homenode.report.pool_text import drain_text
 
-    sizes = read_flavours(flavours)
+    sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
     with planner_of(pool, sources) as planner:
         plan = drain_moves(pool, host, sizes, planner)
-    _print_moves(plan, drain_text(plan, host, pool, sources), pool, as_json=as_json)
+    _print_moves(plan, drain_text(plan, host, pool, sources), pool, as_json=asked.json)
 
 
-def defragment(
-    sources: Sequence[str],
-    flavours: Path | None,
-    name: str | None,
-    most: int,
-    *,
-    as_json: bool,
-) -> None:
+def defragment(asked: PoolDefragmentArguments) -> None:
+    """Print the moves after which more large VMs fit."""
+    name, sources = asked.flavour, pool_named(asked.pool, asked.sources)
     from homenode.pool.moves import defragment as defragment_moves
     from homenode.report.pool_text import defragment_text
 
-    sizes = read_flavours(flavours)
+    sizes = read_flavours(asked.flavours)
     wanted = max(sizes, key=lambda one: one.gpus)
     if name is not None:
         found = [one for one in sizes if one.name == name]
@@ -127,9 +125,9 @@ def defragment(
     pool = read_the_pool(sources)
     note_failures(pool)
     with planner_of(pool, sources) as planner:
-        plan = defragment_moves(pool, wanted, sizes, planner, most=most)
-    text = defragment_text(plan, wanted.name, pool, sources, most)
-    _print_moves(plan, text, pool, as_json=as_json)
+        plan = defragment_moves(pool, wanted, sizes, planner, most=asked.most)
+    text = defragment_text(plan, wanted.name, pool, sources, asked.most)
+    _print_moves(plan, text, pool, as_json=asked.json)
 
 
 def _print_moves(plan: "MovePlan", text: "Doc", pool: "Pool", *, as_json: bool) -> None:

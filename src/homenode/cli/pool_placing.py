@@ -3,18 +3,20 @@
 import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from homenode.cli.arguments.pool import PoolPlaceArguments, PoolRemoveArguments
 from homenode.cli.pool_reading import (
     check_hosts,
     exit_with_failures,
     note_failures,
     planner_of,
+    pool_named,
     read_flavours,
     read_the_pool,
 )
@@ -29,7 +31,7 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import InputError, UsageError
 from homenode.input_files import input_lines, read_input
-from homenode.plan.options import PlanOptions
+from homenode.plan.options import PlanOptions, refuse_objective
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
 from homenode.wording import command_line
@@ -41,64 +43,58 @@ if TYPE_CHECKING:
     from homenode.vm.model import Vm
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceOutputs:
-    """See the options of the same names."""
-
-    count: int
-    document: Path | None
-    record: bool
-    json: bool
-    among: tuple[str, ...] = ()
-    gpu_model: str | None = None
-
-
-def place(
-    document: str,
-    sources: Sequence[str],
-    options: PlanOptions,
-    flavours: Path | None,
-    results: tuple[str, ...],
-    outputs: PlaceOutputs,
-) -> None:
+def place(asked: PoolPlaceArguments) -> None:
+    """Place the VM, or answer requests."""
+    if asked.hook:
+        given = (asked.document, asked.output)
+        if any(one is not None for one in given) or asked.record or asked.count > 1 or asked.among:
+            raise UsageError("--hook: expected requests on standard input, found a document too")
+        answer(pool_named(asked.pool, ()), asked.flavours)
+        return
+    if asked.document is None:
+        raise UsageError("pool place: expected a document, found none", hint="or --hook")
+    refuse_objective(asked.options)
+    if asked.gpu_model is not None and not asked.options.gpu_count:
+        raise UsageError("--gpu-model: expected --gpus N with it, found none")
+    document, options, sources = asked.document, asked.options, pool_named(asked.pool, ())
     from homenode.cli.planning import check_tuned_output
     from homenode.domain.read import read_vm
     from homenode.pool.place import PoolPlaces
 
-    if outputs.document == STANDARD_OUTPUT and (outputs.json or outputs.count > 1):
+    if asked.output == STANDARD_OUTPUT and (asked.json or asked.count > 1):
         raise UsageError("-: expected one thing for standard output, found several")
-    if outputs.count == 1:
-        check_can_write(outputs.document, force=True)
-        check_tuned_output(document, outputs.document)
+    if asked.count == 1:
+        check_can_write(asked.output, force=True)
+        check_tuned_output(document, asked.output)
     original = read_input(document, "a domain document", hint="virsh dumpxml NAME > VM.xml")
     guest = read_vm(original, document)
-    sizes = read_flavours(flavours)
+    sizes = read_flavours(asked.flavours)
     evidence = None
     if options.layout == "auto":
         from homenode.evidence.sources import load_evidence
 
-        evidence = load_evidence(results)
-    with recording(sources) if outputs.record else nullcontext() as record:
+        evidence = load_evidence(asked.results)
+    with recording(sources) if asked.record else nullcontext() as record:
         pool = read_the_pool(sources)
         note_failures(pool)
-        check_hosts(outputs.among, pool)
-        by_shape = _flavour_of_shapes(guest, options, pool, evidence, outputs.gpu_model)
+        check_hosts(asked.among, pool)
+        by_shape = _flavour_of_shapes(guest, options, pool, evidence, asked.gpu_model)
         placed = 0
         with planner_of(pool, sources) as planner:
             places = PoolPlaces(pool, sizes, planner)
-            for number in range(1, outputs.count + 1):
-                name = guest.name if outputs.count == 1 else f"{guest.name}-{number}"
+            for number in range(1, asked.count + 1):
+                name = guest.name if asked.count == 1 else f"{guest.name}-{number}"
                 if not _place_one(
-                    original, document, name, by_shape, places, outputs, record, number
+                    original, document, name, by_shape, places, asked, record, number
                 ):
                     break
                 placed = number
-        if placed < outputs.count:
-            if outputs.count > 1:
-                note(f"placed {placed} of {outputs.count}")
+        if placed < asked.count:
+            if asked.count > 1:
+                note(f"placed {placed} of {asked.count}")
             raise SystemExit(4)
-    if outputs.count > 1:
-        note(f"placed {outputs.count} of {outputs.count}")
+    if asked.count > 1:
+        note(f"placed {asked.count} of {asked.count}")
     exit_with_failures(pool)
 
 
@@ -135,7 +131,7 @@ def _place_one(
     name: str,
     by_shape: dict[int, Flavour],
     places: "PoolPlaces",
-    outputs: PlaceOutputs,
+    asked: PoolPlaceArguments,
     record: "PlacementRecord | None",
     number: int,
 ) -> bool:
@@ -146,31 +142,31 @@ def _place_one(
     from homenode.report.pool_text import places_text
     from homenode.tuning import tune
 
-    screen = error_console() if outputs.document == STANDARD_OUTPUT else console()
-    ranking = places.ranked(by_shape, vm=name, among=outputs.among or None)
+    screen = error_console() if asked.output == STANDARD_OUTPUT else console()
+    ranking = places.ranked(by_shape, vm=name, among=asked.among or None)
     first = list(islice(ranking, 3))
     if not first:
-        refused = _refusals(places, by_shape, name, outputs.among)
+        refused = _refusals(places, by_shape, name, asked.among)
         has_addresses = any(
             not flavour.gpus and flavour.guest is not None and flavour.guest.hostdevs
             for flavour in by_shape.values()
         )
         hint = "--gpus N chooses GPUs on each host" if refused and has_addresses else None
         error_console().print(places_text(name, first, refused, hint))
-    explained = number == 1 and not outputs.json
+    explained = number == 1 and not asked.json
     for one in chain(first, ranking):
         flavour = by_shape[one.host.shape]
         host = one.real_host
-        copy = None if outputs.count == 1 else name
+        copy = None if asked.count == 1 else name
         try:
             tuning = tune(original, document, flavour.options, host, copy_name=copy)
         except Unplannable as refused_there:
             note(f"{one.host.name}: {refused_there.message}")
             continue
         lines: list[str] = []
-        output = _output_of(outputs, name)
+        output = _output_of(asked, name)
         if output is not None:
-            given = original if outputs.count == 1 else tuning.original
+            given = original if asked.count == 1 else tuning.original
             lines += write_document(tuning, given, output, permissions_of(document))
         lines += tuning.notes if number == 1 else ()
         vm = structs.replace(domain_of_plan(tuning.plan), name=name)
@@ -178,7 +174,7 @@ def _place_one(
         if record is not None:
             record.add(one.host.name, vm)
             lines.append(f"recorded {name} on {one.host.name}")
-        if outputs.json:
+        if asked.json:
             print_json(encode_plan(tuning.plan))
         elif explained:
             from homenode.plan.words.explain import explain
@@ -189,8 +185,8 @@ def _place_one(
             screen.print(f"  {name}: {one.host.name}", highlight=False)
         for line in lines:
             note(line)
-        if not outputs.json and number == outputs.count:
-            _note_next_step(one, output, outputs)
+        if not asked.json and number == asked.count:
+            _note_next_step(one, output, asked)
         return True
     if first and explained:
         screen.print(places_text(name, first))
@@ -209,22 +205,22 @@ def _refusals(
     return places.refusals(by_shape, vm=vm)
 
 
-def _note_next_step(place: "RankedPlace", output: Path | None, outputs: PlaceOutputs) -> None:
+def _note_next_step(place: "RankedPlace", output: Path | None, asked: PoolPlaceArguments) -> None:
     if output is None:
         note("next: -o FILE writes the tuned document")
-    elif outputs.count > 1:
-        note(f"next: define each document of {outputs.document} on its host")
+    elif asked.count > 1:
+        note(f"next: define each document of {asked.output} on its host")
     elif output != STANDARD_OUTPUT:
         uri = place.host.libvirt_uri
         note(f"next: {command_line('virsh', '-c', uri, 'define', output)}")
 
 
-def _output_of(outputs: PlaceOutputs, name: str) -> Path | None:
+def _output_of(asked: PoolPlaceArguments, name: str) -> Path | None:
     """The file for the document of a VM. Raises InputError, HostError."""
     from homenode.errors import HostError
 
-    out = outputs.document
-    if out is None or outputs.count == 1:
+    out = asked.output
+    if out is None or asked.count == 1:
         return out
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise InputError(f"VM {name!r}: expected a name that can be a file's, found another")
@@ -272,7 +268,9 @@ def note_that_it_waits() -> None:
     note("waiting for another homenode that records placements in this pool")
 
 
-def remove(names: Sequence[str], packing: Path | None, folder: Path) -> None:
+def remove(asked: PoolRemoveArguments) -> None:
+    """Remove the records of VMs."""
+    names, packing, folder = asked.vms, asked.packing, asked.pool
     from homenode.pool.packing import read_packing
     from homenode.pool.recorded import PLACEMENTS, placement_record
 

@@ -6,6 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.arguments.pool import (
+    PoolCaptureArguments,
+    PoolExportArguments,
+    PoolShowArguments,
+    PoolVmsArguments,
+)
 from homenode.cli.terminal import (
     check_can_write,
     console,
@@ -24,7 +30,6 @@ from homenode.wording import command_line, did_you_mean, plural
 
 if TYPE_CHECKING:
     from homenode.pool.planner import Planner
-    from homenode.pool.scheduler import Scheduler
 
 
 @contextmanager
@@ -40,6 +45,13 @@ def progress(what: str) -> Iterator[Progress]:
     with Bar(*columns, console=error_console(), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def pool_named(pool: Sequence[str], sources: Sequence[str]) -> tuple[str, ...]:
+    """The sources of --pool, or those that stand as arguments. Raises UsageError for none."""
+    if not (pool or sources):
+        raise UsageError("expected --pool POOL, found none", hint="--pool captures/")
+    return (*pool, *sources)
 
 
 def read_the_pool(sources: Sequence[str]) -> Pool:
@@ -89,50 +101,53 @@ def check_hosts(names: Sequence[str], pool: Pool) -> None:
         if name not in known:
             raise UsageError(
                 f"--on: expected a host of the pool, found {name!r}",
-                hint=f"{did_you_mean(name, known)}homenode pool show POOL --all lists them",
+                hint=f"{did_you_mean(name, known)}homenode pool show --pool POOL --all lists them",
             )
 
 
-def show(
-    sources: Sequence[str], flavours: Path | None, form: str, page: Path | None, *, everything: bool
-) -> None:
+def show(asked: PoolShowArguments) -> None:
+    """Print what is free, and what still fits."""
     from homenode.pool.outlook import outlook
     from homenode.report import pool_text
 
+    if sum((asked.csv, asked.prometheus, asked.json)) > 1:
+        raise UsageError("--csv, --prometheus, --json: expected one of them, found several")
+    page, sources = asked.page, pool_named(asked.pool, asked.sources)
     check_can_write(page)
-    sizes = read_flavours(flavours)
+    sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
     with planner_of(pool, sources) as planner, progress("planning") as show_progress:
         found = outlook(pool, sizes, planner, show_progress)
-    if form == "json":
+    if asked.json:
         from homenode.formats import encode
 
         print_json(encode("pool", found))
-    elif form == "csv":
+    elif asked.csv:
         print_file(pool_text.pool_csv(found))
-    elif form == "prometheus":
+    elif asked.prometheus:
         print_file(pool_text.pool_prometheus(found))
     else:
-        console().print(pool_text.pool_text(found, everything=everything))
+        console().print(pool_text.pool_text(found, everything=asked.everything))
     if page is not None:
         from homenode.report.html import html_page
         from homenode.report.pool_page import pool_page
 
         write_text(page, html_page(pool_page(pool, found)))
         note(f"wrote {page}")
-    if form != "text":
+    if asked.json or asked.csv or asked.prometheus:
         note_failures(pool)
     exit_with_failures(pool)
 
 
-def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -> None:
+def list_vms(asked: PoolVmsArguments) -> None:
+    """Print where each VM is."""
     from homenode.pool.model import pool_vms
 
-    pool = read_the_pool(sources)
+    pool = read_the_pool(pool_named(asked.pool, asked.sources))
     note_failures(pool)
-    check_hosts(hosts, pool)
-    found = pool_vms(pool, hosts)
-    if as_json:
+    check_hosts(asked.among, pool)
+    found = pool_vms(pool, asked.among)
+    if asked.json:
         from homenode.formats import encode
 
         print_json(encode("pool-vms", found))
@@ -143,15 +158,9 @@ def list_vms(sources: Sequence[str], hosts: tuple[str, ...], *, as_json: bool) -
     exit_with_failures(pool)
 
 
-def capture(
-    sources: Sequence[str],
-    hosts: Path | None,
-    output: Path,
-    jobs: int,
-    timeout_s: float,
-    *,
-    again: bool,
-) -> None:
+def capture(asked: PoolCaptureArguments) -> None:
+    """Read the hosts into a folder."""
+    sources, hosts, output = asked.sources, asked.hosts, asked.output
     from homenode.pool.capture import capture_pool, store_pool
     from homenode.pool.outlook import outlook
 
@@ -162,7 +171,7 @@ def capture(
         if output.resolve() in [Path(source).resolve() for source in sources]:
             raise UsageError(f"--output {output}: expected another folder, found a source")
         with progress("reading hosts") as show_progress:
-            pool = load_pool(sources, show_progress, jobs=jobs, recorded=False)
+            pool = load_pool(sources, show_progress, jobs=asked.jobs, recorded=False)
         number = len(pool.hosts)
         store_pool(pool, output)
     else:
@@ -173,9 +182,9 @@ def capture(
                 str(hosts),
                 output,
                 show_progress,
-                jobs=jobs,
-                timeout_s=timeout_s,
-                again=again,
+                jobs=asked.jobs,
+                timeout_s=asked.timeout,
+                again=asked.again,
             )
         pool, number = done.pool, done.read
     if pool.hosts:
@@ -194,12 +203,14 @@ def capture(
     exit_with_failures(pool)
 
 
-def export(sources: Sequence[str], scheduler: "Scheduler", flavours: Path | None) -> None:
+def export(asked: PoolExportArguments) -> None:
+    """Print what still fits in a scheduler's words."""
+    sources, scheduler = pool_named(asked.pool, asked.sources), asked.scheduler
     from homenode.pool.export import NEXT_STEP, unnamed
     from homenode.pool.export import export as export_text
     from homenode.pool.outlook import outlook
 
-    sizes = read_flavours(flavours)
+    sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
     with planner_of(pool, sources) as planner, progress("planning") as show_progress:

@@ -1,10 +1,10 @@
 """What `homenode pool simulate` does with its arguments. [I/O]"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from homenode.cli.arguments.pool import PoolSimulateArguments
 from homenode.cli.pool_reading import (
     exit_with_failures,
     note_failures,
@@ -29,44 +29,26 @@ if TYPE_CHECKING:
     from homenode.pool.replay.simulation import Simulation
 
 
-@dataclass(frozen=True, slots=True)
-class RandomLoad:
-    """See the options of the same names."""
-
-    load: float
-    vms: int
-    mix: str | None
-
-
-def simulate(
-    trace: str,
-    nodes: Path | None,
-    sources: Sequence[str],
-    flavours: Path | None,
-    policies: Sequence[str],
-    orders: int,
-    random: RandomLoad,
-    page: Path | None,
-    *,
-    as_json: bool,
-) -> None:
+def simulate(asked: PoolSimulateArguments) -> None:
+    """Replay, and print what came of it."""
+    page = asked.page
     from homenode.report.html import html_page
     from homenode.report.replay_text import simulation_page, simulation_text
 
     check_can_write(page)
     pool = None
-    if trace == "random":
-        sizes = read_flavours(flavours)
-        weights = _weights(random.mix, sizes)
-        pool = read_the_pool(sources)
+    if asked.trace == "random":
+        sizes = read_flavours(asked.flavours)
+        weights = _weights(asked.mix, sizes)
+        pool = read_the_pool(asked.pool)
         note_failures(pool)
     with progress("replaying") as show_progress:
         found = (
-            _simulate_random(pool, sizes, weights, policies, orders, random, show_progress)
+            _simulate_random(pool, sizes, weights, asked, show_progress)
             if pool is not None
-            else _simulate_trace(trace, nodes, policies, orders, show_progress)
+            else _simulate_trace(asked, show_progress)
         )
-    if as_json:
+    if asked.json:
         from homenode.formats import encode
 
         print_json(encode("pool-simulation", found))
@@ -83,33 +65,30 @@ def _simulate_random(
     pool: Pool,
     sizes: Sequence[Flavour],
     weights: tuple[float, ...],
-    policies: Sequence[str],
-    orders: int,
-    random: RandomLoad,
+    asked: PoolSimulateArguments,
     show_progress: Progress,
 ) -> "Simulation":
     from homenode.pool.replay.simulation import simulate_hosts
 
-    what = f"{random.vms} VMs at {random.load:.0%} load on {len(pool.hosts)} hosts"
+    what = f"{asked.vms} VMs at {asked.load:.0%} load on {len(pool.hosts)} hosts"
     return simulate_hosts(
         what,
         pool,
         sizes,
         weights,
-        policies,
-        orders,
+        asked.policy,
+        asked.orders,
         show_progress,
-        load=random.load,
-        vms=random.vms,
+        load=asked.load,
+        vms=asked.vms,
     )
 
 
-def _simulate_trace(
-    trace: str, nodes: Path | None, policies: Sequence[str], orders: int, show_progress: Progress
-) -> "Simulation":
+def _simulate_trace(asked: PoolSimulateArguments, show_progress: Progress) -> "Simulation":
     from homenode.pool.replay import trace as traces
     from homenode.pool.replay.simulation import simulate_cells, simulate_tasks
 
+    trace, nodes = asked.trace, asked.nodes
     if nodes is None:
         raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")
     text = read_input(Path(trace), "a trace as CSV").decode("utf-8", "replace")
@@ -120,16 +99,16 @@ def _simulate_trace(
             what,
             traces.parse_gpu_nodes(machines, str(nodes)),
             traces.parse_tasks(text, trace),
-            policies,
-            orders,
+            asked.policy,
+            asked.orders,
             show_progress,
         )
     return simulate_cells(
         what,
         traces.parse_two_node_servers(machines, str(nodes)),
         traces.parse_cell_vms(text, trace),
-        policies,
-        orders,
+        asked.policy,
+        asked.orders,
         show_progress,
     )
 

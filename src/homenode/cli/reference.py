@@ -1,28 +1,26 @@
-"""homenode layouts, hosts, explain: what layouts, shipped hosts and findings are. [I/O]"""
+"""homenode list: what layouts, shipped hosts and findings are. [I/O]"""
 
-from typing import Annotated
+import json
 
-import typer
-
-from homenode.cli.completion import finding_ids
-from homenode.cli.terminal import console, say
+from homenode.catalogue import catalogue
+from homenode.cli.arguments.conclude import FindingsArguments, HostsArguments, LayoutsArguments
+from homenode.cli.terminal import console, print_json, say
+from homenode.description.shipped import load_shipped, shipped_hosts
+from homenode.doc import Doc, Table
 from homenode.errors import InputError
+from homenode.vm.layout import AUTO_SUMMARY, PRESETS, STUDY_NAMES, SUMMARIES, Layout
+from homenode.wording import did_you_mean
 
 
-def layouts() -> None:
-    """List the layouts: what each changes in a VM, and its name in the published study.
-
-    Examples:
-      homenode layouts
-      homenode plan VM.xml --layout pin-numa
-    """
-    from homenode.doc import Doc, Table
-    from homenode.vm.layout import PRESETS, STUDY_NAMES, SUMMARIES
-
+def layouts(asked: LayoutsArguments) -> None:
+    """Print each layout with its switches."""
+    if asked.json:
+        _print_rows([_layout_row(preset) for preset in PRESETS.values()])
+        return
     say("auto: what the evidence recommends for the VM (the default)\n")
     for name, summary in SUMMARIES.items():
-        also = [study for study, preset in STUDY_NAMES.items() if preset == name]
-        say(f"{name}: {summary}" + (f" (study: {', '.join(also)})" if also else ""))
+        also = ", ".join(_study_names(name))
+        say(f"{name}: {summary}" + (f" (study: {also})" if also else ""))
     rows = tuple(
         (
             preset.name,
@@ -41,50 +39,57 @@ def layouts() -> None:
     say("-smt layouts double the vCPUs on the same cores; --keep-vcpus halves the cores.")
 
 
-def hosts() -> None:
-    """List the hosts that come with homenode, for --host.
+def _layout_row(preset: Layout) -> dict[str, object]:
+    return {
+        "name": preset.name,
+        "about": SUMMARIES.get(preset.name, AUTO_SUMMARY),
+        "study_names": _study_names(preset.name),
+        "pinning": preset.pinning,
+        "siblings": preset.siblings,
+        "cells": preset.cells,
+        "pcie": preset.pcie,
+        "memory": preset.memory,
+    }
 
-    Examples:
-      homenode hosts
-      homenode show --host hgx-h100
-    """
-    from homenode.description.shipped import load_shipped, shipped_hosts
-    from homenode.doc import Doc, Table
 
+def _study_names(name: str) -> list[str]:
+    return [study for study, preset in STUDY_NAMES.items() if preset == name]
+
+
+def hosts(asked: HostsArguments) -> None:
+    """Print the names of shipped hosts, and what each is."""
     rows = tuple((name, load_shipped(name).about) for name in shipped_hosts())
-    heads = ("name", "what it is")
-    console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
+    if asked.json:
+        _print_rows([{"name": name, "about": about} for name, about in rows])
+    else:
+        heads = ("name", "what it is")
+        console().print(Doc("", (Table(heads=heads, rows=rows, folds=heads[-1:]),)))
 
 
-def explain(
-    finding: Annotated[
-        str,
-        typer.Argument(
-            metavar="FINDING-ID",
-            help="An id as `homenode doctor` prints it: pcie-link-narrow.",
-            autocompletion=finding_ids,
-        ),
-    ],
-) -> None:
-    """Explain a finding: what it means, how it is measured, what it costs and how to fix it.
-
-    Examples:
-      homenode explain pcie-link-narrow
-      homenode explain pcie-link-slow
-    """
-    from rich.markdown import Markdown
-
-    from homenode.catalogue import catalogue
-    from homenode.wording import did_you_mean
-
+def findings(asked: FindingsArguments) -> None:
+    """Print the page of a finding, or the ids of all."""
     known = catalogue()
-    if finding not in known:
+    if asked.finding is None:
+        if asked.json:
+            _print_rows([{"id": name, "text": known[name].text} for name in sorted(known)])
+        else:
+            say("\n".join(sorted(known)))
+        return
+    if asked.finding not in known:
         raise InputError(
-            f"{finding}: expected the id of a finding, found none of that name",
-            hint=f"{did_you_mean(finding, known)}each finding ends with its id in brackets",
+            f"{asked.finding}: expected the id of a finding, found none of that name",
+            hint=f"{did_you_mean(asked.finding, known)}each finding ends with its id in brackets",
         )
-    text = known[finding].text
-    if console().is_terminal:
+    text = known[asked.finding].text
+    if asked.json:
+        _print_rows([{"id": asked.finding, "text": text}])
+    elif console().is_terminal:
+        from rich.markdown import Markdown
+
         console().print(Markdown(text))
     else:
         say(text.rstrip())
+
+
+def _print_rows(rows: list[dict[str, object]]) -> None:
+    print_json(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")

@@ -1,14 +1,12 @@
 """homenode replan: a new plan for a domain whose plan no longer fits its host. [I/O]"""
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from homenode.cli.apply import changing_host, define, preview, tuned_on
-from homenode.cli.options import ConnectOption, DomainArgument, HostOption
+from homenode.cli.arguments.place import ReplanArguments
 from homenode.cli.terminal import check_can_ask, note
 from homenode.errors import HostError, UsageError
-from homenode.hypervisor.connection import DEFAULT, is_local, with_connection
+from homenode.hypervisor.connection import is_local, with_connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,30 +16,8 @@ if TYPE_CHECKING:
     from homenode.vm.model import GuestHostdev
 
 
-def replan(
-    name: DomainArgument,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--device", metavar="OLD=NEW", help="Give it NEW in place of OLD. Repeatable."
-        ),
-    ] = None,
-    host: HostOption = None,
-    connect: ConnectOption = DEFAULT,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Define without asking.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would change; change nothing.")
-    ] = False,
-) -> None:
-    """Plan a tuned domain again for the host as it is now, in the layout that it has.
-
-    For a domain that came from another host, or whose host has changed. Shows the difference, asks,
-    and defines; `homenode restore NAME` still gives back the first original.
-
-    Examples:
-      homenode replan gpu-vm --dry-run
-      homenode replan gpu-vm --device 19:00.0=3b:00.0
-    """
+def replan(asked: ReplanArguments) -> None:
+    """Plan again, show the difference, ask, and define it."""
     from homenode.apply.define_step import DomainChange
     from homenode.change.journal import default_root
     from homenode.domain.hostdevs import replace_sources
@@ -54,25 +30,28 @@ def replan(
     from homenode.vm.layout import PRESETS
     from homenode.wording import command_line
 
-    check_can_ask(asked=not (yes or dry_run))
-    if host is None and not is_local(connect):
+    check_can_ask(asked=not (asked.yes or asked.dry_run))
+    if asked.host is None and not is_local(asked.connect):
         raise UsageError(
-            f"--connect {connect}: expected --host as well, since the daemon is on another machine",
+            f"--connect {asked.connect}: expected --host as well, since the daemon is on another "
+            "machine",
             hint="homenode capture --ssh HOST -o host.tar.gz, then --host host.tar.gz",
         )
-    with changing_host("replan", (name,), connect, dry_run=dry_run):
-        virsh = Virsh(connect)
-        state = virsh.domain(name)
+    with changing_host("replan", (asked.name,), asked.connect, dry_run=asked.dry_run):
+        virsh = Virsh(asked.connect)
+        state = virsh.domain(asked.name)
         original = virsh.definition(state.uuid)
         document = open_domain(original, state.name)
         record = read_record(document)
         if record is None:
             raise UsageError(
                 f"{state.name}: expected a domain with a layout of homenode, found none",
-                hint=command_line(*with_connection(connect, "homenode", "apply", state.argument)),
+                hint=command_line(
+                    *with_connection(asked.connect, "homenode", "apply", state.argument)
+                ),
             )
-        machine = load_host(host)
-        document = replace_sources(document, _replaced(device or ()))
+        machine = load_host(asked.host)
+        document = replace_sources(document, _replaced(asked.device))
         _refuse_missing(vm_of(document).hostdevs, machine, state.name)
         is_same = record.host is not None and is_made_for(machine, record.host)
         if not is_same and machine.nodes_assumed:
@@ -94,12 +73,12 @@ def replan(
             memory_binding=layout.memory,
             objective=record.objective,
         )
-        tuning = tuned_on(state.name, document.to_bytes(), options, host, (), [], quiet=False)
+        tuning = tuned_on(state.name, document.to_bytes(), options, asked.host, (), [], quiet=False)
         change = DomainChange(name=state.uuid, tuned=tuning.document, original=original)
-        if dry_run:
+        if asked.dry_run:
             preview(virsh, (change,), default_root())
         else:
-            define(virsh, (change,), default_root(), asked=not yes)
+            define(virsh, (change,), default_root(), asked=not asked.yes)
 
 
 def _replaced(words: "Sequence[str]") -> "Mapping[Bdf, Bdf]":

@@ -2,11 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import ForceOption, JsonOption
+from homenode.cli.arguments.conclude import ReportArguments
 from homenode.cli.terminal import (
     STANDARD_OUTPUT,
     check_can_write,
@@ -28,74 +26,32 @@ PAGE = "report.html"
 _MOST_NAMED = 10
 
 
-def report(
-    runs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[RUN]...",
-            help="Folders of results or of other tools' logs; published:SYSTEM. Default: results.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="The page: .html or .pdf. Default: report.html in the first folder.",
-        ),
-    ] = None,
-    published: Annotated[
-        bool, typer.Option("--published", help="Also everything that others have published.")
-    ] = False,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SOURCE", help="A host of these results, to draw. Repeatable."),
-    ] = None,
-    title: Annotated[
-        str, typer.Option(metavar="TEXT", help="Title of the page.")
-    ] = "homenode report",
-    csv: Annotated[bool, typer.Option("--csv", help="Print every figure as a row of CSV.")] = False,
-    force: ForceOption = False,
-    json: JsonOption = False,
-    parquet: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the same rows as Parquet; needs pyarrow."),
-    ] = None,
-) -> None:
-    """Report results as one self-contained page: verdicts, effects, charts, doubts.
-
-    Without arguments: of ./results, into results/report.html. Folders of the study's
-    scripts and logs of other tools are read as they are. Only runs of the same hardware
-    are compared. The page needs no network.
-
-    Examples:
-      homenode report
-      homenode report --published -o published.pdf
-    """
-    if not (runs or published):
+def report(asked: ReportArguments) -> None:
+    """Write the page, or print rows."""
+    runs, output = list(asked.runs), asked.output
+    if not (runs or asked.published):
         if not RESULTS.is_dir():
             raise UsageError(
                 f"report: expected a folder ./{RESULTS}, folders or --published, found none",
                 hint="homenode bench makes results; logs of other tools are read as they are",
             )
         runs = [str(RESULTS)]
-    if output is None and not (csv or json or parquet):
-        output = _neighbours(runs or [])
-    if csv and json:
+    if output is None and not (asked.csv or asked.json or asked.parquet):
+        output = _neighbours(runs)
+    if asked.csv and asked.json:
         raise UsageError("give either --csv or --json, not both")
-    check_can_write(output, parquet, force=force)
+    check_can_write(output, asked.parquet, force=asked.force)
     if (
         output is not None
         and output != STANDARD_OUTPUT
         and output.suffix.lower() not in (".html", ".htm", ".pdf")
     ):
         raise UsageError(f"-o {output}: expected a name that ends in .html or .pdf")
-    machines, skipped = _machines(runs or [], published, host or [])
+    machines, skipped = _machines(runs, asked.published, asked.host)
     if output is not None:
-        _write(machines, skipped, title, output)
-    if csv or json or parquet is not None:
-        _rows(machines, skipped, csv=csv, json=json, parquet=parquet)
+        _write(machines, skipped, asked.title, output)
+    if asked.csv or asked.json or asked.parquet is not None:
+        _rows(machines, skipped, csv=asked.csv, json=asked.json, parquet=asked.parquet)
 
 
 def _neighbours(runs: Sequence[str]) -> Path:

@@ -1,65 +1,19 @@
 """homenode restore: the original document of a file or a domain, exactly. [I/O]"""
 
-from typing import Annotated
-
-import typer
-
-from homenode.cli.completion import domain_names
-from homenode.cli.options import is_file_target
+from homenode.cli.apply import is_file_target, restore_domain, restore_domains
+from homenode.cli.arguments.place import RestoreArguments
 from homenode.cli.terminal import note, note_error, say
+from homenode.domain.restore import restore as restore_original
 from homenode.errors import UsageError
+from homenode.hypervisor.connection import DEFAULT
 
 
-def restore(
-    targets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TARGET...",
-            autocompletion=domain_names,
-            help="A document that `homenode plan -o` wrote, or a domain that `homenode apply` "
-            "defined.",
-        ),
-    ] = None,
-    connect: Annotated[
-        str | None,
-        typer.Option(
-            "--connect",
-            "-c",
-            metavar="URI",
-            help="libvirt of the domain. Default: qemu:///system.",
-        ),
-    ] = None,
-    forget: Annotated[
-        bool,
-        typer.Option("--forget", help="A domain: keep the present definition as the original."),
-    ] = False,
-    keep_edits: Annotated[
-        bool,
-        typer.Option(
-            "--keep-edits",
-            help="A domain edited since: take out only what the layout set, and show the diff.",
-        ),
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", "-n", help="A domain: only show what would change."),
-    ] = False,
-    list_open: Annotated[
-        bool,
-        typer.Option("--list", help="List what is open on this host, or can be undone."),
-    ] = False,
-) -> None:
-    """Give back the original of a tuned document or domain, byte for byte.
-
-    Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
-    with a slash or ending in .xml is a file, and so is one that has a saved original.
-
-    Examples:
-      homenode restore tuned.xml
-      homenode restore --list
-    """
-    if list_open:
-        if targets or connect is not None or forget or keep_edits or dry_run:
+def restore(asked: RestoreArguments) -> None:
+    """Give the originals back, or list what is open."""
+    targets = asked.targets
+    for_a_domain = asked.connect is not None or asked.forget or asked.keep_edits or asked.dry_run
+    if asked.list_open:
+        if targets or for_a_domain:
             raise UsageError("--list: expected no other argument: it lists all")
         _list_open()
         return
@@ -67,32 +21,32 @@ def restore(
         raise UsageError(
             "expected a document or a domain, found none", hint="homenode restore --list"
         )
-    what = targets[0]
+    what, uri = targets[0], asked.connect or DEFAULT
     if any(map(is_file_target, targets)):
         if len(targets) > 1:
             raise UsageError(f"expected one document, or domains, found {len(targets)} targets")
-        if connect is not None or forget or keep_edits or dry_run:
+        if for_a_domain:
             raise UsageError(
                 f"{what}: a document; --connect, --forget, --keep-edits and --dry-run are for a "
                 "domain"
             )
-        from homenode.domain.restore import restore as restore_original
-
         restore_original(what)
         note(f"restored {what}")
         return
-    if forget and keep_edits:
+    if asked.forget and asked.keep_edits:
         raise UsageError("give either --forget or --keep-edits, not both")
-    from homenode.cli.apply import restore_domain, restore_domains
-    from homenode.hypervisor.connection import DEFAULT
-
     if len(targets) > 1:
-        if forget:
+        if asked.forget:
             raise UsageError(f"--forget: expected one domain, found {len(targets)}")
-        uri = connect or DEFAULT
-        restore_domains(targets, uri, keep_edits=keep_edits, dry_run=dry_run)
+        restore_domains(targets, uri, keep_edits=asked.keep_edits, dry_run=asked.dry_run)
         return
-    restore_domain(what, connect or DEFAULT, forget=forget, keep_edits=keep_edits, dry_run=dry_run)
+    restore_domain(
+        what,
+        uri,
+        forget=asked.forget,
+        keep_edits=asked.keep_edits,
+        dry_run=asked.dry_run,
+    )
 
 
 def _list_open() -> None:

@@ -1,11 +1,9 @@
 """homenode doctor retrain, and the hook that libvirt calls. [I/O]"""
 
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
+from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
 from homenode.errors import HomenodeError, InputError, UsageError
 from homenode.input_files import read_input
@@ -22,39 +20,28 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Retraining:
-    """The options of the same names."""
-
-    target: int | None = None
-    apply: bool = False
-    print_unit: bool = False
-    print_hook: bool = False
-
-
-def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> None:
+def retrain(asked: RetrainArguments) -> None:
     """Train the links of devices again, through the ports above them.
 
     Changes the target speed in a port's Link Control 2 and sets Retrain Link, nothing else.
     Refuses while a VM or a driver uses anything behind the port.
     """
-    from homenode.bdf import Bdf
     from homenode.doctor.retrain.config_registers import SPEED_OF_CODE
     from homenode.doctor.retrain.install import libvirt_hook, systemd_unit
 
-    devices = tuple(Bdf.parse(text, "BDF") for text in words)
-    if wanted.target is not None and wanted.target not in SPEED_OF_CODE:
-        raise UsageError(f"--target: expected a generation from 1 to 6, found {wanted.target}")
-    if wanted.print_hook:
-        print_file(libvirt_hook(_program(), wanted.target))
+    devices = asked.devices
+    if asked.target is not None and asked.target not in SPEED_OF_CODE:
+        raise UsageError(f"--target: expected a generation from 1 to 6, found {asked.target}")
+    if asked.print_hook:
+        print_file(libvirt_hook(_program(), asked.target))
         return
     if not devices:
         raise UsageError(
             "retrain: expected the BDF of a device, found none",
             hint="homenode doctor lists devices with slow links",
         )
-    if wanted.print_unit:
-        print_file(systemd_unit(devices, _program(), wanted.target))
+    if asked.print_unit:
+        print_file(systemd_unit(devices, _program(), asked.target))
         return
     host = _this_machine()
     findings: list[Finding] = []
@@ -62,29 +49,29 @@ def retrain(words: tuple[str, ...], wanted: Retraining, *, as_json: bool) -> Non
     for bdf in devices:
         try:
             findings += _one(
-                host, bdf, wanted.target, apply=wanted.apply, say=note if as_json else say
+                host, bdf, asked.target, apply=asked.apply, say=note if asked.json else say
             )
         except HomenodeError as error:
             if len(devices) == 1:
                 raise
             note_error(error)
             failure = error
-    _print(findings, devices, as_json=as_json)
+    _print(findings, devices, as_json=asked.json)
     if findings:
-        raise typer.Exit(1)
+        raise SystemExit(1)
     if failure is not None:
-        raise typer.Exit(failure.exit_code)
+        raise SystemExit(failure.exit_code)
 
 
-def hook(words: tuple[str, ...], target: int | None = None) -> None:
+def hook(asked: RetrainHookArguments) -> None:
     """What the libvirt hook calls: DOMAIN start|started, with the domain's XML as input.
 
     Whatever goes wrong is said and no reason to fail: libvirt would not start the VM.
     """
     try:
-        if len(words) != 2:
-            raise UsageError(f"hook: expected DOMAIN and start or started, found {words}")
-        _hook(*words, read_input("-", "the document of the domain"), target)
+        if len(asked.words) != 2:
+            raise UsageError(f"hook: expected DOMAIN and start or started, found {asked.words}")
+        _hook(*asked.words, read_input("-", "the document of the domain"), asked.target)
     except HomenodeError as error:
         say(f"homenode: {error}")
 

@@ -41,6 +41,11 @@ def say(text: str) -> None:
     print(_plain(text))
 
 
+def print_own(text: str) -> None:
+    """Lines of homenode's own to standard output, with the styles that are in them."""
+    print(text)
+
+
 def note(text: str) -> None:
     """One line to standard error: what was written where, and what was left out. A newline in it is
     a name's, which would pass for a line of ours."""

@@ -3,110 +3,33 @@
 import os
 import re
 import time
-from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from msgspec import structs
 
-from homenode.cli.bench_options import AppArguments, RunArguments, SuiteArguments, bench_options
-from homenode.cli.options import as_words
-from homenode.cli.placing_options import (
-    LayoutOptions,
-    ManualOptions,
-    PlacementOptions,
-    SwitchOptions,
-    VmOptions,
-    plan_options,
+from homenode.cli.arguments.measure import (
+    RunArguments,
+    SuiteArguments,
+    TrialArguments,
 )
+from homenode.cli.bench_options import bench_options
+from homenode.cli.command import as_words
 from homenode.errors import UsageError
 from homenode.hypervisor.connection import checked_uri, is_local
-from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
-from homenode.plan.options import PciGranularity
+from homenode.measure.layouts.guest_access import GuestAccess, Transport
+from homenode.plan.options import (
+    DeviceLocality,
+    EmulatorPolicy,
+    MemoryMode,
+    PciGranularity,
+    PlanOptions,
+)
 from homenode.results.vantage import Vantage
 from homenode.vm.layout import PRESETS, Pinning, preset_named, unknown_layout
 
 if TYPE_CHECKING:
     from homenode.measure.layouts.prepare import TrialRequest
-    from homenode.plan.options import PlanOptions
-
-_access = partial(typer.Option, rich_help_panel="How the guest is reached")
-
-
-@dataclass(frozen=True, slots=True)
-class AccessOptions:
-    """How a guest is reached, and how long it may take."""
-
-    reach: Annotated[Transport | None, _access("--reach", help="Default: ssh.")] = None
-    address: Annotated[
-        str | None, _access("--address", metavar="ADDRESS", help="Default: libvirt's lease.")
-    ] = None
-    ssh_user: Annotated[str, _access("--ssh-user", metavar="USER", help="Also of the console.")] = (
-        "root"
-    )
-    ssh_port: Annotated[int, _access("--ssh-port", metavar="N")] = 22
-    ssh_key: Annotated[Path | None, _access("--ssh-key", metavar="FILE", help="A private key.")] = (
-        None
-    )
-    probe: Annotated[
-        Path | None,
-        _access("--probe", metavar="FILE", help="The static probe to copy to the guest."),
-    ] = None
-    answer_within: Annotated[
-        float,
-        _access(
-            "--answer-within",
-            metavar="SECONDS",
-            min=1,
-            help="How long a guest may take to answer after its start.",
-        ),
-    ] = ANSWER_S
-    stop_within: Annotated[
-        float,
-        _access(
-            "--stop-within",
-            metavar="SECONDS",
-            min=0,
-            help="How long a guest may take to shut down before it is stopped.",
-        ),
-    ] = STOP_S
-
-    @property
-    def is_default(self) -> bool:
-        """Whether no option says how the guest is reached."""
-        return self.guest == AccessOptions().guest
-
-    @property
-    def guest(self) -> GuestAccess:
-        """The access itself."""
-        key = None if self.ssh_key is None else str(self.ssh_key.absolute())
-        transport = self.reach or Transport.SSH
-        return GuestAccess(transport, self.address, self.ssh_user, self.ssh_port, key)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialArguments:
-    """The options of a new trial as they were given; see cli/trial.py."""
-
-    layouts: tuple[str, ...]
-    boots: int
-    bare: bool
-    as_copy: bool
-    in_place: bool
-    results: Path
-    report: Path | None
-    id: str | None
-    dry_run: bool
-    connect: str
-    host: str | None
-    page_size: str | None
-    pci_granularity: PciGranularity
-    suite: SuiteArguments
-    app: AppArguments
-    access: AccessOptions
-    manual: ManualOptions
-    placement: PlacementOptions
 
 
 def is_experiment(suite: SuiteArguments) -> bool:
@@ -114,14 +37,13 @@ def is_experiment(suite: SuiteArguments) -> bool:
     return "collectives" in (suite.tests or "").replace(" ", "").split(",")
 
 
-def default_layouts(suite: SuiteArguments) -> str:
-    """Those that the experiment's questions compare; none of another trial."""
-    return "default,pin,pin-numa,pin-numa-pci" if is_experiment(suite) else ""
+def layouts_of(asked: TrialArguments) -> tuple[str, ...]:
+    """Layouts to compare, the study's names as presets; unknown names stay, to be refused.
 
-
-def layouts_named(text: str) -> tuple[str, ...]:
-    """Layouts of a list, the study's names as presets; unknown names stay, to be refused."""
-    names = (one.strip() for one in text.split(",") if one.strip())
+    Without a list those that the experiment's questions compare; none of another trial.
+    """
+    usual = "default,pin,pin-numa,pin-numa-pci" if is_experiment(asked.suite) else ""
+    names = (one.strip() for one in (asked.layouts or usual).split(",") if one.strip())
     return tuple(one if (found := preset_named(one)) is None else found.name for one in names)
 
 
@@ -133,17 +55,18 @@ def check(asked: TrialArguments) -> None:
             hint="--as-copy boots a copy with its own name and throw-away disks; --in-place boots "
             "the VM itself, and restores its definition after",
         )
-    if not asked.layouts:
+    layouts = layouts_of(asked)
+    if not layouts:
         raise UsageError(
             "--layouts: expected some, found none",
             hint="--layouts default,pin,pin-numa,pin-numa-pci",
         )
     check_access(asked.access.guest)
-    for one in asked.layouts:
+    for one in layouts:
         if one not in PRESETS:
             raise unknown_layout(one, "--layouts")
     _check_lists(asked)
-    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in asked.layouts):
+    if asked.bare and all(PRESETS[one].pinning is Pinning.NONE for one in layouts):
         raise UsageError(
             "--bare: expected a layout that pins as well, found none: it says which PUs",
             hint="--layouts default,pin",
@@ -177,7 +100,7 @@ def trial_request(domain: str, asked: TrialArguments) -> "TrialRequest":
     from homenode.measure.layouts.trial_config import Measuring
 
     own = asked.id or f"{_word(domain)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-    run = bench_options(own, asked.suite, asked.app, RunArguments(vantage=Vantage.GUEST))
+    run = bench_options(own, asked.suite, asked.own, RunArguments(vantage=Vantage.GUEST))
     measuring = Measuring(
         run.suite,
         run.repeats,
@@ -189,8 +112,8 @@ def trial_request(domain: str, asked: TrialArguments) -> "TrialRequest":
     placing, words = _placing(asked)
     return TrialRequest(
         own,
-        asked.layouts,
-        asked.boots,
+        layouts_of(asked),
+        asked.boots or (1 if is_experiment(asked.suite) else 3),
         run.seed,
         asked.bare,
         asked.as_copy,
@@ -199,7 +122,7 @@ def trial_request(domain: str, asked: TrialArguments) -> "TrialRequest":
         words,
         measuring,
         asked.access.guest,
-        asked.manual.ranges(),
+        asked.manual if asked.manual.node_pus else None,
         _manual_words(asked),
     )
 
@@ -208,44 +131,48 @@ def _manual_words(asked: TrialArguments) -> tuple[str, ...]:
     """PUs that the user gives, as options of `homenode plan`."""
     if not asked.manual.node_pus:
         return ()
-    words = [*as_words(asked.manual), *as_words(VmOptions(page_size=asked.page_size))]
-    chosen = PlacementOptions(
-        memory_mode=asked.placement.memory_mode, unequal_cells=asked.placement.unequal_cells
+    given = asked.options
+    chosen = PlanOptions(
+        page_bytes=given.page_bytes,
+        memory_mode=given.memory_mode,
+        unequal_cells=given.unequal_cells,
     )
-    return (*words, *as_words(chosen))
+    return (*as_words(asked.manual), *as_words(chosen))
 
 
 def _check_lists(asked: TrialArguments) -> None:
     """Raises UsageError for PU lists together with options that choose PUs."""
     if not asked.manual.node_pus:
-        asked.manual.ranges()
+        if asked.manual.sibling_pus:
+            raise UsageError("--sibling-pus: expected --node-pus as well, found none")
         return
-    usual = PlacementOptions(
-        memory_mode=asked.placement.memory_mode,
-        unequal_cells=asked.placement.unequal_cells,
-        device_locality=asked.placement.device_locality,
-        emulator=asked.placement.emulator,
+    others = structs.replace(
+        asked.options,
+        page_bytes=None,
+        pci_granularity=PciGranularity.CELL,
+        memory_mode=MemoryMode.STRICT,
+        unequal_cells=False,
+        device_locality=DeviceLocality.PREFER,
+        emulator_policy=EmulatorPolicy.AUTO,
     )
-    if asked.placement != usual:
-        given = next(word for word in as_words(asked.placement) if word.startswith("--"))
-        raise UsageError(f"give either --node-pus or {given}, not both")
-    smt = [one for one in asked.layouts if PRESETS[one].pinning is Pinning.ALL_PUS]
+    given = ["--after"] if asked.after else [*as_words(others)]
+    if given:
+        raise UsageError(f"give either --node-pus or {given[0]}, not both")
+    smt = [one for one in layouts_of(asked) if PRESETS[one].pinning is Pinning.ALL_PUS]
     if smt and not asked.manual.sibling_pus:
         raise UsageError(f"--node-pus: expected --sibling-pus for layout {smt[0]}, found none")
 
 
 def _placing(asked: TrialArguments) -> "tuple[PlanOptions, tuple[str, ...]]":
     """The placement, and the same as options of `homenode apply`."""
-    vm = VmOptions(page_size=asked.page_size)
-    switches = SwitchOptions(pci_granularity=asked.pci_granularity)
     # The GPUs are those that the VM has, whatever NVLink is between them.
-    placement = replace(asked.placement, without_nvlink=True)
-    layout = LayoutOptions(layout=asked.layouts[0])
-    after = tuple(path.absolute() for path in asked.placement.after)
-    words = [*as_words(vm), *as_words(replace(asked.placement, after=after)), *as_words(switches)]
+    options = structs.replace(asked.options, layout=layouts_of(asked)[0], without_nvlink=True)
+    words = [*as_words(asked.options)]
+    for path in asked.after:
+        words += ["--after", str(path.absolute())]
     if asked.host is not None:
         words += ["--host", _from_anywhere(asked.host)]
-    return plan_options(layout, vm, placement, switches), tuple(words)
+    return options, tuple(words)
 
 
 def _from_anywhere(source: str) -> str:

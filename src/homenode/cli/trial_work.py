@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.change.journal import default_root
-from homenode.cli.placing_options import hosts_after
-from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
-from homenode.cli.trial_options import (
-    AccessOptions,
+from homenode.cli.arguments.measure import (
     TrialArguments,
-    check,
-    check_access,
-    trial_request,
+    TrialResumeArguments,
+    TrialStatusArguments,
+    TrialUndoArguments,
 )
+from homenode.cli.planning import hosts_after
+from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
+from homenode.cli.trial_options import check, check_access, trial_request
 from homenode.errors import HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
@@ -50,18 +50,18 @@ _PER_TEST_S = 1.0
 _STATIC_PROBE = "homenode-probe-static"
 
 
-def begin_trial(name: str, asked: TrialArguments) -> None:
+def begin_trial(asked: TrialArguments) -> None:
     """Look, show the schedule, and run it; exits with the contract's code."""
     check(asked)
     check_can_write(asked.report)
     virsh = Virsh(asked.connect)
     host = _host(asked)
-    state = virsh.domain(name)
+    state = virsh.domain(asked.name)
     want = trial_request(state.name, asked)
     # A dry run writes nothing, a lock neither.
     alone = nullcontext() if asked.dry_run else domain_locked(default_root(), state.uuid)
     with alone:
-        checked = preflight(virsh, name, want, host, default_root())
+        checked = preflight(virsh, asked.name, want, host, default_root())
         boot_s = _seconds_of_boots(host, checked)
         _show(checked, Pace(boot_s).left(step.variant for step in steps_of(checked.head)))
         if asked.dry_run:
@@ -78,27 +78,25 @@ def begin_trial(name: str, asked: TrialArguments) -> None:
     _conclude(checked.head, journal, asked.report, asked.host)
 
 
-def resume_trial(
-    name: str, given: AccessOptions | None, probe: Path | None, report: Path | None
-) -> None:
+def resume_trial(asked: TrialResumeArguments) -> None:
     """Continue the last trial of a domain; what failed is tried again."""
-    reaching = None if given is None else given.guest
+    reaching = None if asked.access.is_default else asked.access.guest
     if reaching is not None:
         check_access(reaching)
-    check_can_write(report)
-    known = latest(default_root(), name)
+    check_can_write(asked.report)
+    known = latest(default_root(), asked.name)
     assert known.head is not None, "latest leaves out what cannot be read"
     head, journal = known.head, JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), head.source_uuid or head.uuid)
     with alone, journal.held() as lock:
-        _run(Virsh(head.connect), head, journal, lock, _probe(probe), reaching, None)
+        _run(Virsh(head.connect), head, journal, lock, _probe(asked.access.probe), reaching, None)
     kept = reopen(head, journal).config.report
-    _conclude(head, journal, report or (None if kept is None else Path(kept)), None)
+    _conclude(head, journal, asked.report or (None if kept is None else Path(kept)), None)
 
 
-def rollback_trial(name: str, stop_s: float) -> None:
+def rollback_trial(asked: TrialUndoArguments) -> None:
     """Have the VM as it was before the last trial of it."""
-    known = latest(default_root(), name)
+    known = latest(default_root(), asked.name)
     assert known.head is not None, "latest leaves out what cannot be read"
     journal = JournalFile(default_root(), known.head.id)
     alone = domain_locked(default_root(), known.head.source_uuid or known.head.uuid)
@@ -106,17 +104,18 @@ def rollback_trial(name: str, stop_s: float) -> None:
         if not journal.known().state.to_undo:
             note(f"{known.head.source}: nothing left to undo of trial {known.head.id}")
         virsh = Virsh(known.head.connect)
-        rollback(virsh, known.head, journal, default_root(), stop_s, notify=note)
+        rollback(virsh, known.head, journal, default_root(), asked.stop_within, notify=note)
         journal.note(What.ENDED)
 
 
-def show_status(name: str | None) -> None:
+def show_status(asked: TrialStatusArguments) -> None:
     """Print how far trials are: all, or the last one of that name.
 
     Raises InputError where none has that name.
     """
     from homenode.report.trial_text import status_text
 
+    name = asked.name
     found = known_trials(default_root(), name)
     if not found and name is None:
         note("no trials yet")
@@ -255,7 +254,7 @@ def _runs(head: Head, journal: JournalFile) -> tuple[list[Run], list[str]]:
 def _host(asked: TrialArguments) -> "Host":
     from homenode.sources import load_host
 
-    return hosts_after((load_host(asked.host),), asked.placement.after)[0]
+    return hosts_after((load_host(asked.host),), asked.after)[0]
 
 
 def _host_of_guests(measuring: Measuring, host: "Host | None") -> "Host | None":

@@ -1,12 +1,9 @@
 """homenode verify: does a document, a booted guest or the real one match its plan. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.completion import domain_names
-from homenode.cli.options import HostOption, JsonOption, LspciOption
+from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
     check_can_write,
     console,
@@ -23,113 +20,34 @@ from homenode.input_files import read_input
 if TYPE_CHECKING:
     from homenode.verify.verification import Verified
 
-_BOOT = "Test guest"
 
-
-def verify(
-    document: Annotated[
-        Path | None, typer.Argument(metavar="[VM.xml]", help="The domain document.")
-    ] = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", metavar="PLAN.json", help="The saved plan to compare with."),
-    ] = None,
-    host: HostOption = None,
-    lspci: LspciOption = None,
-    boot: Annotated[
-        bool,
-        typer.Option(
-            "--boot",
-            help="Boot a small guest with the same vCPUs, cells and PCIe tree, and read it.",
-            rich_help_panel=_BOOT,
-        ),
-    ] = False,
-    guest: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="The real guest's own view: a capture made inside it, or ssh:HOST.",
-        ),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="For --guest: the hypervisor that the plan was made for, as of `plan --target`.",
-        ),
-    ] = None,
-    live: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            autocompletion=domain_names,
-            help="A running domain of this machine, from outside: threads, memory, IRQs.",
-        ),
-    ] = None,
-    connect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URI",
-            help="libvirt for --live and --boot; for --boot none = QEMU directly. Default: "
-            "qemu:///system, and for --boot QEMU where that does not answer.",
-        ),
-    ] = None,
-    kernel: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Kernel for --boot.", rich_help_panel=_BOOT),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS", min=1, help="For --boot. Default: by vCPUs.", rich_help_panel=_BOOT
-        ),
-    ] = None,
-    keep: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keep the test guest's files and console here.",
-            rich_help_panel=_BOOT,
-        ),
-    ] = None,
-    svg: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw the guest here, and host and plan in FILE's *-plan.svg."
-        ),
-    ] = None,
-    proof: Annotated[
-        bool,
-        typer.Option("--proof", help="Check the proof that the saved plan P.json carries."),
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Check a domain document against its host and plan, and what a guest of it sees.
-
-    Errors that libvirt accepts silently are found as well. No domain is started or changed.
-
-    Examples:
-      homenode verify tuned.xml --plan plan.json --boot
-      homenode verify --live gpu-vm
-    """
-    _refuse_idle(
-        boot=boot, live=live, connect=connect, kernel=kernel, timeout=timeout, keep=keep, svg=svg
-    )
-    if proof:
-        given = (plan, lspci, live, guest, svg, target)
-        if document is None or boot or json or any(one is not None for one in given):
+def verify(asked: VerifyArguments) -> None:
+    """Check what is asked, and print the findings."""
+    _refuse_idle(asked)
+    target = asked.target
+    if asked.proof:
+        given = (asked.plan, asked.lspci, asked.live, asked.guest, asked.svg, target)
+        if (
+            asked.document is None
+            or asked.boot
+            or asked.json
+            or any(one is not None for one in given)
+        ):
             raise UsageError("--proof: expected the saved plan, and --host alone with it")
-        verify_proof(document, host)
+        verify_proof(asked.document, asked.host)
         return
-    if live is not None:
-        if boot or any(one is not None for one in (document, guest, host, lspci, target)):
+    if asked.live is not None:
+        if asked.boot or any(
+            one is not None
+            for one in (asked.document, asked.guest, asked.host, asked.lspci, target)
+        ):
             raise UsageError(
                 "--live: expected no document, --host, --lspci, --boot, --guest or --target: a "
                 "running domain is checked where it runs"
             )
         from homenode.hypervisor.connection import DEFAULT
 
-        verify_live(live, connect or DEFAULT, plan, as_json=json)
+        verify_live(asked.live, asked.connect or DEFAULT, asked.plan, as_json=asked.json)
         return
     from homenode.verify.boot.stand_in_boot import BootOptions
     from homenode.verify.verification import VerifyRequest
@@ -141,17 +59,21 @@ def verify(
 
         refuse_unknown_target(target)
         target = None if target == LIBVIRT else target
-    check_can_write(svg)
-    options = BootOptions(connect, kernel, timeout, keep) if boot else None
-    wanted = VerifyRequest(document, plan, host, lspci, options, guest, target)
+    check_can_write(asked.svg)
+    options = (
+        BootOptions(asked.connect, asked.kernel, asked.timeout, asked.keep) if asked.boot else None
+    )
+    wanted = VerifyRequest(
+        asked.document, asked.plan, asked.host, asked.lspci, options, asked.guest, target
+    )
     # Interruptible, since a test guest would run on.
-    with interruptible(), working("booting a test guest" if boot else "checking"):
+    with interruptible(), working("booting a test guest" if asked.boot else "checking"):
         verified = verify_wanted(wanted, note)
-        if guest is not None:
+        if asked.guest is not None:
             verified = _with_nccl(verified)
-    _print(verified, as_json=json)
-    if svg is not None:
-        _draw(verified, svg)
+    _print(verified, as_json=asked.json)
+    if asked.svg is not None:
+        _draw(verified, asked.svg)
     exit_if_bad(verified.findings.findings)
 
 
@@ -175,24 +97,15 @@ def _with_nccl(verified: "Verified") -> "Verified":
     return replace(verified, findings=found)
 
 
-def _refuse_idle(
-    *,
-    boot: bool,
-    live: str | None,
-    connect: str | None,
-    kernel: Path | None,
-    timeout: float | None,
-    keep: Path | None,
-    svg: Path | None,
-) -> None:
+def _refuse_idle(asked: VerifyArguments) -> None:
     """Options that would do nothing: whoever gives one expects what did not happen."""
-    of_boot = {"--kernel": kernel, "--timeout": timeout, "--keep": keep}
-    idle = [] if boot else [option for option, value in of_boot.items() if value is not None]
-    if connect is not None and not boot and live is None:
+    of_boot = {"--kernel": asked.kernel, "--timeout": asked.timeout, "--keep": asked.keep}
+    idle = [] if asked.boot else [name for name, value in of_boot.items() if value is not None]
+    if asked.connect is not None and not asked.boot and asked.live is None:
         idle.append("--connect")
     if idle:
         raise UsageError(f"{', '.join(idle)}: expected --boot as well, found none")
-    if svg is not None and live is not None:
+    if asked.svg is not None and asked.live is not None:
         raise UsageError("give either --svg or --live, not both")
 
 

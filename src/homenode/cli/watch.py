@@ -4,11 +4,9 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import JsonOption
+from homenode.cli.arguments.check import WatchArguments
 from homenode.cli.terminal import note, print_json, say
 from homenode.errors import HostError, InputError, of_os
 from homenode.input_files import read_input
@@ -28,46 +26,9 @@ _OWN = ".homenode"
 _WAIT_S = 60.0
 
 
-def watch(
-    host: Annotated[
-        str | None,
-        typer.Option(metavar="CAPTURE", help="Check a capture instead of this machine."),
-    ] = None,
-    expect: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="SITE.toml",
-            help=f"The recorded state (homenode expect -o). Default: {EXPECTATION} if it exists.",
-        ),
-    ] = None,
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Keeps the previous result, to find what is new. Default: "
-            "/var/lib/homenode/watch; for a capture none.",
-        ),
-    ] = None,
-    textfile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.prom", help="Write metrics for the node exporter's textfile collector."
-        ),
-    ] = None,
-    connect: Annotated[
-        str, typer.Option(metavar="URI", help="libvirt of this machine.")
-    ] = "qemu:///system",
-    json: JsonOption = False,
-) -> None:
-    """Compare the host once with what was certified, and report what is new.
-
-    Reads sysfs, /proc and libvirt; wakes no device and changes nothing. One alert for each cause: a
-    slow link, a changed topology, a missing GPU, fewer huge pages, a VM that is not as planned.
-
-    Examples:
-      homenode watch --expect site.toml
-      homenode watch --textfile /var/lib/prometheus/node-exporter/homenode.prom
-    """
+def watch(asked: WatchArguments) -> None:
+    """Look once, and say what is new."""
+    textfile = asked.textfile
     from dataclasses import replace
 
     from homenode.formats import encode
@@ -76,16 +37,20 @@ def watch(
     from homenode.watch.observation import look
     from homenode.watch.state import KIND, changes
 
-    folder = _state_folder(state, host)
+    folder = _state_folder(asked.state, asked.host)
     before = None if folder is None else _before(folder)
-    seen = look(_snapshot(host), _expectation(expect, host), None if host else connect)
+    seen = look(
+        _snapshot(asked.host),
+        _expectation(asked.expect, asked.host),
+        None if asked.host else asked.connect,
+    )
     now = seen.state
     if textfile is not None and not textfile.parent.is_dir():
         gap = Gap(str(textfile), "its folder is not there: is the node exporter installed?")
         now = replace(now, not_read=(*now.not_read, gap))
         textfile = None
     text = encode(KIND, now)
-    if json:
+    if asked.json:
         print_json(text)
     else:
         _say(changes(before, now), now)
@@ -160,7 +125,7 @@ def _expectation(given: Path | None, host: str | None) -> "Expectation | None":
         path = EXPECTATION
     if path is None:
         return None
-    text = read_input(path, "a site.toml", hint="homenode expect -o SITE.toml")
+    text = read_input(path, "a site.toml", hint="homenode watch certify -o SITE.toml")
     return parse_expectation(text.decode(errors="replace"), str(path))
 
 

@@ -21,6 +21,6 @@ def load_shipped(name: str) -> HostDescription:
     if name not in known:
         raise UsageError(
             f"host {name!r}: expected the name of a shipped host, found none such",
-            hint=f"{did_you_mean(name, known)}homenode hosts lists them",
+            hint=f"{did_you_mean(name, known)}homenode list hosts lists them",
         )
     return parse_description(package_text(_FOLDER, f"{name}{_SUFFIX}"), f"{name}{_SUFFIX}")

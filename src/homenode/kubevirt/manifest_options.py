@@ -1,7 +1,13 @@
 """ManifestOptions: choices of the hook and of the manifests that a cluster gets."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.errors import UsageError
+from homenode.opt import Flag, Opt, size_bytes
+from homenode.units import GIB
 
 
 class OnError(StrEnum):
@@ -31,28 +37,78 @@ class ClaimScope(StrEnum):
         return f"resource.kubernetes.io/{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestOptions:
+def whole_gib(text: str, option: str) -> int:
+    """GiB of a size. Raises UsageError for a fraction of one."""
+    gib, rest = divmod(size_bytes(text, option), GIB)
+    if rest or not gib:
+        raise UsageError(f"{option} {text}: expected whole GiB, such as 64GiB")
+    return gib
+
+
+class ManifestOptions(Struct, frozen=True, kw_only=True):
     """configmap: the hook comes from a ConfigMap, on KubeVirt's own sidecar image. image: where the
     sidecar's image will be. bench_image: that of the jobs that measure. gpu: the resource's name.
     gpu_id: the GPU's PCI vendor and device. memory_gib, vcpus, gpus: of the example VM. guest:
     user@host of the VM to measure over ssh. claims: the GPUs come from DRA claims, with as many
     NICs where nic_class is given; None = from a device plugin."""
 
-    configmap: bool = False
-    image: str = "registry.example/homenode-sidecar:latest"
-    bench_image: str = "registry.example/homenode-bench:latest"
-    namespace: str = "default"
-    vm: str = "gpu-vm"
-    gpu: str = "nvidia.com/GA100_A100_SXM4_40GB"
-    gpu_id: str = "10DE:20B0"
-    gpus: int = 8
-    vcpus: int = 96
-    memory_gib: int = 512
-    hook_version: HookVersion = HookVersion.V1ALPHA3
-    kubevirt: str = "v1.6.0"
-    guest: str = "cloud@gpu-vm"
-    node: str | None = None
-    claims: ClaimScope | None = None
-    gpu_class: str = "vfio.gpu.nvidia.com"
-    nic_class: str | None = None
+    configmap: Annotated[
+        bool,
+        Flag(
+            "--configmap",
+            "Put the hook into a ConfigMap, on KubeVirt's own sidecar image: none is built.",
+        ),
+    ] = False
+    image: Annotated[str, Opt("--image", "IMAGE", "Where the sidecar's image will be.")] = (
+        "registry.example/homenode-sidecar:latest"
+    )
+    bench_image: Annotated[
+        str, Opt("--bench-image", "IMAGE", "Where the image of the jobs will be.")
+    ] = "registry.example/homenode-bench:latest"
+    vm: Annotated[str, Opt("--vm", "NAME", "Of the example VM.")] = "gpu-vm"
+    namespace: Annotated[str, Opt("--namespace", "NAME", "Of the VM and the jobs.")] = "default"
+    gpu: Annotated[str, Opt("--gpu", "RESOURCE", "The GPU's resource name in the cluster.")] = (
+        "nvidia.com/GA100_A100_SXM4_40GB"
+    )
+    gpu_id: Annotated[str, Opt("--gpu-id", "VENDOR:DEVICE", "The GPU's PCI ids (lspci -n).")] = (
+        "10DE:20B0"
+    )
+    gpus: Annotated[int, Opt("--gpus", "N", "GPUs of the VM.")] = 8
+    vcpus: Annotated[int, Opt("--vcpus", "N", "vCPUs of the VM.")] = 96
+    memory_gib: Annotated[
+        int,
+        Opt(
+            "--memory",
+            "SIZE",
+            "Memory of the VM, in whole GiB.",
+            parse=whole_gib,
+            show=lambda gib: f"{gib}GiB",
+        ),
+    ] = 512
+    hook_version: Annotated[
+        HookVersion, Opt("--hook-version", "NAME", "Version of the hook's protocol.")
+    ] = HookVersion.V1ALPHA3
+    kubevirt: Annotated[
+        str, Opt("--kubevirt", "VERSION", "KubeVirt of the cluster: the shim's image.")
+    ] = "v1.6.0"
+    guest: Annotated[
+        str, Opt("--guest", "USER@HOST", "The guest, for the job that measures in it.")
+    ] = "cloud@gpu-vm"
+    node: Annotated[
+        str | None, Opt("--node", "NAME", "The node, for the job that measures there.")
+    ] = None
+    claims: Annotated[
+        ClaimScope | None,
+        Opt(
+            "--claims",
+            "NAME",
+            "Take the GPUs from DRA claims: what a claim's devices have in common.",
+        ),
+    ] = None
+    gpu_class: Annotated[str, Opt("--gpu-class", "CLASS", "The DeviceClass of GPUs in claims.")] = (
+        "vfio.gpu.nvidia.com"
+    )
+    nic_class: Annotated[
+        str | None,
+        Opt("--nic-class", "CLASS", "With claims: a NIC of this DeviceClass for each GPU."),
+    ] = None

@@ -173,7 +173,7 @@ class PlanOptions(Struct, frozen=True):
         Opt(
             "--layout -l",
             "NAME",
-            "How the guest is laid out on the host (homenode list layouts). Default: auto.",
+            "How the guest is laid out: homenode list layouts. Default: auto.",
             complete="layouts",
         ),
     ] = AUTO
@@ -182,7 +182,7 @@ class PlanOptions(Struct, frozen=True):
         Opt(
             "--objective",
             "NAME",
-            "With --layout auto: what the VM is for. Default: what its devices suggest.",
+            "What the VM is for. With --layout auto. Default: what its devices suggest.",
         ),
     ] = None
     vcpus: Annotated[int | None, Opt("--vcpus", "N", "vCPUs.", panel=VM)] = None
@@ -206,7 +206,7 @@ class PlanOptions(Struct, frozen=True):
         Opt(
             "--device",
             "BDF|UUID",
-            "Pass this host device, or mediated device, through as well.",
+            "Pass this host device through as well. A UUID names a mediated one.",
             parse=host_device,
             panel=VM,
         ),
@@ -221,6 +221,7 @@ class PlanOptions(Struct, frozen=True):
             "NAME",
             "With --gpus: parts of GPUs of this vGPU type, such as H100-1-10C.",
             panel=VM,
+            rare=True,
         ),
     ] = None
     with_nics: Annotated[
@@ -232,10 +233,12 @@ class PlanOptions(Struct, frozen=True):
             "--with-nvswitches",
             "With all GPUs of a board: pass its NVSwitches as well.",
             panel=VM,
+            rare=True,
         ),
     ] = False
     policy: Annotated[
-        Policy, Opt("--policy", "NAME", "How many cores the nodes must have.", panel=PLACEMENT)
+        Policy,
+        Opt("--policy", "NAME", "How many cores the nodes must have.", panel=PLACEMENT, rare=True),
     ] = Policy.CORES_FIRST
     balance: Annotated[
         Balance | None,
@@ -244,6 +247,7 @@ class PlanOptions(Struct, frozen=True):
             "NAME",
             "Among equals: the emptiest nodes, or the tightest fit. Default: pack with GPUs.",
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = None
     max_nodes: Annotated[
@@ -256,6 +260,7 @@ class PlanOptions(Struct, frozen=True):
             "NAME",
             "What to do about GPUs whose own node is not chosen.",
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = DeviceLocality.PREFER
     explicit_cells: Annotated[
@@ -267,6 +272,7 @@ class PlanOptions(Struct, frozen=True):
             parse=cell_of,
             show=cell_text,
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = ()
     replaces: Annotated[
@@ -277,6 +283,7 @@ class PlanOptions(Struct, frozen=True):
             "Plan as if this domain of the host were gone.",
             complete="domain_names",
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = ()
     keep_vcpus: Annotated[
@@ -284,18 +291,30 @@ class PlanOptions(Struct, frozen=True):
         Flag("--keep-vcpus", "With SMT: keep the vCPU count, use half the cores.", panel=PLACEMENT),
     ] = False
     without_nvlink: Annotated[
-        bool, Flag("--without-nvlink", "Allow GPU sets that have no NVLink.", panel=PLACEMENT)
+        bool,
+        Flag("--without-nvlink", "Allow GPU sets that have no NVLink.", panel=PLACEMENT, rare=True),
     ] = False
     unequal_cells: Annotated[
         bool,
-        Flag("--unequal-cells", "vCPUs next to devices, in cells of any size.", panel=PLACEMENT),
+        Flag(
+            "--unequal-cells",
+            "vCPUs next to devices, in cells of any size.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
     ] = False
     mixed_kinds: Annotated[
         bool,
-        Flag("--mixed-kinds", "Allow P and E cores in one VM without a warning.", panel=PLACEMENT),
+        Flag(
+            "--mixed-kinds",
+            "Allow P and E cores in one VM without a warning.",
+            panel=PLACEMENT,
+            rare=True,
+        ),
     ] = False
     memory_mode: Annotated[
-        MemoryMode, Opt("--memory-mode", "NAME", "How numatune binds memory.", panel=PLACEMENT)
+        MemoryMode,
+        Opt("--memory-mode", "NAME", "How numatune binds memory.", panel=PLACEMENT, rare=True),
     ] = MemoryMode.STRICT
     memory_nodes_allowed: Annotated[
         tuple[NodeIndex, ...],
@@ -304,6 +323,7 @@ class PlanOptions(Struct, frozen=True):
             "N",
             "This CPU-less node may serve as ordinary memory.",
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = ()
     reserved_pus: Annotated[
@@ -319,7 +339,10 @@ class PlanOptions(Struct, frozen=True):
     reserve_defined: Annotated[
         bool,
         Flag(
-            "--reserve-defined", "Pinned domains that are shut off keep their PUs.", panel=PLACEMENT
+            "--reserve-defined",
+            "Pinned domains that are shut off keep their PUs.",
+            panel=PLACEMENT,
+            rare=True,
         ),
     ] = False
     host_reserve: Annotated[
@@ -332,10 +355,12 @@ class PlanOptions(Struct, frozen=True):
             parse=reserve_of,
             show=reserve_text,
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = PartialReserve()
     emulator_policy: Annotated[
-        EmulatorPolicy, Opt("--emulator", "NAME", "Where QEMU's own threads go.", panel=PLACEMENT)
+        EmulatorPolicy,
+        Opt("--emulator", "NAME", "Where QEMU's own threads go.", panel=PLACEMENT, rare=True),
     ] = EmulatorPolicy.AUTO
     emulator_pus: Annotated[
         CpuSet | None,
@@ -345,6 +370,7 @@ class PlanOptions(Struct, frozen=True):
             "Exactly these PUs for QEMU's own threads.",
             parse=CpuSet.parse,
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = None
     housekeeping_pus: Annotated[
@@ -355,14 +381,21 @@ class PlanOptions(Struct, frozen=True):
             "PUs for the emulators of several VMs, with --emulator housekeeping.",
             parse=CpuSet.parse,
             panel=PLACEMENT,
+            rare=True,
         ),
     ] = CpuSet()
     pinning: Annotated[
-        Pinning | None, Opt("--pinning", "NAME", "Override the pinning.", panel=SWITCHES)
+        Pinning | None, Opt("--pinning", "NAME", "Override the pinning.", panel=SWITCHES, rare=True)
     ] = None
     thread_policy: Annotated[
         ThreadPolicy | None,
-        Opt("--thread-policy", "NAME", "The pinning, in OpenStack's spelling.", panel=SWITCHES),
+        Opt(
+            "--thread-policy",
+            "NAME",
+            "The pinning, in OpenStack's spelling.",
+            panel=SWITCHES,
+            rare=True,
+        ),
     ] = None
     siblings: Annotated[
         Siblings | SiblingsSource | None,
@@ -371,18 +404,21 @@ class PlanOptions(Struct, frozen=True):
             "NAME",
             "Override what the guest sees of SMT; as-document: the threads of its topology.",
             panel=SWITCHES,
+            rare=True,
         ),
     ] = None
     document_siblings: DocumentSiblings = DocumentSiblings.IGNORED
     cells: Annotated[
-        GuestCells | None, Opt("--cells", "NAME", "Override the guest's cells.", panel=SWITCHES)
+        GuestCells | None,
+        Opt("--cells", "NAME", "Override the guest's cells.", panel=SWITCHES, rare=True),
     ] = None
     pcie: Annotated[
-        GuestPcie | None, Opt("--pcie", "NAME", "Override the guest's PCIe tree.", panel=SWITCHES)
+        GuestPcie | None,
+        Opt("--pcie", "NAME", "Override the guest's PCIe tree.", panel=SWITCHES, rare=True),
     ] = None
     memory_binding: Annotated[
         MemoryBinding | None,
-        Opt("--memory-binding", "NAME", "Override how memory is bound.", panel=SWITCHES),
+        Opt("--memory-binding", "NAME", "Override how memory is bound.", panel=SWITCHES, rare=True),
     ] = None
     pci_granularity: Annotated[
         PciGranularity,
@@ -391,11 +427,18 @@ class PlanOptions(Struct, frozen=True):
             "NAME",
             "What gets an expander bus of its own.",
             panel=SWITCHES,
+            rare=True,
         ),
     ] = PciGranularity.CELL
     spare_ports: Annotated[
         int,
-        Opt("--spare-ports", "N", "Empty root ports on each expander bus.", panel=SWITCHES),
+        Opt(
+            "--spare-ports",
+            "N",
+            "Empty root ports on each expander bus.",
+            panel=SWITCHES,
+            rare=True,
+        ),
     ] = 0
 
 
@@ -423,6 +466,7 @@ class ManualRanges(Struct, frozen=True):
             "Pin to these PUs of one node; once for each node.",
             parse=CpuSet.parse,
             panel=BY_HAND,
+            rare=True,
         ),
     ] = ()
     sibling_pus: Annotated[
@@ -433,5 +477,6 @@ class ManualRanges(Struct, frozen=True):
             "Their SMT siblings in the same order, for layouts that pin all PUs.",
             parse=CpuSet.parse,
             panel=BY_HAND,
+            rare=True,
         ),
     ] = ()

@@ -89,7 +89,7 @@ def drain(
     if host not in known:
         raise UsageError(
             f"pool drain: expected a host of the pool, found {host!r}",
-            hint=f"{did_you_mean(host, known)}homenode pool show POOL --all lists them",
+            hint=f"{did_you_mean(host, known)}homenode pool show --pool POOL --all lists them",
         )
     vms = [vm for vm in places.host(host).domains if vm.running or vm.planned]
     # VMs that can migrate live cost least. Else the largest first: small ones find a place next to

@@ -49,7 +49,7 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
     domains = _domains(quiet, host, connect, not_read)
     found = alerts(expected, host, domains)
     if expected is None:
-        not_read.append(Gap("recorded state", "no file; write one: homenode expect -o"))
+        not_read.append(Gap("recorded state", "no file; write one: homenode watch certify -o"))
     else:
         unread = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
         not_read += [Gap(finding.subject, finding.observed) for finding in unread]

@@ -3,11 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import JsonOption
+from homenode.cli.arguments.slurm import SlurmAuditArguments
 from homenode.cli.terminal import (
     check_can_write,
     exit_if_bad,
@@ -18,7 +16,6 @@ from homenode.cli.terminal import (
 )
 from homenode.errors import HostError, UsageError
 from homenode.input_files import read_input
-from homenode.slurm.spool import SPOOL
 
 if TYPE_CHECKING:
     from homenode.findings import Findings
@@ -29,94 +26,34 @@ if TYPE_CHECKING:
     from homenode.tools.slurm_job import Job
 
 
-def audit(
-    jobs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="JOBID", help="Jobs to look at. Default: all that run."),
-    ] = None,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NODES=]SOURCE",
-            help="The machine of these nodes (gpu[01-36]=SOURCE), or of all others; repeatable. "
-            "Default: this machine.",
-        ),
-    ] = None,
-    jobs_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--jobs",
-            metavar="FILE",
-            help="Read `squeue --json` or `scontrol show job -d` from here; - for standard input.",
-        ),
-    ] = None,
-    nodes_file: Annotated[
-        Path | None,
-        typer.Option("--nodes", metavar="FILE", help="Read `scontrol show node` from here."),
-    ] = None,
-    gres: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The cluster's gres.conf: which GPU each of Slurm's numbers is. "
-            "Default: numbers are by PCI address, as AutoDetect gives them.",
-        ),
-    ] = None,
-    look: Annotated[
-        bool,
-        typer.Option(
-            "--look", help="Also the memory policy of their processes, by a step in each job."
-        ),
-    ] = False,
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Look at jobs that ended, by the hooks' records."),
-    ] = None,
-    hooks: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write the Prolog, TaskProlog and Epilog that record."),
-    ] = None,
-    spool: Annotated[
-        str, typer.Option(metavar="DIR", help="With --hooks: where nodes keep the records.")
-    ] = SPOOL,
-    show_all: Annotated[
-        bool, typer.Option("--all", help="Also findings of severity info.")
-    ] = False,
-    json: JsonOption = False,
-) -> None:
-    """Check whether the GPUs of running jobs are on the nodes of their CPUs and memory.
-
-    Examples:
-      homenode slurm audit
-      homenode slurm audit 4711 --host node.tar.gz
-    """
+def audit(asked: SlurmAuditArguments) -> None:
+    """Print where jobs and their GPUs are apart."""
     from homenode.slurm.audit import audit as judge
 
-    if hooks is not None:
-        _write_hooks(hooks, spool)
+    if asked.hooks is not None:
+        _write_hooks(asked.hooks, asked.spool)
         return
-    order = None if gres is None else _order(gres)
-    if look and (records is not None or jobs_file is not None):
+    order = None if asked.gres is None else _order(asked.gres)
+    if asked.look and (asked.records is not None or asked.jobs_file is not None):
         raise UsageError("--look: expected without --jobs and --records: it asks jobs that run")
-    if records is not None and (jobs_file is not None or nodes_file is not None):
+    if asked.records is not None and (asked.jobs_file is not None or asked.nodes_file is not None):
         raise UsageError("--records: expected without --jobs and --nodes, which are of live jobs")
-    asked = tuple(jobs or ())
     with working("reading the jobs"):
-        if records is not None:
-            found = judge(_recorded(records, asked, order))
+        if asked.records is not None:
+            found = judge(_recorded(asked.records, asked.jobs, order))
         else:
-            listed, not_checked = _listed(asked, jobs_file)
-            shapes = _shapes(jobs_file, nodes_file)
-            machines = _machines(tuple(host or ()))
+            listed, not_checked = _listed(asked.jobs, asked.jobs_file)
+            shapes = _shapes(asked.jobs_file, asked.nodes_file)
+            machines = _machines(asked.host)
             found = judge(
-                _running(listed, shapes, machines, order, look=look),
+                _running(listed, shapes, machines, order, look=asked.look),
                 [job for job in listed if job.unreadable is not None],
             )
             found = replace(found, not_checked=not_checked)
-    if json:
+    if asked.json:
         print_findings(found, as_json=True)
     else:
-        _show(found, show_all)
+        _show(found, asked.show_all)
     exit_if_bad(found.findings)
 
 

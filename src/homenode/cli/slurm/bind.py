@@ -1,96 +1,44 @@
 """homenode slurm bind: srun's flags, or a wrapper, that put ranks where their GPUs are. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import HostOption
-from homenode.cli.slurm.topo import TopoOption, with_topo
+from homenode.cli.arguments.slurm import SlurmBindArguments
+from homenode.cli.slurm.topo import with_topo
 from homenode.cli.terminal import console, note, say, write_text
 from homenode.errors import ParseError, UsageError
-from homenode.slurm.memory_bind import MemoryBind
 
 if TYPE_CHECKING:
     from homenode.topology import Host
 
 
-def bind(
-    tasks: Annotated[
-        int | None, typer.Option(metavar="N", help="Tasks (ranks) on each node.")
-    ] = None,
-    host: HostOption = None,
-    gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="GPUs of the job by number (0-3) or address. Default: all."
-        ),
-    ] = None,
-    cores: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Cores of each task. Default: as many as all can have."),
-    ] = None,
-    siblings: Annotated[
-        bool, typer.Option("--siblings", help="Also the other threads of these cores.")
-    ] = False,
-    memory: Annotated[
-        MemoryBind, typer.Option(help="How memory is bound to the GPU's node.")
-    ] = MemoryBind.STRICT,
-    node: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Bind all tasks to this node, rather than to their GPUs'."),
-    ] = None,
-    topo: TopoOption = None,
-    gres: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The cluster's gres.conf: Slurm's number of each GPU, where its lines name them "
-            "in another order. Default: by PCI address, as AutoDetect gives them.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="A table of the ranks, and why.")
-    ] = False,
-    flags: Annotated[
-        bool, typer.Option("--flags", help="Print srun's flags alone, on one line.")
-    ] = False,
-    wrapper: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write a script that binds each rank where it runs, and stop."
-        ),
-    ] = None,
-) -> None:
-    """Print the srun flags that put each rank and its memory on its GPU's node.
-
-    Examples:
-      homenode slurm bind --tasks 8 --host hgx-h100 --explain
-      homenode slurm bind --tasks 8 --flags
-    """
+def bind(asked: SlurmBindArguments) -> None:
+    """Print the flags, or write the wrapper."""
     from homenode.indices import NodeIndex
     from homenode.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
     from homenode.sources import load_host
 
-    if wrapper is not None:
-        _write_wrapper(wrapper)
+    if asked.wrapper is not None:
+        _write_wrapper(asked.wrapper)
         return
-    if tasks is None:
+    if asked.tasks is None:
         raise UsageError("--tasks: expected the number of tasks on each node, found none")
-    machine = with_topo(load_host(host), topo)
+    machine = with_topo(load_host(asked.host), asked.topo)
     options = RankOptions(
-        tasks,
-        None if gpus is None else _gpus(gpus, machine),
-        cores,
-        siblings,
-        None if node is None else NodeIndex(node),
+        asked.tasks,
+        None if asked.gpus is None else _gpus(asked.gpus, machine),
+        asked.cores,
+        asked.siblings,
+        None if asked.node is None else NodeIndex(asked.node),
     )
     binding = bind_ranks(machine, options)
-    words = srun_flags(binding, memory, None if gres is None else _places(gres, machine))
-    if flags:
+    words = srun_flags(
+        binding, asked.memory, None if asked.gres is None else _places(asked.gres, machine)
+    )
+    if asked.flags:
         say(" ".join(words))
         return
-    if explain:
+    if asked.explain:
         from homenode.report.fit_text import ranks_text
 
         console().print(ranks_text(binding, machine))

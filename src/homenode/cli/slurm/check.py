@@ -2,12 +2,10 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import HostOption, JsonOption
-from homenode.cli.slurm.topo import TopoOption, with_topo
+from homenode.cli.arguments.slurm import SlurmCheckArguments
+from homenode.cli.slurm.topo import with_topo
 from homenode.cli.terminal import (
     check_can_write,
     exit_if_bad,
@@ -26,78 +24,38 @@ if TYPE_CHECKING:
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 
 
-def check(
-    gres: Annotated[Path, typer.Argument(metavar="gres.conf", help="As the nodes have it.")],
-    slurm: Annotated[Path, typer.Argument(metavar="slurm.conf", help="As the cluster has it.")],
-    host: HostOption = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NODES",
-            help="Only these nodes (gpu[01-36]). Default: all with GPUs. The host stands for each.",
-        ),
-    ] = None,
-    topo: TopoOption = None,
-    cgroup: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also the cluster's cgroup.conf.")
-    ] = None,
-    slurm_version: Annotated[
-        str | None,
-        typer.Option(
-            metavar="VERSION",
-            help="Slurm's version (22.05.8), so that only what it knows is set. Default: unknown.",
-        ),
-    ] = None,
-    diff: Annotated[
-        bool, typer.Option("--diff/--no-diff", help="What would change in both files.")
-    ] = True,
-    show: Annotated[
-        bool, typer.Option("--print", help="Print both files as they should be, and no findings.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--output", metavar="DIR", help="Write both files as they should be to here."
-        ),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Check gres.conf and slurm.conf against a node's GPUs, and show what they should say.
-
-    Examples:
-      homenode slurm check gres.conf slurm.conf --host node.tar.gz
-      homenode slurm check gres.conf slurm.conf -o corrected
-    """
+def check(asked: SlurmCheckArguments) -> None:
+    """Print what is wrong with the files, and what they should say."""
     from homenode.slurm.check import check as judge
     from homenode.slurm.config_files import read_config
     from homenode.sources import load_host
     from homenode.tools.slurm_hostlist import expand_hostlist
 
-    of_gres, of_slurm = read_config(gres), read_config(slurm)
+    of_gres, of_slurm = read_config(asked.gres), read_config(asked.slurm)
     checked = judge(
         of_gres,
         of_slurm,
-        with_topo(load_host(host), topo),
-        cgroup=None if cgroup is None else read_config(cgroup),
-        nodes=() if nodes is None else expand_hostlist(nodes, "--nodes"),
-        version=None if slurm_version is None else _version(slurm_version),
+        with_topo(load_host(asked.host), asked.topo),
+        cgroup=None if asked.cgroup is None else read_config(asked.cgroup),
+        nodes=() if asked.nodes is None else expand_hostlist(asked.nodes, "--nodes"),
+        version=None if asked.slurm_version is None else _version(asked.slurm_version),
     )
     files = (
-        (gres, of_gres.text, checked.gres),
-        (slurm, of_slurm.text, checked.slurm),
+        (asked.gres, of_gres.text, checked.gres),
+        (asked.slurm, of_slurm.text, checked.slurm),
         *((Path(name), before, after) for name, before, after in checked.included),
     )
-    if show and not json:
+    if asked.show and not asked.json:
         for path, _, after in files:
             print_file(f"# {path.name}\n{after}" + ("" if after.endswith("\n") else "\n"))
     else:
-        print_findings(checked.findings, as_json=json)
-        for path, before, after in files if diff and not json else ():
+        print_findings(checked.findings, as_json=asked.json)
+        for path, before, after in files if asked.diff and not asked.json else ():
             if before != after:
                 say("")
                 print_diff(before.encode(), after.encode(), str(path), f"{path} as it should be")
-    if output is not None:
-        _write(output, files, (gres.parent, slurm.parent))
+    if asked.output is not None:
+        _write(asked.output, files, (asked.gres.parent, asked.slurm.parent))
     exit_if_bad(checked.findings.findings)
 
 

@@ -1,11 +1,10 @@
 """homenode slurm report: what a study of bindings and queues came to. [I/O]"""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from homenode.cli.options import JsonOption
+from homenode.cli.arguments.slurm import SlurmReportArguments
 from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
 from homenode.errors import InputError, UsageError
 
@@ -13,46 +12,25 @@ if TYPE_CHECKING:
     from homenode.analyse.study_report import StudyReport
 
 
-def report(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR...", help="Studies, results of homenode import, or logs."),
-    ],
-    everything: Annotated[bool, typer.Option("--all", help="Every map, job and gap.")] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write all of it as one page, FILE.html."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Report a study: maps of each node, shared and whole nodes, each job's locality, which queue.
-
-    Reads folders of homenode slurm study, also while it runs; folders that homenode import
-    wrote; and logs of nvbandwidth named exclusive_… and shared_….
-
-    Examples:
-      homenode slurm report study
-      homenode slurm report study -o study.html
-    """
-    if output is not None and output.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"-o {output}: expected a name that ends in .html")
-    if output is not None and as_json:
+def report(asked: SlurmReportArguments) -> None:
+    """Print the study, or write its page."""
+    if asked.output is not None and asked.output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"-o {asked.output}: expected a name that ends in .html")
+    if asked.output is not None and asked.json:
         raise UsageError("give either -o or --json, not both")
-    check_can_write(output)
-    made = _made(folders)
-    if output is not None:
-        _write(made, output)
+    check_can_write(asked.output)
+    made = _made(asked.folders)
+    if asked.output is not None:
+        _write(made, asked.output)
         return
-    if as_json:
+    if asked.json:
         from homenode.formats import encode
 
         print_json(encode("slurm-report", made))
         return
     from homenode.report.slurm_study import slurm_study_text
 
-    console().print(slurm_study_text(made, everything=everything))
+    console().print(slurm_study_text(made, everything=asked.everything))
 
 
 def _write(made: "StudyReport", output: Path) -> None:
@@ -67,7 +45,7 @@ def _write(made: "StudyReport", output: Path) -> None:
     note(f"wrote {output}")
 
 
-def _made(folders: list[Path]) -> "StudyReport":
+def _made(folders: Sequence[Path]) -> "StudyReport":
     from homenode.analyse.study_report import study_report
     from homenode.measure.bindings.folder import read_sources
 

@@ -3,12 +3,12 @@
 import secrets
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from homenode.cli.arguments.slurm import SlurmStudyArguments
 from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import note, say
 from homenode.errors import HostError, UsageError
@@ -25,164 +25,64 @@ GRACE_POLLS = 18
 """So many looks long a job's files may take: 90 s; NFS shows a folder's new files within 60."""
 
 
-def study(
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="The study's folder, on a file system "
-            "that all nodes share. An existing study is continued.",
-        ),
-    ],
-    partition_exclusive: Annotated[
-        str | None, typer.Option(metavar="P", help="Whole nodes. Default: the cluster's default.")
-    ] = None,
-    partition_shared: Annotated[
-        str | None, typer.Option(metavar="Q", help="Parts of nodes. Default: as for whole ones.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(metavar="N", help="Cluster nodes to study.")] = 1,
-    rounds: Annotated[
-        int,
-        typer.Option(metavar="N", help="Jobs of each kind on each node, in mixed order."),
-    ] = 3,
-    nodelist: Annotated[
-        str | None, typer.Option(metavar="A,B", help="These cluster nodes, instead of N.")
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="What every node is: a snapshot, a host.toml, a shipped host's name. "
-            "Default: jobs capture each.",
-        ),
-    ] = None,
-    numa: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="NUMA nodes to bind to. Default: all with CPUs."),
-    ] = None,
-    shared: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GPUSxJOBS",
-            help="Shape of shared jobs, and how many at once. Repeatable. Default: 1x4 and 2x2.",
-        ),
-    ] = None,
-    mig: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="GRES",
-            help="Also one MIG slice of this gres (gpu:1g.10gb) in each of four jobs. Repeatable.",
-        ),
-    ] = None,
-    cpus_per_gpu: Annotated[
-        int | None, typer.Option(metavar="N", help="CPUs of shared jobs. Default: an even share.")
-    ] = None,
-    tests: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEST",
-            help="Tests of homenode bench; none = no CPU test. "
-            "Repeatable. Default: stream and mem-latency.",
-        ),
-    ] = None,
-    app: Annotated[
-        str | None, typer.Option(metavar="CMD", help="Your own program, under each binding.")
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(metavar="REGEX", help="Finds its figure: the group of the last match."),
-    ] = None,
-    lower_is_better: Annotated[
-        bool, typer.Option("--lower-is-better", help="The figure is a time.")
-    ] = False,
-    between_nodes: Annotated[
-        bool, typer.Option("--between-nodes", help="Also all-reduce on and between the nodes.")
-    ] = False,
-    mpi: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="For srun between nodes (pmix, pmi2).")
-    ] = None,
-    minutes: Annotated[int, typer.Option(metavar="M", help="Time limit of a job.")] = 30,
-    account: Annotated[str | None, typer.Option(metavar="A", help="For sbatch.")] = None,
-    qos: Annotated[str | None, typer.Option(metavar="Q", help="For sbatch.")] = None,
-    reservation: Annotated[str | None, typer.Option(metavar="R", help="For sbatch.")] = None,
-    setup: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="A shell file that jobs read first (module load …)."),
-    ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option(metavar="MINUTES", help="Wait no longer than this; the jobs go on."),
-    ] = None,
-    patience: Annotated[
-        float,
-        typer.Option(
-            metavar="MINUTES",
-            help="Wait this long where every job waits for a drained "
-            "node or a hold, or the controller is silent.",
-        ),
-    ] = 10.0,
-    poll: Annotated[float, typer.Option(metavar="SECONDS", help="Between looks at the queue.")] = 5,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write the scripts, and submit nothing.")
-    ] = False,
-) -> None:
-    """Measure how bandwidth depends on binding, and what shared jobs get, on real nodes.
-
-    Writes sbatch scripts into DIR/jobs, submits them and waits; runs are in DIR/results.
-    Run it again with the same DIR to go on after any interruption: what is done stays done,
-    what failed is submitted again.
-
-    Examples:
-      homenode slurm study -o /shared/study --dry-run
-      homenode slurm study -o /shared/study --partition-exclusive gpu --partition-shared gpu-shared
-    """
+def study(asked: SlurmStudyArguments) -> None:
+    """Begin or continue the study."""
     from homenode.measure.bindings.experiments import StudyOptions, check_options
 
     options = StudyOptions(
-        partition_exclusive=partition_exclusive,
-        partition_shared=partition_shared,
-        nodes=nodes,
-        rounds=rounds,
-        node_list=_node_list(nodelist),
-        numa=_numbers(numa),
-        shapes=_shapes(shared, mig or []),
-        cpus_per_gpu=cpus_per_gpu,
-        minutes=minutes,
-        account=account,
-        qos=qos,
-        reservation=reservation,
-        tests=StudyOptions().tests if tests is None else tuple(t for t in tests if t != "none"),
-        app=_words(app),
-        app_folder=str(Path.cwd()) if app else ".",
-        metric=metric,
-        lower_is_better=lower_is_better,
-        between_nodes=between_nodes,
-        mpi=mpi,
+        partition_exclusive=asked.partition_exclusive,
+        partition_shared=asked.partition_shared,
+        nodes=asked.nodes,
+        rounds=asked.rounds,
+        node_list=_node_list(asked.nodelist),
+        numa=_numbers(asked.numa),
+        shapes=_shapes(asked.shared, asked.mig),
+        cpus_per_gpu=asked.cpus_per_gpu,
+        minutes=asked.minutes,
+        account=asked.account,
+        qos=asked.qos,
+        reservation=asked.reservation,
+        tests=tuple(test for test in asked.tests if test != "none")
+        if asked.tests
+        else StudyOptions().tests,
+        app=_words(asked.app),
+        app_folder=str(Path.cwd()) if asked.app else ".",
+        metric=asked.metric,
+        lower_is_better=asked.lower_is_better,
+        between_nodes=asked.between_nodes,
+        mpi=asked.mpi,
         homenode=_program(),
-        setup=None if setup is None else str(Path(setup).resolve()),
+        setup=None if asked.setup is None else str(Path(asked.setup).resolve()),
     )
     check_options(options)
-    for option, value in (("--patience", patience), ("--poll", poll), ("--wait", wait or 0.0)):
+    for option, value in (
+        ("--patience", asked.patience),
+        ("--poll", asked.poll),
+        ("--wait", asked.wait or 0.0),
+    ):
         if not 0 <= value <= MAX_TIME or (option == "--poll" and value == 0):
             raise UsageError(f"{option} {value:g}: expected a time above 0, {MAX_TIME:g} at most")
-    if not 1 <= minutes <= MAX_TIME:
-        raise UsageError(f"--minutes {minutes}: expected 1 to {MAX_TIME:g}")
-    if setup is not None and not Path(setup).is_file():
-        raise UsageError(f"--setup {setup}: expected a file that jobs can read, found none")
+    if not 1 <= asked.minutes <= MAX_TIME:
+        raise UsageError(f"--minutes {asked.minutes}: expected 1 to {MAX_TIME:g}")
+    if asked.setup is not None and not Path(asked.setup).is_file():
+        raise UsageError(f"--setup {asked.setup}: expected a file that jobs can read, found none")
     from homenode.measure.bindings.folder import StudyFolder
 
-    folder = StudyFolder(output)
+    folder = StudyFolder(asked.output)
     try:
-        if dry_run and host is not None and not folder.has_journal and not _has_slurm():
-            _write_described(folder, options, host)
+        if asked.dry_run and asked.host is not None and not folder.has_journal and not _has_slurm():
+            _write_described(folder, options, asked.host)
             return
-        made, is_new = _made(folder, options, host)
-        if dry_run:
+        made, is_new = _made(folder, options, asked.host)
+        if asked.dry_run:
             _note_scripts(folder, made)
             return
-        _go(folder, made, is_new, (poll, patience * 60, None if wait is None else wait * 60))
+        _go(
+            folder,
+            made,
+            is_new,
+            (asked.poll, asked.patience * 60, None if asked.wait is None else asked.wait * 60),
+        )
     finally:
         folder.close()
 
@@ -349,11 +249,11 @@ def _numbers(text: str | None) -> tuple[int, ...] | None:
     return None if text is None else tuple(int(n) for n in CpuSet.parse(text, "--numa"))
 
 
-def _shapes(shared: list[str] | None, mig: list[str]) -> "tuple[Shape, ...]":
+def _shapes(shared: Sequence[str], mig: Sequence[str]) -> "tuple[Shape, ...]":
     from homenode.measure.bindings.experiments import Shape, StudyOptions
 
-    shapes = [] if shared is not None else list(StudyOptions().shapes)
-    for text in shared or []:
+    shapes = [] if shared else list(StudyOptions().shapes)
+    for text in shared:
         gpus, is_pair, jobs = text.partition("x")
         if not (is_pair and gpus.isdecimal() and jobs.isdecimal() and len(text) < 12):
             raise UsageError(f"--shared {text[:20]}: expected GPUSxJOBS such as 1x4")

@@ -1,23 +1,12 @@
 """The option with what nvidia-smi says of a node's GPUs, which check and bind share. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
     from homenode.topology import Host
-
-TopoOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--topo",
-        metavar="FILE",
-        help="Output of nvidia-smi topo -m there: the GPUs' nodes, where the host gives none.",
-    ),
-]
 
 
 def with_topo(host: "Host", topo: Path | None) -> "Host":

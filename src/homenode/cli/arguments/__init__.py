@@ -1,0 +1,1 @@
+"""What is asked of each command: a record of its options, for help and completion as well."""

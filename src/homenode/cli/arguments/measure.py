@@ -1,0 +1,476 @@
+"""What is asked of trial, bench and import. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.cli.command import Only
+from homenode.cli.options import AfterOption, ConnectOption, HostOption, JsonOption
+from homenode.hypervisor.connection import DEFAULT
+from homenode.measure.layouts.guest_access import ANSWER_S, STOP_S, GuestAccess, Transport
+from homenode.opt import Arg, Flag, Opt
+from homenode.plan.options import PLACEMENT, ManualRanges, PlanOptions
+from homenode.results.vantage import Vantage
+
+SUITE = "What is measured"
+OWN = "Your own program"
+WHERE = "Where it is measured"
+ACCESS = "How the guest is reached"
+
+LIMIT_S = 600
+"""Of a whole gpu-check. A part that would begin later is left out by name."""
+
+
+class SuiteArguments(Struct, frozen=True, kw_only=True):
+    """Which tests, how long and how often."""
+
+    tests: Annotated[
+        str | None,
+        Opt(
+            "--tests",
+            "A,B",
+            "Groups of tests. cpu-single, cpu-all, stream, mem-latency, core-to-core, smt, "
+            "placement, gpu-copy, gpu-compute, gpu-bandwidth, gpu-small-copies, gpu-peer, nccl, "
+            "collectives. Default: all that can run, but collectives.",
+            complete="test_lists",
+            panel=SUITE,
+        ),
+    ] = None
+    repeat: Annotated[
+        int,
+        Opt("--repeat", "N", "Rounds. Each test runs once in each.", ge=1, le=1000, panel=SUITE),
+    ] = 3
+    quick: Annotated[bool, Flag("--quick", "Half a second a figure.", panel=SUITE)] = False
+    full: Annotated[bool, Flag("--full", "Eight seconds a figure.", panel=SUITE, rare=True)] = False
+    seed: Annotated[
+        int, Opt("--seed", "N", "Seed of the random order.", panel=SUITE, rare=True)
+    ] = 1
+    nccl_max_msg: Annotated[
+        str,
+        Opt("--nccl-max-msg", "SIZE", "Largest message of collectives.", panel=SUITE, rare=True),
+    ] = "1GiB"
+    nccl_topo: Annotated[
+        Path | None,
+        Opt(
+            "--nccl-topo",
+            "FILE",
+            "The topology file that the test collectives gives to NCCL. A trial makes it.",
+            panel=SUITE,
+            rare=True,
+        ),
+    ] = None
+    python: Annotated[
+        str,
+        Opt(
+            "--python",
+            "FILE",
+            "A Python with PyTorch, used where GPU tools are missing; homenode need not be "
+            "installed there.",
+            panel=SUITE,
+            rare=True,
+        ),
+    ] = "python3"
+
+
+class AppArguments(Struct, frozen=True, kw_only=True):
+    """A program of the user's, measured as one more test."""
+
+    app: Annotated[
+        str | None,
+        Opt("--app", "CMD", "A command to measure, started without a shell.", panel=OWN, rare=True),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Opt(
+            "--metric",
+            "REGEX",
+            "Finds its figure: one group, searched line by line; the last match counts.",
+            panel=OWN,
+            rare=True,
+        ),
+    ] = None
+    lower_is_better: Annotated[
+        bool,
+        Flag(
+            "--lower-is-better",
+            "The figure is a time in seconds, or a rate.",
+            also="--lower",
+            off="--higher-is-better",
+            panel=OWN,
+            rare=True,
+        ),
+    ] = False
+    app_timeout: Annotated[
+        int,
+        Opt(
+            "--app-timeout",
+            "S",
+            "Seconds after which it is stopped and has no figure.",
+            ge=1,
+            le=1000000,
+            panel=OWN,
+            rare=True,
+        ),
+    ] = 3600
+
+
+class RunArguments(Struct, frozen=True, kw_only=True):
+    """What the run is of."""
+
+    plan: Annotated[
+        Path | None,
+        Opt(
+            "--plan",
+            "PLAN.json",
+            "The plan of this guest. It is verified first, and a copy kept with the run.",
+            panel=WHERE,
+        ),
+    ] = None
+    domain: Annotated[
+        Path | None,
+        Opt(
+            "--domain",
+            "FILE",
+            "With --plan: the guest's domain document, of which a copy is kept with the run.",
+            panel=WHERE,
+            rare=True,
+        ),
+    ] = None
+    layout: Annotated[
+        str | None,
+        Opt(
+            "--layout -l",
+            "NAME",
+            "The layout of this guest. Default: the plan's.",
+            complete="layouts",
+            panel=WHERE,
+        ),
+    ] = None
+    arrangement: Annotated[
+        str | None,
+        Opt(
+            "--arrangement",
+            "TEXT",
+            "What else was chosen: a queue, a policy.",
+            panel=WHERE,
+            rare=True,
+        ),
+    ] = None
+    boot: Annotated[
+        str | None,
+        Opt(
+            "--boot", "ID", "Identity of this boot. Default: the kernel's.", panel=WHERE, rare=True
+        ),
+    ] = None
+    experiment: Annotated[
+        str | None,
+        Opt("--experiment", "ID", "The study that this run is a part of.", panel=WHERE, rare=True),
+    ] = None
+    block: Annotated[
+        int | None,
+        Opt(
+            "--block",
+            "N",
+            "Its round there, from 0; with --experiment.",
+            ge=0,
+            panel=WHERE,
+            rare=True,
+        ),
+    ] = None
+    vantage: Annotated[
+        Vantage | None, Opt("--vantage", "NAME", "Where this is. Default: detected.", panel=WHERE)
+    ] = None
+    pus: Annotated[
+        str | None, Opt("--pus", "LIST", "Measure on these PUs alone.", panel=WHERE, rare=True)
+    ] = None
+    nodes: Annotated[
+        str | None, Opt("--nodes", "LIST", "Measure on these nodes alone.", panel=WHERE, rare=True)
+    ] = None
+    host_kind: Annotated[
+        str | None,
+        Opt(
+            "--host-kind", "TEXT", "What hosts of this kind have in common.", panel=WHERE, rare=True
+        ),
+    ] = None
+    force: Annotated[
+        bool,
+        Flag(
+            "--force -f", "Measure a guest that is not as planned. It marks the run.", panel=WHERE
+        ),
+    ] = False
+
+
+class AccessOptions(Struct, frozen=True, kw_only=True):
+    """How a guest is reached, and how long it may take."""
+
+    reach: Annotated[
+        Transport | None, Opt("--reach", "NAME", "Default: ssh.", panel=ACCESS, rare=True)
+    ] = None
+    address: Annotated[
+        str | None,
+        Opt("--address", "ADDRESS", "Default: libvirt's lease.", panel=ACCESS, rare=True),
+    ] = None
+    ssh_user: Annotated[
+        str, Opt("--ssh-user", "USER", "Also of the console.", panel=ACCESS, rare=True)
+    ] = "root"
+    ssh_port: Annotated[int, Opt("--ssh-port", "N", "", panel=ACCESS, rare=True)] = 22
+    ssh_key: Annotated[
+        Path | None, Opt("--ssh-key", "FILE", "A private key.", panel=ACCESS, rare=True)
+    ] = None
+    probe: Annotated[
+        Path | None,
+        Opt("--probe", "FILE", "The static probe to copy to the guest.", panel=ACCESS, rare=True),
+    ] = None
+    answer_within: Annotated[
+        float,
+        Opt(
+            "--answer-within",
+            "SECONDS",
+            "How long a guest may take to answer after its start.",
+            ge=1,
+            panel=ACCESS,
+            rare=True,
+        ),
+    ] = ANSWER_S
+    stop_within: Annotated[
+        float,
+        Opt(
+            "--stop-within",
+            "SECONDS",
+            "How long a guest may take to shut down before it is stopped.",
+            ge=0,
+            panel=ACCESS,
+            rare=True,
+        ),
+    ] = STOP_S
+
+    @property
+    def is_default(self) -> bool:
+        """Whether no option says how the guest is reached."""
+        return self.guest == AccessOptions().guest
+
+    @property
+    def guest(self) -> GuestAccess:
+        """The access itself."""
+        key = None if self.ssh_key is None else str(self.ssh_key.absolute())
+        transport = self.reach or Transport.SSH
+        return GuestAccess(transport, self.address, self.ssh_user, self.ssh_port, key)
+
+
+TrialArgument = Annotated[
+    str, Arg("NAME", "The domain, or the trial's id.", complete="domain_names")
+]
+
+ReportOption = Annotated[
+    Path | None, Opt("--report", "FILE", "Write the report here: .html or .pdf.")
+]
+
+
+class TrialArguments(Struct, frozen=True, kw_only=True):
+    """Boot a VM in each layout, verify and measure each boot, and restore the VM.
+
+    Boots of the layouts are interleaved in a random order. Ctrl-C, a crash and a lost connection
+    leave a journal, from which the subcommands below continue.
+
+    Examples:
+      homenode trial gpu-vm --layouts default,pin,pin-numa --as-copy --dry-run
+      homenode trial gpu-vm --layouts default,pin-numa-pci --boots 3 --in-place
+    """
+
+    name: Annotated[str, Arg("NAME", "The domain: its name or UUID.", complete="domain_names")]
+    suite: SuiteArguments = SuiteArguments()
+    own: AppArguments = AppArguments()
+    access: AccessOptions = AccessOptions()
+    manual: ManualRanges = ManualRanges()
+    options: Annotated[PlanOptions, Only(PLACEMENT, "page_bytes", "pci_granularity")] = (
+        PlanOptions()
+    )
+    after: AfterOption = ()
+    layouts: Annotated[
+        str | None,
+        Opt(
+            "--layouts",
+            "A,B,...",
+            "Layouts to compare. The first is the baseline; homenode list layouts. Default of "
+            "--tests collectives: default,pin,pin-numa,pin-numa-pci.",
+            complete="layout_lists",
+        ),
+    ] = None
+    boots: Annotated[
+        int | None,
+        Opt(
+            "--boots", "N", "Boots of each layout. Default: 3, and of --tests collectives 1.", ge=1
+        ),
+    ] = None
+    as_copy: Annotated[
+        bool, Flag("--as-copy", "Boot a copy with throw-away disks. The VM is unchanged.")
+    ] = False
+    in_place: Annotated[
+        bool, Flag("--in-place", "Boot the VM itself. Its definition is restored after.")
+    ] = False
+    bare: Annotated[
+        bool, Flag("--bare", "Also measure the host. On the plan's PUs and nodes alone.")
+    ] = False
+    results: Annotated[
+        Path, Opt("--results", "DIR", "Results folder. Each boot is a run in it.")
+    ] = Path("results")
+    report: ReportOption = None
+    id: Annotated[
+        str | None,
+        Opt("--name", "ID", "Name of the trial. Default: the domain and the time.", rare=True),
+    ] = None
+    dry_run: Annotated[
+        bool, Flag("--dry-run -n", "Show the plans and the schedule; do nothing.")
+    ] = False
+    connect: ConnectOption = DEFAULT
+    host: HostOption = None
+
+
+class TrialStatusArguments(Struct, frozen=True, kw_only=True):
+    """Show how far trials are.
+
+    Examples:
+      homenode trial status
+      homenode trial status gpu-vm
+    """
+
+    name: Annotated[
+        str | None,
+        Arg("[NAME]", "A domain or a trial's id. Default: all trials.", complete="domain_names"),
+    ] = None
+
+
+class TrialResumeArguments(Struct, frozen=True, kw_only=True):
+    """Continue the last trial of a domain; boots that failed are tried again.
+
+    Examples:
+      homenode trial resume gpu-vm
+      homenode trial resume gpu-vm --report trial.html
+    """
+
+    name: TrialArgument
+    access: AccessOptions = AccessOptions()
+    report: ReportOption = None
+
+
+class TrialUndoArguments(Struct, frozen=True, kw_only=True):
+    """Stop the last trial of a domain, and restore the VM.
+
+    Examples:
+      homenode trial undo gpu-vm
+      homenode trial undo gpu-vm-20260101-120000
+    """
+
+    name: TrialArgument
+    stop_within: Annotated[
+        float,
+        Opt(
+            "--stop-within",
+            "SECONDS",
+            "How long a guest may take to shut down before it is stopped.",
+            ge=0,
+        ),
+    ] = STOP_S
+
+
+class BenchArguments(Struct, frozen=True, kw_only=True):
+    """Measure processors, memory and GPUs of this machine, repeatedly and in random order.
+
+    With a plan, the guest is verified first. Every step is saved as it ends: --resume continues
+    after Ctrl-C or a crash.
+
+    Examples:
+      homenode bench pin-1 --layout pin --quick
+      homenode bench numa-1 --plan plan.json --tests stream,nccl
+    """
+
+    name: Annotated[str, Arg("NAME", "Name of the run and its folder.")]
+    suite: SuiteArguments = SuiteArguments()
+    own: AppArguments = AppArguments()
+    run: RunArguments = RunArguments()
+    results: Annotated[
+        Path, Opt("--results", "DIR", "Results folder; the run is DIR/<gpu>/NAME.")
+    ] = Path("results")
+    resume: Annotated[bool, Flag("--resume", "Continue a run that was interrupted.")] = False
+    dry_run: Annotated[
+        bool, Flag("--dry-run -n", "Print the steps and how long they take; run none.")
+    ] = False
+    json: JsonOption = False
+
+
+class BenchSetupArguments(Struct, frozen=True, kw_only=True):
+    """Build the pinned GPU tools (nvbandwidth, nccl-tests, ...) for the GPU of this machine.
+
+    Examples:
+      homenode bench setup
+      homenode bench setup --apply --prefix /opt/gpu-tools
+    """
+
+    apply: Annotated[bool, Flag("--apply", "Build them. Default: print the commands.")] = False
+    remove: Annotated[bool, Flag("--remove", "Remove what was built.")] = False
+    prefix: Annotated[
+        Path | None, Opt("--prefix", "DIR", "Where to install. Default: ~/.local.")
+    ] = None
+
+
+class GpuCheckArguments(Struct, frozen=True, kw_only=True):
+    """Check on this machine, in ten minutes, what homenode measures on GPUs.
+
+    Captures the host, reads the GPUs' links while they copy, measures copies and matrix products,
+    and compares homenode's own copies with nvbandwidth's where that is installed. All of it goes
+    into one folder, for `homenode import`, `homenode report` and a bug report.
+
+    Examples:
+      homenode bench gpu-check
+      homenode bench gpu-check -o h100-check --limit 300
+    """
+
+    output: Annotated[Path, Opt("--output -o", "DIR", "A new folder for all of it.")] = Path(
+        "gpu-check"
+    )
+    python: Annotated[str, Opt("--python", "FILE", "The Python that has PyTorch.")] = "python3"
+    limit: Annotated[
+        int, Opt("--limit", "S", "Start no part after S seconds.", ge=60, le=36000)
+    ] = LIMIT_S
+    json: JsonOption = False
+
+
+class ImportArguments(Struct, frozen=True, kw_only=True):
+    """Read outputs of other tools, and of the published study's scripts, as runs.
+
+    Files are recognised by their content: nvbandwidth, nccl-tests, Intel MLC, STREAM,
+    sysbench, bandwidthTest, rocm-bandwidth-test, TransferBench, likwid-bench, openssl speed.
+
+    Examples:
+      homenode import logs/pin logs/pin-numa --layout 'pin*=pin' -o results
+      homenode import logs --dry-run
+    """
+
+    folders: Annotated[tuple[Path, ...], Arg("DIR...", "Folders or files of other tools.")]
+    output: Annotated[Path, Opt("--output -o", "DIR", "Results folder to write to.")] = Path(
+        "results"
+    )
+    layout: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--layout",
+            "NAME=PRESET",
+            "The layout of these runs; NAME may contain * and ?. Repeatable.",
+        ),
+    ] = ()
+    system: Annotated[
+        str | None, Opt("--system", "NAME", "Folder above the runs. Default: the GPU's name.")
+    ] = None
+    host_kind: Annotated[
+        str | None, Opt("--host-kind", "TEXT", "What machines of this kind have in common.")
+    ] = None
+    vantage: Annotated[
+        Vantage | None, Opt("--vantage", "NAME", "Where the tools ran. Default: by the files.")
+    ] = None
+    dry_run: Annotated[
+        bool, Flag("--dry-run -n", "Say what would be written, and write nothing.")
+    ] = False
+    everything: Annotated[
+        bool, Flag("--all", "List everything that was left out or is not known.")
+    ] = False

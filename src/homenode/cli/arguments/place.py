@@ -1,0 +1,310 @@
+"""What is asked of show, plan, apply, replan, restore, capture and host-setup. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.cli.options import (
+    AfterOption,
+    ConnectOption,
+    DomainArgument,
+    DomainsArgument,
+    DryRunOption,
+    ForceOption,
+    HostOption,
+    JsonOption,
+    LspciOption,
+    OutputOption,
+    QuietOption,
+    ResultsOption,
+    SavePlanOption,
+)
+from homenode.hypervisor.connection import DEFAULT
+from homenode.opt import Arg, Flag, Opt, version
+from homenode.plan.options import ManualRanges, PlanOptions
+from homenode.targets.hypervisors import NAMES
+
+
+class ShowArguments(Struct, frozen=True, kw_only=True):
+    """Show a host: nodes, LLCs, cores, memory, the PCI tree, links, and the VMs on it.
+
+    Examples:
+      homenode show
+      homenode show --host hgx-h100 --svg host.svg
+    """
+
+    host: HostOption = None
+    lspci: LspciOption = None
+    svg: Annotated[Path | None, Opt("--svg", "FILE", "Draw the host here, as SVG.")] = None
+    plan: Annotated[
+        Path | None,
+        Opt("--plan", "PLAN.json", "With --svg: draw the VM of this saved plan as well."),
+    ] = None
+    everything: Annotated[bool, Flag("--all", "Every PCI function and every gap.")] = False
+    force: ForceOption = False
+    json: JsonOption = False
+
+
+class PlanArguments(Struct, frozen=True, kw_only=True):
+    """Plan where a VM goes on a host, explain it, and write the tuned domain document.
+
+    Nothing on any machine changes: the tuned document is a file. `homenode restore FILE` gives the
+    original back, and `homenode apply NAME` plans and defines a domain of libvirt.
+
+    Examples:
+      homenode plan VM.xml --host hgx-h100 --gpus 8 --diff
+      homenode plan --gpus 2 --vcpus 16 --memory 64GiB -o vm.xml
+    """
+
+    document: Annotated[
+        str | None,
+        Arg(
+            "[VM]",
+            "The VM: a domain document, another hypervisor's file, or - for standard input. "
+            "Without it --vcpus, --memory and --gpus say what the new VM is.",
+        ),
+    ] = None
+    vm_file: Annotated[str | None, Opt("--vm", "FILE", "The same as [VM].", rare=True)] = None
+    hosts: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--host",
+            "SOURCE",
+            "The host: a capture, a /sys tree, an hwloc XML, a host.toml, or a shipped host's "
+            "name (homenode list hosts). Default: this machine. Given several times, the hosts "
+            "are ranked.",
+            complete="host_sources",
+        ),
+    ] = ()
+    target: Annotated[
+        str | None,
+        Opt(
+            "--target",
+            "NAME",
+            f"The hypervisor to write for. libvirt, {', '.join(NAMES)}, or a target that an "
+            "installed Python distribution adds. Default: the format of the VM's file, else "
+            "libvirt.",
+        ),
+    ] = None
+    output: OutputOption = None
+    save_plan: SavePlanOption = None
+    svg: Annotated[Path | None, Opt("--svg", "FILE", "Draw host and plan here.")] = None
+    diff: Annotated[bool, Flag("--diff", "Print the change as a diff.")] = False
+    explain: Annotated[
+        bool, Flag("--explain", "Print every figure that was compared. And all runners-up.")
+    ] = False
+    json: JsonOption = False
+    options: PlanOptions = PlanOptions()
+    results: ResultsOption = ()
+    name: Annotated[
+        str | None,
+        Opt(
+            "--name",
+            "NAME",
+            "Name of a new VM, or of a copy of VM, with its own UUID, NVRAM and MACs.",
+            rare=True,
+        ),
+    ] = None
+    manual: ManualRanges = ManualRanges()
+    after: AfterOption = ()
+    lspci: LspciOption = None
+    libvirt: Annotated[
+        tuple[int, int, int] | None,
+        Opt(
+            "--libvirt",
+            "VERSION",
+            "libvirt of the host, such as 12.1, instead of what was found there.",
+            parse=version,
+            rare=True,
+        ),
+    ] = None
+    qemu: Annotated[
+        tuple[int, int, int] | None,
+        Opt("--qemu", "VERSION", "QEMU of the host, such as 8.2.", parse=version, rare=True),
+    ] = None
+    quiet: QuietOption = False
+    force: ForceOption = False
+
+
+class ApplyArguments(Struct, frozen=True, kw_only=True):
+    """Plan a domain of libvirt, show what would change, ask, and define it.
+
+    The original is saved first, and `homenode restore NAME` gives it back. Where no terminal can
+    ask, nothing is changed unless --yes is given. The domain must be shut off, without a managed
+    save and without snapshots of another topology; --live-pins moves the threads of one that runs.
+
+    Several are planned together: none gets what another one has. All are defined or none.
+
+    A NAME with a slash or ending in .xml is a file, which needs no libvirt: it is rewritten, its
+    original is kept as FILE.orig, and `homenode restore FILE` gives it back.
+
+    Examples:
+      homenode apply gpu-vm gpu-vm-2 --dry-run
+      homenode apply ./VM.xml --host hgx-h100 --gpus 2
+    """
+
+    names: DomainsArgument
+    options: PlanOptions = PlanOptions()
+    host: HostOption = None
+    results: ResultsOption = ()
+    after: AfterOption = ()
+    domain: Annotated[
+        Path | None,
+        Opt("--domain", "FILE", "Define this document of `plan -o` instead.", rare=True),
+    ] = None
+    connect: ConnectOption = DEFAULT
+    yes: Annotated[bool, Flag("--yes -y", "Change it without asking.")] = False
+    dry_run: DryRunOption = False
+    live_pins: Annotated[
+        bool, Flag("--live-pins", "Move the threads of a running domain. Its definition stays.")
+    ] = False
+    save_plan: SavePlanOption = None
+    quiet: QuietOption = False
+    force: ForceOption = False
+
+
+class ReplanArguments(Struct, frozen=True, kw_only=True):
+    """Plan a tuned domain again for the host as it is now, in the layout that it has.
+
+    For a domain that came from another host, or whose host has changed. Shows the difference, asks,
+    and defines; `homenode restore NAME` still gives back the first original.
+
+    Examples:
+      homenode replan gpu-vm --dry-run
+      homenode replan gpu-vm --device 19:00.0=3b:00.0
+    """
+
+    name: DomainArgument
+    device: Annotated[
+        tuple[str, ...], Opt("--device", "OLD=NEW", "Give it NEW in place of OLD. Repeatable.")
+    ] = ()
+    host: HostOption = None
+    connect: ConnectOption = DEFAULT
+    yes: Annotated[bool, Flag("--yes -y", "Define without asking.")] = False
+    dry_run: DryRunOption = False
+
+
+class RestoreArguments(Struct, frozen=True, kw_only=True):
+    """Give back the original of a tuned document or domain, byte for byte.
+
+    Refuses, and changes nothing, if the tuned one or its saved original was edited since. A TARGET
+    with a slash or ending in .xml is a file, and so is one that has a saved original.
+
+    Examples:
+      homenode restore tuned.xml
+      homenode restore --list
+    """
+
+    targets: Annotated[
+        tuple[str, ...],
+        Arg(
+            "TARGET...",
+            "A document that `homenode plan -o` wrote, or a domain that `homenode apply` defined.",
+            complete="domain_names",
+        ),
+    ] = ()
+    connect: Annotated[
+        str | None, Opt("--connect -c", "URI", "libvirt of the domain. Default: qemu:///system.")
+    ] = None
+    forget: Annotated[
+        bool, Flag("--forget", "A domain: keep the present definition as the original.")
+    ] = False
+    keep_edits: Annotated[
+        bool,
+        Flag(
+            "--keep-edits",
+            "A domain edited since: take out only what the layout set, and show the diff.",
+        ),
+    ] = False
+    dry_run: Annotated[bool, Flag("--dry-run -n", "A domain: only show what would change.")] = False
+    list_open: Annotated[
+        bool, Flag("--list", "List what is open on this host, or can be undone.")
+    ] = False
+
+
+class CaptureArguments(Struct, frozen=True, kw_only=True):
+    """Write a snapshot of this machine (or of HOST), redacted, as one archive.
+
+    The archive holds what discovery reads: /sys topology, the PCI tree, settings, and the output of
+    lspci, nvidia-smi, rocm-smi, amd-smi and virsh where they are installed. Give it to --host, or
+    send it with a bug report.
+
+    Examples:
+      homenode capture -o host.tar.gz
+      homenode capture --ssh root@gpu7 -o gpu7.tar.gz
+    """
+
+    output: Annotated[Path, Opt("--output -o", "FILE", "The archive to write (tar.gz).")]
+    ssh: Annotated[
+        str | None, Opt("--ssh", "HOST", "Capture this host over ssh; nothing is installed there.")
+    ] = None
+    no_redact: Annotated[
+        bool, Flag("--no-redact", "Keep serials, UUIDs, MACs, host and user names.")
+    ] = False
+    force: Annotated[bool, Flag("--force -f", "Overwrite an existing FILE.")] = False
+
+
+PlansArgument = Annotated[tuple[Path, ...], Arg("PLAN.json...", "Saved plans of the host's VMs.")]
+
+IsolateOption = Annotated[
+    str,
+    Opt(
+        "--isolate",
+        "WHEN",
+        "Keep the VMs' PUs free of other work: none; start (while one of them runs, by a libvirt "
+        "hook); boot (always, on the kernel's command line).",
+    ),
+]
+
+
+class HostSetupShowArguments(Struct, frozen=True, kw_only=True):
+    """Print the files and the commands that activate them; change nothing.
+
+    Examples:
+      homenode host-setup show plan.json
+      homenode host-setup show a.json b.json --isolate boot
+    """
+
+    plans: PlansArgument
+    isolate: IsolateOption = "start"
+    host: HostOption = None
+
+
+class HostSetupInstallArguments(Struct, frozen=True, kw_only=True):
+    """Install the files on this host, and print the commands that activate them.
+
+    Nothing is started or restarted: the printed commands do that. Files of an earlier installation
+    that are not needed any more are removed.
+
+    Examples:
+      homenode host-setup install plan.json --dry-run
+      homenode host-setup install a.json b.json --isolate boot
+    """
+
+    plans: PlansArgument
+    isolate: IsolateOption = "start"
+    dry_run: Annotated[bool, Flag("--dry-run -n", "Say which files would change.")] = False
+
+
+class HostSetupUndoArguments(Struct, frozen=True, kw_only=True):
+    """Remove every file that install put in place. What runs stays as it is until a reboot.
+
+    Examples:
+      homenode host-setup undo
+      homenode host-setup undo && systemctl daemon-reload
+    """
+
+
+class HostSetupCheckArguments(Struct, frozen=True, kw_only=True):
+    """Check that the running host has the pages and the isolation that the plans need.
+
+    Examples:
+      homenode host-setup check plan.json
+      homenode host-setup check a.json b.json --isolate boot --json
+    """
+
+    plans: PlansArgument
+    isolate: IsolateOption = "start"
+    host: HostOption = None
+    json: JsonOption = False

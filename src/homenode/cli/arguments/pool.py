@@ -1,0 +1,274 @@
+"""What is asked of the commands of pool. [I/O]"""
+
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from homenode.cli.command import Without
+from homenode.cli.options import JsonOption, PoolOption, ResultsOption
+from homenode.opt import Arg, Flag, Opt
+from homenode.plan.options import PlanOptions
+from homenode.pool.scheduler import Scheduler
+
+PoolArgument = Annotated[tuple[str, ...], Arg("POOL...", "The same as --pool.", hidden=True)]
+
+FlavoursOption = Annotated[
+    Path | None,
+    Opt(
+        "--flavours",
+        "FILE",
+        "Sizes of VM (flavours.toml). Default: 1, 2, 4 and 8 GPUs with their share of a host.",
+    ),
+]
+
+
+class PoolShowArguments(Struct, frozen=True, kw_only=True):
+    """Show what is free on each host and in sum, which VMs still fit, which GPUs are stranded.
+
+    Examples:
+      homenode pool show --pool 'hgx-h100*40'
+      homenode pool show --pool captures/ --flavours flavours.toml --json
+    """
+
+    pool: PoolOption = ()
+    sources: PoolArgument = ()
+    flavours: FlavoursOption = None
+    everything: Annotated[bool, Flag("--all", "A row for each host, however many there are.")] = (
+        False
+    )
+    csv: Annotated[bool, Flag("--csv", "Print a table for other programs.")] = False
+    prometheus: Annotated[bool, Flag("--prometheus", "Print Prometheus' text format.")] = False
+    page: Annotated[
+        Path | None, Opt("--page", "FILE", "Write a page (HTML) with a map of the hosts.")
+    ] = None
+    json: JsonOption = False
+
+
+class PoolVmsArguments(Struct, frozen=True, kw_only=True):
+    """List the VMs: on which host and nodes each is, and how many of its GPUs are elsewhere.
+
+    Examples:
+      homenode pool vms --pool pool/
+      homenode pool vms --pool pool/ --on gpu-7 --json
+    """
+
+    pool: PoolOption = ()
+    sources: PoolArgument = ()
+    among: Annotated[tuple[str, ...], Opt("--on", "HOST", "Only the VMs of this host.")] = ()
+    json: JsonOption = False
+
+
+class PoolCaptureArguments(Struct, frozen=True, kw_only=True):
+    """Read many hosts over ssh at once into a folder, which every pool command takes.
+
+    Nothing is installed on the hosts. A host that fails is named and left out; the same command
+    later reads those that are missing. SOURCE: hosts of captures, host.toml files and libvirt URIs,
+    which are read once instead of by every command.
+
+    Examples:
+      homenode pool capture --hosts hosts.txt -o pool/
+      homenode pool capture captures/ qemu+ssh://gpu-9/system -o pool/
+    """
+
+    output: Annotated[Path, Opt("--output -o", "POOL/", "The folder to write.")]
+    sources: Annotated[
+        tuple[str, ...], Arg("SOURCE...", "Instead of --hosts: a pool, as for pool show.")
+    ] = ()
+    hosts: Annotated[
+        Path | None,
+        Opt(
+            "--hosts",
+            "FILE",
+            "A list: on each line [USER@]HOST[:PORT], then name=NAME and fault_domain=NAME where "
+            "wanted.",
+        ),
+    ] = None
+    jobs: Annotated[int, Opt("--jobs", "N", "Hosts read at the same time.", ge=1, le=256)] = 16
+    timeout: Annotated[
+        float, Opt("--timeout", "SECONDS", "The longest time for one host.", ge=1)
+    ] = 120.0
+    again: Annotated[bool, Flag("--again", "Also read the hosts that the folder has already.")] = (
+        False
+    )
+
+
+class PoolPlaceArguments(Struct, frozen=True, kw_only=True):
+    """Rank the hosts for a VM by its locality, then by what no longer fits; plan for the best.
+
+    Examples:
+      homenode pool place gpu-vm.xml --pool pool/ --gpus 2 -o tuned.xml
+      echo '{"vm":"a","gpus":4}' | homenode pool place --hook --pool 'hgx-h100*40'
+    """
+
+    pool: PoolOption
+    options: Annotated[PlanOptions, Without("replaces")] = PlanOptions()
+    results: ResultsOption = ()
+    document: Annotated[str | None, Arg("VM.xml", "The domain document; - for standard input.")] = (
+        None
+    )
+    flavours: FlavoursOption = None
+    among: Annotated[
+        tuple[str, ...], Opt("--on", "HOST", "Choose this host of the pool only.")
+    ] = ()
+    gpu_model: Annotated[
+        str | None,
+        Opt("--gpu-model", "NAME", "With --gpus: a part of the GPUs' name, such as H200."),
+    ] = None
+    count: Annotated[
+        int, Opt("--count", "N", "Place N such VMs: VM-1 to VM-N.", ge=1, le=10000)
+    ] = 1
+    output: Annotated[
+        Path | None,
+        Opt(
+            "--output -o", "OUT", "Write the tuned document here; with --count, a folder for them."
+        ),
+    ] = None
+    record: Annotated[
+        bool, Flag("--record", "Record the VM in the pool's folder: later commands count it.")
+    ] = False
+    hook: Annotated[
+        bool, Flag("--hook", "Answer requests (lines of JSON) from standard input.")
+    ] = False
+    json: JsonOption = False
+
+
+class PoolRemoveArguments(Struct, frozen=True, kw_only=True):
+    """Remove the records of VMs that pool place or pool pack has placed with --record.
+
+    Examples:
+      homenode pool remove gpu-vm-1 gpu-vm-2 --pool pool/
+      homenode pool remove --packing packed/ --pool pool/
+    """
+
+    pool: Annotated[Path, Opt("--pool", "POOL/", "The pool's folder.")]
+    vms: Annotated[tuple[str, ...], Arg("VM...", "Names of recorded VMs.")] = ()
+    packing: Annotated[
+        Path | None, Opt("--packing", "DIR", "All VMs of the packing that pool pack wrote there.")
+    ] = None
+
+
+class PoolSimulateArguments(Struct, frozen=True, kw_only=True):
+    """Replay arrivals under several policies: shares allocated, refusals, stranded GPUs.
+
+    Arrivals and results are simulated. Needs OR-tools (docs/install.md); without it, the error
+    names the command that installs it.
+
+    Examples:
+      homenode pool simulate random --pool 'hgx-h100*8' --load 0.9 --mix gpu1=8,gpu2=4,gpu8=1
+      homenode pool simulate tasks.csv --nodes nodes.csv --policy fgd --policy homenode
+    """
+
+    trace: Annotated[
+        str,
+        Arg(
+            "TRACE",
+            "Requests as CSV (tasks with parts of GPUs, or VMs of cells), or random: VMs that "
+            "arrive and depart on the hosts of --pool.",
+        ),
+    ]
+    nodes: Annotated[
+        Path | None, Opt("--nodes", "FILE", "The machines of a CSV trace, as CSV.")
+    ] = None
+    pool: Annotated[
+        tuple[str, ...], Opt("--pool", "POOL", "With random: the hosts, as in pool show.")
+    ] = ()
+    flavours: FlavoursOption = None
+    policy: Annotated[
+        tuple[str, ...],
+        Opt(
+            "--policy",
+            "NAME",
+            "first-fit, best-fit, homenode; fgd for tasks and random; with random also nova, "
+            "xapi, most-left, repacked; for cells blind-best-fit. Default: all.",
+        ),
+    ] = ()
+    orders: Annotated[int, Opt("--orders", "N", "Number of random orders.", ge=1, le=1000)] = 5
+    load: Annotated[
+        float,
+        Opt("--load", "SHARE", "With random: GPUs requested, as a share of all.", ge=0.01, le=10),
+    ] = 0.9
+    vms: Annotated[
+        int, Opt("--vms", "N", "With random: how many VMs arrive.", ge=1, le=1000000)
+    ] = 500
+    mix: Annotated[
+        str | None,
+        Opt(
+            "--mix",
+            "FLAVOUR=WEIGHT,...",
+            "With random: how often each flavour arrives. Default: equally often.",
+        ),
+    ] = None
+    page: Annotated[Path | None, Opt("--page", "FILE", "Write a page with a chart.")] = None
+    json: JsonOption = False
+
+
+class PoolPackArguments(Struct, frozen=True, kw_only=True):
+    """Place many VMs at once: most value, then fewest packages crossed, then fewest hosts.
+
+    Prints the solver's bound and the gap. Every VM has a plan of the ordinary planner. Needs
+    OR-tools (docs/install.md); without it, the error names the command that installs it.
+
+    Examples:
+      homenode pool pack vms.toml --pool pool/ --record -o packed/
+      homenode pool pack vms.toml --pool 'hgx-h100*20' -o packed/ --time-limit 300
+    """
+
+    requests: Annotated[Path, Arg("REQUESTS", "The VMs: a TOML file of [[vm]] tables.")]
+    pool: PoolOption
+    output: Annotated[Path, Opt("--output -o", "DIR", "A folder for the plans, one for each VM.")]
+    time_limit: Annotated[float, Opt("--time-limit", "SECONDS", "Time for the solver.", ge=1)] = (
+        60.0
+    )
+    record: Annotated[
+        bool, Flag("--record", "Record the VMs in the pool's folder: later commands count them.")
+    ] = False
+    json: JsonOption = False
+
+
+class PoolDrainArguments(Struct, frozen=True, kw_only=True):
+    """List the moves that empty a host, and how each VM moves. Nothing is moved.
+
+    Examples:
+      homenode pool drain gpu-7 --pool pool/
+      homenode pool drain gpu-7 --pool pool/ --json
+    """
+
+    host: Annotated[str, Arg("HOST", "Its name in the pool.")]
+    pool: PoolOption
+    flavours: FlavoursOption = None
+    json: JsonOption = False
+
+
+class PoolDefragmentArguments(Struct, frozen=True, kw_only=True):
+    """List the moves after which more large VMs fit, fewest first. Nothing is moved.
+
+    Examples:
+      homenode pool defragment --pool pool/
+      homenode pool defragment --pool pool/ --for gpu4 --most 2
+    """
+
+    pool: PoolOption = ()
+    sources: PoolArgument = ()
+    flavours: FlavoursOption = None
+    flavour: Annotated[
+        str | None, Opt("--for", "FLAVOUR", "The flavour that should fit. Default: the largest.")
+    ] = None
+    most: Annotated[int, Opt("--most", "N", "Stop after N additional VMs.", ge=1, le=1000)] = 8
+    json: JsonOption = False
+
+
+class PoolExportArguments(Struct, frozen=True, kw_only=True):
+    """Print what still fits for a scheduler: labels, aggregates and traits, or features.
+
+    Examples:
+      homenode pool export --pool pool/ --for kubernetes
+      homenode pool export --pool pool/ --for slurm
+    """
+
+    pool: PoolOption = ()
+    sources: PoolArgument = ()
+    scheduler: Annotated[
+        Scheduler, Opt("--for", "NAME", "The scheduler. For others: pool show --json.")
+    ]
+    flavours: FlavoursOption = None

@@ -1,0 +1,119 @@
+"""The program, called in this process: what it prints, and how it ends."""
+
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homenode.cli import terminal
+from homenode.cli.arguments.place import ApplyArguments, ReplanArguments, RestoreArguments
+from homenode.cli.command import Command, Parameter
+from homenode.cli.main import PROGRAM, run
+from homenode.plan.options import PlanOptions
+
+
+@dataclass(frozen=True)
+class Result:
+    """exception: what the command raised, but for the exit that it asked for."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    exception: BaseException | None
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
+
+
+class _Stream(io.TextIOWrapper):
+    """Standard output that is no terminal, with a buffer for bytes."""
+
+    def __init__(self) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding="utf-8", write_through=True)
+
+    def text(self) -> str:
+        self.flush()
+        return self.bytes.getvalue().decode("utf-8", "replace")
+
+
+@contextmanager
+def _environment(given: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def homenode(
+    *words: str | Path, input: str | bytes = "", env: Mapping[str, str] | None = None
+) -> Result:
+    """Call it. input: what it reads from standard input."""
+    out, err = _Stream(), _Stream()
+    streams = sys.stdout, sys.stderr, sys.stdin
+    content = input if isinstance(input, bytes) else input.encode()
+    terminal.console.cache_clear()
+    terminal.error_console.cache_clear()
+    code, raised = 0, None
+    with _environment(env or {}):
+        sys.stdout, sys.stderr = out, err
+        sys.stdin = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8")
+        try:
+            run([str(word) for word in words])
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except Exception as error:  # noqa: BLE001 - a test says which one it expects
+            code, raised = getattr(error, "exit_code", 1), error
+        finally:
+            sys.stdout, sys.stderr, sys.stdin = streams
+            terminal.console.cache_clear()
+            terminal.error_console.cache_clear()
+    return Result(code, out.text(), err.text(), raised)
+
+
+def every_command(
+    command: Command = PROGRAM, words: tuple[str, ...] = ("homenode",)
+) -> Iterator[tuple[tuple[str, ...], Command]]:
+    """Commands that the help shows, with the words that call them."""
+    if not command.hidden:
+        yield words, command
+        for one in command.commands:
+            yield from every_command(one, (*words, one.name))
+
+
+def parameters_of_all(command: Command) -> Sequence[Parameter]:
+    """Those of a command and of the commands below it that help shows."""
+    below = [one for _, each in every_command(command) for one in each.parameters]
+    return below or command.parameters
+
+
+def apply(names: Sequence[str], layout: str = "auto", **given: Any) -> None:
+    """homenode apply, its errors as they are raised."""
+    from homenode.cli.apply import apply as work
+
+    work(ApplyArguments(names=tuple(names), options=PlanOptions(layout), **given))
+
+
+def replan(name: str, **given: Any) -> None:
+    """homenode replan, likewise."""
+    from homenode.cli.replan import replan as work
+
+    work(ReplanArguments(name=name, **given))
+
+
+def restore(targets: Sequence[str], **given: Any) -> None:
+    """homenode restore, likewise."""
+    from homenode.cli.restore import restore as work
+
+    work(RestoreArguments(targets=tuple(targets), **given))

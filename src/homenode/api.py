@@ -5,9 +5,11 @@ A domain is a file (a str or a Path) or a document itself (bytes). A host is a H
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.verdict import Verdict
@@ -144,7 +146,7 @@ def result_rows(*folders: str) -> list[dict[str, Any]]:
     evidence = publications()
     found = gather(list(folders), evidence, ())
     machines = machines_of(found.runs, found.stored, evidence, found.hosts)
-    return [asdict(row) for machine in machines for row in rows_of(machine)]
+    return [structs.asdict(row) for machine in machines for row in rows_of(machine)]
 
 
 def to_json(value: Host | Plan | Findings | Comparison) -> str:

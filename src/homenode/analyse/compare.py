@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from homenode.analyse.alternative import Alternative, with_joint_states
 from homenode.analyse.comparison import (
@@ -24,6 +25,7 @@ from homenode.analyse.summary import Series, SeriesKey, headline
 from homenode.errors import InputError
 from homenode.metrics import METRICS, TWO_STATES, UNCOMPARED, Metric, metric_of, primaries
 from homenode.objective import Objective
+from homenode.results.model import FigureKey
 from homenode.results.vantage import Vantage
 
 SeriesByLabel = Mapping[str, Mapping[SeriesKey, Series]]
@@ -148,12 +150,12 @@ def _against(
 
 def series_key(effect: Effect) -> SeriesKey:
     """The key of the series that an effect is of."""
-    shared = (getattr(effect, name) for name in SeriesKey._fields[:-1])
-    return SeriesKey._make((*shared, effect.slowest_device))
+    names = (*FigureKey.__struct_fields__, "slowest_device")
+    return SeriesKey(*(getattr(effect, name) for name in names))
 
 
 def _doubted(effect: Effect, doubt: str) -> Effect:
-    return replace(effect, doubts=(*effect.doubts, doubt))
+    return structs.replace(effect, doubts=(*effect.doubts, doubt))
 
 
 def _decisive(keys: Iterable[SeriesKey], objective: Objective | None) -> set[SeriesKey]:
@@ -177,23 +179,24 @@ def _found(
     key = first.key
     found = interval(first, second, neighbours=neighbours)
     effect = Effect(
-        *(key.metric, key.unit, key.variant, key.size_bytes, key.node, key.peer_node),
-        *(key.device, key.peer, key.state, key.worst),
-        metric.lower_is_better,
-        primary,
-        *labels,
-        first.value,
-        second.value,
-        second.value / first.value,
-        None if found is None else found.low,
-        None if found is None else found.high,
-        None if found is None else found.p,
-        None,
-        (len(first.medians), len(second.medians)),
-        (first.samples, second.samples),
-        EvidenceLevel.MEASURED,
-        Outcome.CANNOT_TELL,
-        blocking,
+        *(getattr(key, name) for name in FigureKey.__struct_fields__),
+        slowest_device=key.worst,
+        lower_is_better=metric.lower_is_better,
+        primary=primary,
+        baseline=labels[0],
+        alternative=labels[1],
+        baseline_value=first.value,
+        value=second.value,
+        ratio=second.value / first.value,
+        low=None if found is None else found.low,
+        high=None if found is None else found.high,
+        p=None if found is None else found.p,
+        p_adjusted=None,
+        boots=(len(first.medians), len(second.medians)),
+        samples=(first.samples, second.samples),
+        level=EvidenceLevel.MEASURED,
+        outcome=Outcome.CANNOT_TELL,
+        doubts=blocking,
     )
     return Found(effect, found, _apart(first, second))
 
@@ -432,5 +435,6 @@ def _moved(effect: Effect, *, same_pins: bool) -> Doubt:
 def _order(key: SeriesKey) -> tuple[object, ...]:
     known = list(METRICS)
     place = known.index(key.metric) if key.metric in METRICS else len(known)
-    rest = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in key[1:])
+    parts = structs.astuple(key)[1:]
+    rest = (str(part) if not isinstance(part, int) else f"{part:020d}" for part in parts)
     return place, key.metric, not key.worst, *rest

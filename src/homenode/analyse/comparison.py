@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from homenode.bdf import Bdf
+from homenode.results.model import FigureKey
 
 
 class Outcome(StrEnum):
@@ -65,12 +65,9 @@ def once(doubts: Iterable[Doubt]) -> tuple[Doubt, ...]:
     return tuple(replace(doubt, subject="; ".join(named)) for doubt, named in subjects.items())
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
     """One series of one alternative against the same series of the baseline.
 
-    metric, unit: see docs/formats/comparison.md. variant, size_bytes, node, peer_node, device,
-    peer, state: what distinguishes the series from others; null where it is over all.
     slowest_device: the slowest of several devices, boot by boot. primary: it decides for the
     objective; else it is exploratory. baseline_value, value: geometric means of boot medians.
     ratio: value over baseline_value. low, high: its interval, None where there is none. p,
@@ -79,15 +76,6 @@ class Effect:
     block this one.
     """
 
-    metric: str
-    unit: str
-    variant: str | None
-    size_bytes: int | None
-    node: int | None
-    peer_node: int | None
-    device: Bdf | None
-    peer: Bdf | None
-    state: str | None
     slowest_device: bool
     lower_is_better: bool
     primary: bool

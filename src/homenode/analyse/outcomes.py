@@ -1,8 +1,9 @@
 """Outcomes: what each effect comes to, once its p value is corrected for those next to it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec import structs
 
 from homenode.analyse.comparison import ORDER, PRINTED, WEAKENING, Effect, EvidenceLevel, Outcome
 from homenode.analyse.correction import Tested, corrected
@@ -52,9 +53,9 @@ def judged(found: Sequence[Found]) -> Iterator[Effect]:
         adjusted.update(zip(family_found, corrected(tuple(family_found.values())), strict=True))
     for place, one in enumerate(found):
         p = adjusted.get(place)
-        effect = replace(one.effect, p_adjusted=p)
+        effect = structs.replace(one.effect, p_adjusted=p)
         outcome = _outcome(effect, effect.p if p is None else p, one.apart)
-        yield replace(effect, outcome=outcome, level=_level(effect))
+        yield structs.replace(effect, outcome=outcome, level=_level(effect))
 
 
 def _outcome(effect: Effect, p: float | None, apart: float) -> Outcome:

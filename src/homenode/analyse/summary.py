@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from homenode.bdf import Bdf
 from homenode.metrics import Metric, metric_of
-from homenode.results.model import UNSETTLED, Run, RunHead, Sample, Statistic
+from homenode.results.model import UNSETTLED, FigureKey, Run, RunHead, Sample, Statistic
 
 LEAST_UNDISTURBED = 3
 """Disturbed samples are left out while at least this many others are there in a boot."""
@@ -22,25 +25,14 @@ _MEDIAN_VARIANCE = math.pi / 2
 """Variance of a median over that of a mean, for normal samples."""
 
 
-class SeriesKey(NamedTuple):
+class SeriesKey(FigureKey, frozen=True, gc=False):
     """What samples must share to be one series. worst: the slowest of several devices, by boot."""
 
-    metric: str
-    unit: str
-    variant: str | None
-    size_bytes: int | None
-    node: int | None
-    peer_node: int | None
-    device: Bdf | None
-    peer: Bdf | None
-    state: str | None
-    worst: bool
+    worst: bool = False
 
-    @property
-    def is_over_all(self) -> bool:
-        """Whether it is of no single size, node or device."""
-        places = (self.size_bytes, self.node, self.peer_node, self.device, self.peer)
-        return places == (None,) * 5
+
+_SHARED = attrgetter(*FigureKey.__struct_fields__)
+"""The fields of a figure's key, of a longer key."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +92,7 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
     Left out are figures that are refused, and those during which a PU was moved.
     """
     names = Counter(run.head.name for run in runs)
-    # Under plain tuples, which are made in a quarter of a SeriesKey's time; they are equal.
+    # Under plain tuples: a key of each is made once.
     by_fields: dict[tuple[Any, ...], _Boots] = {}
     for place, run in enumerate(runs):
         block = _block(run.head)
@@ -108,12 +100,12 @@ def series_of(runs: Sequence[Run]) -> dict[SeriesKey, Series]:
         for fields, samples in run.groups.items():
             if fields.state != UNSETTLED:
                 boot = _boot(run.head.boots, own, fields.boot)
-                boots = by_fields.setdefault(fields[: len(SeriesKey._fields) - 1], {})
+                boots = by_fields.setdefault(_SHARED(fields), {})
                 known = boots.get(boot)
                 together = [] if known is None else known.samples
                 together += samples
                 boots[boot] = _Boot(together, block)
-    in_use = {SeriesKey._make((*fields, False)): boots for fields, boots in by_fields.items()}
+    in_use = {SeriesKey(*fields): boots for fields, boots in by_fields.items()}
     if len(names) < len(runs):
         in_use = {key: _once(boots) for key, boots in in_use.items()}
     found = {key: _series(key, boots) for key, boots in in_use.items()}
@@ -219,7 +211,7 @@ def _slowest(in_use: Mapping[SeriesKey, _Boots]) -> dict[SeriesKey, Series]:
         metric = metric_of(key.metric)
         if metric is None or not metric.worst_device or key.node is not None:
             continue
-        folded = key._replace(device=None, peer=None, worst=True)
+        folded = structs.replace(key, device=None, peer=None, worst=True)
         for name, (samples, block) in boots.items():
             by_index: dict[int | None, list[Sample]] = {}
             for one in samples:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -206,9 +206,9 @@ class RunHead(Struct, frozen=True):
     block: int | None = None
 
 
-class SampleKey(NamedTuple):
-    """What samples of a run share that are repeats of one measurement in one boot. position: the
-    index of a Sample."""
+class FigureKey(Struct, frozen=True, gc=False):
+    """What a figure is of. metric, unit: see docs/formats/comparison.md; the rest is what
+    distinguishes it from others of its metric, None where it is over all."""
 
     metric: str
     unit: str
@@ -219,11 +219,23 @@ class SampleKey(NamedTuple):
     device: Bdf | None
     peer: Bdf | None
     state: str | None
+
+    @property
+    def is_over_all(self) -> bool:
+        """Whether it is of no single size, node or device."""
+        places = (self.size_bytes, self.node, self.peer_node, self.device, self.peer)
+        return places == (None,) * 5
+
+
+class SampleKey(FigureKey, frozen=True, gc=False):
+    """What samples of a run share that are repeats of one measurement in one boot. position: the
+    index of a Sample."""
+
     position: int | None
     boot: int
 
 
-_FIELDS = attrgetter(*("index" if one == "position" else one for one in SampleKey._fields))
+_FIELDS = attrgetter(*FigureKey.__struct_fields__, "index", "boot")
 
 
 _LEAST, _MOST = 1e-12, 1e30
@@ -245,14 +257,14 @@ class Run(Struct, frozen=True, dict=True):
     def groups(self) -> Mapping[SampleKey, Sequence[Sample]]:
         """Samples that are not refused, by what they share. Made once: whatever reads a run by
         series reads a fifth as much."""
-        by_fields: dict[tuple[object, ...], list[Sample]] = {}
+        by_fields: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in self.samples:
             if _LEAST < sample.value < _MOST:
                 fields = _FIELDS(sample)
                 if (group := by_fields.get(fields)) is None:
                     group = by_fields[fields] = []
                 group.append(sample)
-        return {SampleKey._make(fields): group for fields, group in by_fields.items()}
+        return {SampleKey(*fields): group for fields, group in by_fields.items()}
 
     @cached_property
     def refused(self) -> tuple[Sample, ...]:

@@ -1,9 +1,8 @@
 """Rows: every figure of a report as a flat row: what CSV, JSON and Parquet hold."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -13,6 +12,7 @@ from homenode.analyse.comparison import Effect
 from homenode.analyse.summary import Series, SeriesKey
 from homenode.errors import HostError
 from homenode.report.page.machine import Machine
+from homenode.results.model import FigureKey
 from homenode.wording import printable
 
 VERSION = 2
@@ -24,8 +24,7 @@ _STEERS = ("=", "+", "-", "@", "\t", "\r")
 """A cell that begins so is a formula to a spreadsheet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One series of one alternative; the names are the columns. See docs/formats/rows.md."""
 
     machine: str
@@ -68,7 +67,7 @@ class Row:
     doubts: str | None
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = Row.__struct_fields__
 
 
 def rows_of(machine: Machine) -> Iterator[Row]:
@@ -113,11 +112,11 @@ def parquet_of(rows: Sequence[Row]) -> bytes:
             hint="pip install pyarrow, or use --csv: the rows are the same",
         ) from None
     schema, columns = [], []
-    for field in fields(Row):
-        named = str(getattr(field.type, "__name__", field.type)).partition(" | ")[0]
+    for name, kind in get_type_hints(Row).items():
+        named = str(getattr(kind, "__name__", kind)).partition(" | ")[0]
         of = getattr(arrow, _TYPES[named])()
-        schema.append((field.name, of))
-        columns.append(arrow.array([getattr(row, field.name) for row in rows], of))
+        schema.append((name, of))
+        columns.append(arrow.array([getattr(row, name) for row in rows], of))
     table = arrow.Table.from_arrays(columns, schema=arrow.schema(schema))
     sink = arrow.BufferOutputStream()
     parquet.write_table(table, sink)
@@ -148,37 +147,36 @@ def _row(
     switches = one.switches
     counts = {run.head.vcpus for run in one.runs}
     return Row(
-        machine.name,
-        head.system,
-        one.label,
-        switches.pinning,
-        switches.siblings,
-        switches.cells,
-        switches.pcie,
-        switches.memory,
-        one.arrangement,
-        one.memory_mode,
-        one.page_bytes,
-        counts.pop() if len(counts) == 1 else None,
-        head.origin,
-        head.vantage,
-        key.metric,
-        key.unit,
-        key.variant,
-        key.size_bytes,
-        key.node,
-        key.peer_node,
-        _text(key.device),
-        _text(key.peer),
-        key.state,
-        key.worst,
-        series.value,
-        series.low,
-        series.high,
-        len(series.medians),
-        series.samples,
+        machine=machine.name,
+        system=head.system,
+        layout=one.label,
+        pinning=switches.pinning,
+        siblings=switches.siblings,
+        cells=switches.cells,
+        pcie=switches.pcie,
+        memory=switches.memory,
+        arrangement=one.arrangement,
+        memory_mode=one.memory_mode,
+        page_bytes=one.page_bytes,
+        vcpus=counts.pop() if len(counts) == 1 else None,
+        origin=head.origin,
+        vantage=head.vantage,
+        **_figure(key),
+        slowest_device=key.worst,
+        value=series.value,
+        low=series.low,
+        high=series.high,
+        boots=len(series.medians),
+        samples=series.samples,
         **_against(effect),
     )
+
+
+def _figure(key: FigureKey) -> dict[str, Any]:
+    """What the figure is of; devices by their addresses."""
+    shared = {name: getattr(key, name) for name in FigureKey.__struct_fields__}
+    devices = {name: str(shared[name]) for name in ("device", "peer") if shared[name] is not None}
+    return shared | devices
 
 
 def _against(effect: Effect | None) -> dict[str, Any]:
@@ -196,7 +194,3 @@ def _against(effect: Effect | None) -> dict[str, Any]:
         "level": str(effect.level),
         "doubts": ", ".join(effect.doubts) or None,
     }
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -12,7 +12,7 @@ from homenode.gap import Gap
 from homenode.measure import runner
 from homenode.measure.model import Depth, SuiteOptions
 from homenode.measure.orders import BenchOptions, BenchOutcome
-from homenode.report.bench_text import bench_text, steps_text
+from homenode.report.results_text import bench_text, steps_text
 from homenode.report.terminal_text import PrintableConsole
 from homenode.results.vantage import Vantage
 from tests.bench_machines import FakeMachine

@@ -28,8 +28,8 @@ from homenode.measure.bindings.folder import StudyFolder
 from homenode.measure.bindings.run import statuses, unrecorded
 from homenode.measure.bindings.scripts import job_name, script_name, script_of
 from homenode.measure.progress import Progress, TaskState, TaskStatus
-from homenode.report.progress_text import missing_lines, progress_view
 from homenode.report.terminal_text import PrintableConsole
+from homenode.report.trial_text import missing_lines, progress_view
 from homenode.slurm.client import will_pass
 from homenode.sources import load_host
 from homenode.tools.sinfo import ClusterNode, parse_nodes

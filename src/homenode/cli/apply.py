@@ -353,7 +353,7 @@ def tuned_together(
             console().print(explain(tuning.plan, tuning.host or machine))
             verdict = chosen[name].verdict
             if verdict is not None:
-                from homenode.report.verdict_text import layout_text
+                from homenode.report.results_text import layout_text
 
                 console().print(layout_text(verdict))
         else:

@@ -23,6 +23,6 @@ def compare(asked: CompareArguments) -> None:
 
         print_json(encode("comparison", comparison))
     else:
-        from homenode.report.comparison_text import comparison_text
+        from homenode.report.results_text import comparison_text
 
         console().print(comparison_text(comparison, everything=asked.everything))

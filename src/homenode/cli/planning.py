@@ -335,7 +335,7 @@ def print_explanation(
     nearby = () if host is None or request is None else nearby_sizes(host, request, made)
     shown.print(explain(made, host, whole=asked.explain, nearby=nearby))
     if verdict is not None:
-        from homenode.report.verdict_text import layout_text
+        from homenode.report.results_text import layout_text
 
         shown.print(layout_text(verdict))
 

@@ -20,7 +20,7 @@ def shown_progress(what: str, *, quiet: bool = False) -> "Iterator[Callable[[Pro
     if quiet:
         yield lambda progress: None
         return
-    from homenode.report.progress_text import progress_line, progress_view
+    from homenode.report.trial_text import progress_line, progress_view
 
     if not sys.stderr.isatty():
         said = ""

@@ -32,6 +32,6 @@ def recommend(asked: RecommendArguments) -> None:
 
         print_json(encode("verdict", verdicts))
     else:
-        from homenode.report.verdict_text import verdicts_text
+        from homenode.report.results_text import verdicts_text
 
         console().print(verdicts_text(verdicts, notes=asked.notes))

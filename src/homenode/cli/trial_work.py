@@ -37,7 +37,7 @@ from homenode.measure.layouts.runner import Trial, outcome_code, run_trial, step
 from homenode.measure.layouts.trial_config import BARE, Measuring
 from homenode.measure.progress import Pace, Progress
 from homenode.process import find_program
-from homenode.report.progress_text import progress_line
+from homenode.report.trial_text import progress_line
 from homenode.results.model import Run
 
 if TYPE_CHECKING:
@@ -185,9 +185,8 @@ def _conclude(head: Head, journal: JournalFile, report: Path | None, host: str |
     from homenode.analyse.machine_facts import facts_of_measured
     from homenode.analyse.trial_conclusion import conclude
     from homenode.evidence.documents import publications
-    from homenode.report.comparison_text import comparison_text
+    from homenode.report.results_text import comparison_text, verdicts_text
     from homenode.report.trial_text import advice_text, causes_text, outcomes_text
-    from homenode.report.verdict_text import verdicts_text
 
     known = journal.known()
     code = outcome_code(known.state)

@@ -190,7 +190,7 @@ def _end(
     folder: "StudyFolder", progress: "Progress", unmeasured: tuple[tuple[str, str], ...]
 ) -> None:
     """Say what is missing and why; exit 1 where anything is."""
-    from homenode.report.progress_text import missing_lines
+    from homenode.report.trial_text import missing_lines
 
     missing = progress.missing()
     total = len(progress.tasks)

@@ -10,34 +10,31 @@ from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span
 from homenode.evidence.model import Publication
 from homenode.metrics import METRICS
 from homenode.pci import DeviceKind
-from homenode.report.page.across import across_pictures, link_speeds
+from homenode.report.page.across import across_pictures, effects_table, link_speeds, summary_table
 from homenode.report.page.collectives import collective_chain
-from homenode.report.page.detail_pictures import (
-    device_pictures,
-    fairness_picture,
-    kernel_pictures,
-    profile_picture,
-)
 from homenode.report.page.host_part import HostPart, host_lines, host_part, map_sections
 from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import (
     bar_pictures,
     better_text,
     curve_pictures,
+    device_pictures,
+    fairness_picture,
     forest_pictures,
     heat_pictures,
+    kernel_pictures,
     locality_pictures,
     path_pictures,
+    profile_picture,
 )
 from homenode.report.page.printed import field_section, printed_part, source_sections
-from homenode.report.page.tables import effects_table, summary_table
 from homenode.report.page.verdict_card import (
     VerdictCard,
     decisions_table,
     verdict_card,
     verdicts_table,
 )
-from homenode.report.verdict_text import SAID_BY_LEVEL
+from homenode.report.results_text import SAID_BY_LEVEL
 from homenode.wording import plural
 
 _LAYOUTS: tuple[str | Span, ...] = (

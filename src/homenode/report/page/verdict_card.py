@@ -11,7 +11,7 @@ from homenode.analyse.verdict import SourceVerdict, Verdict, titles_of
 from homenode.doc import Cell, Span, Table, Words
 from homenode.objective import Objective
 from homenode.report.page.machine import Machine
-from homenode.report.verdict_text import doubts_of
+from homenode.report.results_text import doubts_of
 from homenode.results.model import UNKNOWN_SWITCHES, Origin
 from homenode.vm.layout import PRESETS
 

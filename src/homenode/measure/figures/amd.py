@@ -4,15 +4,12 @@ Both measure from every node at once: what they call a CPU is a node. rocm-bandw
 CPUs first, in the kernel's order of nodes; where it shows several, the n-th is mistaken for node n.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from msgspec import structs
 
 from homenode.bdf import Bdf
-from homenode.gap import Gap
-from homenode.measure.figures.sample import Figures, sample
-from homenode.results.model import Condition, Sample
+from homenode.measure.figures.sample import FigureList, Figures
 from homenode.tools.rocm_bandwidth_test import RocmBandwidthTest
 from homenode.tools.transferbench import TransferBench, TransferCell
 
@@ -32,19 +29,18 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if device.address is not None
     }
     several = sum(device.address is None for device in run.devices) > 1
-    samples: list[Sample] = []
-    gaps = list(run.gaps)
+    found = FigureList("rocm-bandwidth-test", run.version or "unknown", run.gaps)
     for matrix in run.matrices:
         suffix = _BOTH if matrix.is_bidirectional else None
         for row, source in enumerate(matrix.devices):
             for column, destination in enumerate(matrix.devices):
                 value = matrix.cells[row][column]
                 if value is not None:
-                    samples += _rocm_cell(source, destination, value, suffix, gpu_of, several)
+                    _add_cell(found, source, destination, value, suffix, gpu_of, several)
     if several:
-        gaps.append(Gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n"))
+        found.gap("nodes", "CPU n of rocm-bandwidth-test was mistaken for node n")
     if run.matrices and not gpu_of:
-        gaps.append(Gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept"))
+        found.gap("rocm-bandwidth-test devices", "no GPU addresses: nothing of it is kept")
     last = {(c.is_bidirectional, c.source, c.destination): c for c in run.copies}
     for copy in last.values():
         metric = _metric(
@@ -53,12 +49,8 @@ def of_rocm(run: RocmBandwidthTest, gpus: tuple[Bdf, ...] = ()) -> Figures:
         if metric is not None:
             variant = _BOTH if copy.is_bidirectional else None
             index = copy.destination if copy.source_is_cpu else copy.source
-            samples.append(
-                sample(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
-            )
-    conditions = (Condition("tool rocm-bandwidth-test", run.version or "unknown"),)
-    names = tuple(dict.fromkeys(device.name for device in gpu_of.values()))
-    return Figures(tuple(samples), conditions, names, tuple(gaps))
+            found.add(metric, "bytes_per_s", copy.peak_bytes_per_s, index=index, variant=variant)
+    return found.figures(device.name for device in gpu_of.values())
 
 
 def _in_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
@@ -67,14 +59,15 @@ def _in_domain(printed: Bdf, gpus: tuple[Bdf, ...]) -> Bdf:
     return same[0] if len(same) == 1 else printed
 
 
-def _rocm_cell(
+def _add_cell(
+    found: FigureList,
     source: int,
     destination: int,
     value: float,
     variant: str | None,
     gpu_of: dict[int, Any],
     several: bool,
-) -> Iterator[Sample]:
+) -> None:
     metric = _metric(source not in gpu_of, destination not in gpu_of, source == destination)
     if metric is None or not gpu_of:
         return
@@ -82,7 +75,7 @@ def _rocm_cell(
     peer = gpu_of[destination].address if metric == "p2p-bandwidth" else None
     host = source if source not in gpu_of else destination
     node = host if several and metric in ("h2d-bandwidth", "d2h-bandwidth") else None
-    yield sample(
+    found.add(
         metric, "bytes_per_s", value, device=first.address, peer=peer, variant=variant, node=node
     )
 
@@ -107,22 +100,23 @@ def of_transferbench(run: TransferBench, gpus: tuple[Bdf, ...] = ()) -> Figures:
         (p.index for c in run.cells for p in (c.source, c.destination) if p.is_gpu), default=-1
     )
     gpus = gpus if highest < len(gpus) else ()
-    samples = [found for cell in run.cells for found in _transfer(cell, run, several, gpus)]
-    gaps = run.gaps if gpus else (*run.gaps, Gap("GPU addresses", "TransferBench prints none"))
-    conditions = [Condition("tool TransferBench", run.version or "unknown")]
-    if any(one.metric == "d2d-bandwidth" for one in samples):
-        text = "TransferBench, bytes within a GPU counted once"
-        conditions.append(Condition("tool device copy", text))
-    return Figures(tuple(samples), tuple(conditions), gaps=gaps)
+    found = FigureList("TransferBench", run.version or "unknown", run.gaps)
+    metrics = {_add_transfer(found, cell, run, several, gpus) for cell in run.cells}
+    if not gpus:
+        found.gap("GPU addresses", "TransferBench prints none")
+    if "d2d-bandwidth" in metrics:
+        found.condition("tool device copy", "TransferBench, bytes within a GPU counted once")
+    return found.figures()
 
 
-def _transfer(
-    cell: TransferCell, run: TransferBench, several: bool, gpus: tuple[Bdf, ...]
-) -> Iterator[Sample]:
+def _add_transfer(
+    found: FigureList, cell: TransferCell, run: TransferBench, several: bool, gpus: tuple[Bdf, ...]
+) -> str | None:
+    """The metric of the cell; None where it is between nodes."""
     source, destination = cell.source, cell.destination
     metric = _metric(not source.is_gpu, not destination.is_gpu, source == destination)
     if metric is None:
-        return
+        return None
     copier = destination if run.reads_remotely else source
     by = None if run.executor == "DMA" else "sm"
     words = [by if copier.is_gpu else "cpu threads", "both ways" if cell.is_bidirectional else None]
@@ -136,10 +130,6 @@ def _transfer(
         words.append(fields.pop("variant"))
     elif several and not host.is_gpu:
         fields["node"] = host.index
-    yield sample(
-        metric,
-        "bytes_per_s",
-        cell.bytes_per_s,
-        variant=" ".join(filter(None, words)) or None,
-        **fields,
-    )
+    variant = " ".join(filter(None, words)) or None
+    found.add(metric, "bytes_per_s", cell.bytes_per_s, variant=variant, **fields)
+    return metric

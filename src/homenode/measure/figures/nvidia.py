@@ -18,7 +18,7 @@ from typing import Any
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
 from homenode.gap import Gap
-from homenode.measure.figures.sample import Figures, sample
+from homenode.measure.figures.sample import FigureList, Figures, sample
 from homenode.results.model import Condition, Sample
 from homenode.tools.cuda_bandwidth_test import CudaBandwidthTest, Direction
 from homenode.tools.nccl_tests_records import NcclTests
@@ -228,98 +228,69 @@ def of_nccl(run: NcclTests, collective: str | None) -> Figures:
     decimals of a text cut to 0.00 are left out.
     """
     name = run.collective or collective
-    gaps = list(run.gaps)
+    version = " ".join(filter(None, (run.version, f"library {run.library_version}")))
+    version = version if run.library_version else str(run.version)
+    found = FigureList(f"{run.family}-tests", version, run.gaps)
     if name is None:
-        gaps.append(Gap("collective", "neither the output nor the file's name says which it was"))
+        found.gap("collective", "neither the output nor the file's name says which it was")
     if run.is_correct is False:
-        gaps.append(Gap(f"{name} data", "wrong values: no figure of it is kept"))
-        return Figures(gaps=tuple(gaps))
+        found.gap(f"{name} data", "wrong values: no figure of it is kept")
+        return Figures(gaps=found.figures().gaps)
     if run.is_correct is None:
-        gaps.append(Gap(f"{name} data", "not checked by the run (-c 1 checks)"))
+        found.gap(f"{name} data", "not checked by the run (-c 1 checks)")
     metric = "allreduce" if name == "all_reduce" else (name or "collective").replace("_", "-")
-    samples: list[Sample] = []
     for row in run.rows:
         for half, variant in ((row.out_of_place, "out-of-place"), (row.in_place, "in-place")):
             if half is not None and half.bus_bytes_per_s > 0:
-                samples.append(
-                    sample(
-                        f"{metric}-busbw",
-                        "bytes_per_s",
-                        half.bus_bytes_per_s,
-                        size_bytes=row.size_bytes,
-                        variant=variant,
-                    )
-                )
-    samples.append(sample(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s()))
+                fields = {"size_bytes": row.size_bytes, "variant": variant}
+                found.add(f"{metric}-busbw", "bytes_per_s", half.bus_bytes_per_s, **fields)
+    found.add(f"{metric}-busbw-peak", "bytes_per_s", run.peak_bus_bytes_per_s())
     if run.average_bus_bytes_per_s:
-        mean = run.average_bus_bytes_per_s
-        samples.append(sample(f"{metric}-busbw-mean", "bytes_per_s", mean))
-    small = min(
-        (row for row in run.rows if row.size_bytes > 0), key=lambda r: r.size_bytes, default=None
-    )
+        found.add(f"{metric}-busbw-mean", "bytes_per_s", run.average_bus_bytes_per_s)
+    sizes = [row for row in run.rows if row.size_bytes > 0]
+    small = min(sizes, key=lambda row: row.size_bytes, default=None)
     if small is not None and small.size_bytes <= SMALL_MESSAGE_BYTES:
-        samples.append(sample(f"{metric}-latency", "ns", small.halves()[0].time_ns))
-    names = tuple(dict.fromkeys(rank.name for rank in run.ranks))
-    return Figures(tuple(samples), tuple(_nccl_conditions(run)), names, tuple(gaps))
-
-
-def _nccl_conditions(run: NcclTests) -> Iterator[Condition]:
-    version = " ".join(filter(None, (run.version, f"library {run.library_version}")))
-    yield Condition(
-        f"tool {run.family}-tests", version if run.library_version else str(run.version)
-    )
+        found.add(f"{metric}-latency", "ns", small.halves()[0].time_ns)
     largest = max(row.size_bytes for row in run.rows)
-    yield Condition("tool largest message", f"{largest} bytes")
-    if run.gpus is not None:
-        yield Condition("tool collective GPUs", str(run.gpus))
+    found.condition("tool largest message", f"{largest} bytes")
+    found.condition("tool collective GPUs", run.gpus)
     if run.iterations is not None and run.warmups is not None:
-        yield Condition("collective repeats", f"{run.warmups} + {run.iterations}")
+        found.condition("collective repeats", f"{run.warmups} + {run.iterations}")
+    return found.figures(rank.name for rank in run.ranks)
 
 
 def of_cuda(run: CudaBandwidthTest) -> Figures:
     """Each transfer of pinned memory on one device, as a sample of the run."""
-    gaps = list(run.gaps)
     if run.has_passed is False:
-        gaps.append(Gap("bandwidthTest", "says FAIL: no figure of it is kept"))
-        return Figures(gaps=tuple(gaps))
-    samples = []
-    sizes = set()
+        failed = Gap("bandwidthTest", "says FAIL: no figure of it is kept")
+        return Figures(gaps=(*run.gaps, failed))
+    how = "bandwidthTest, both directions within a GPU counted"
+    found = FigureList("device copy", how, run.gaps)
     for transfer in run.transfers:
         if transfer.devices > 1:
-            gaps.append(Gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept"))
+            found.gap("bandwidthTest", f"a sum of {transfer.devices} devices: not kept")
             continue
-        is_pageable = transfer.is_pinned is False
-        sizes.add(transfer.size_bytes)
-        samples.append(
-            sample(
-                _METRIC_OF_DIRECTION[transfer.direction],
-                "bytes_per_s",
-                transfer.bytes_per_s,
-                index=run.devices[0][0] if len(run.devices) == 1 else 0,
-                variant="pageable" if is_pageable else None,
-            )
+        found.add(
+            _METRIC_OF_DIRECTION[transfer.direction],
+            "bytes_per_s",
+            transfer.bytes_per_s,
+            index=run.devices[0][0] if len(run.devices) == 1 else 0,
+            variant="pageable" if transfer.is_pinned is False else None,
         )
-    conditions = [
-        Condition("tool device copy", "bandwidthTest, both directions within a GPU counted")
-    ]
-    conditions += [Condition("tool copy size", f"{size} bytes") for size in sorted(sizes)]
-    names = tuple(name for _, name in run.devices)
-    return Figures(tuple(samples), tuple(conditions), names, tuple(gaps))
+    for size in sorted({one.size_bytes for one in run.transfers if one.devices <= 1}):
+        found.condition("tool copy size", f"{size} bytes")
+    return found.figures(name for _, name in run.devices)
 
 
 def of_copies(gpus: tuple[GpuCopies, ...]) -> Figures:
     """The study's own copies, one GPU at a time."""
-    samples = [
-        sample(metric, "bytes_per_s", value, index=gpu.device)
-        for gpu in gpus
+    found = FigureList("device copy", "PyTorch, 256 MiB, bytes within a GPU counted once")
+    for gpu in gpus:
         for metric, value in (
             ("h2d-bandwidth", gpu.host_to_device),
             ("d2h-bandwidth", gpu.device_to_host),
             ("d2d-bandwidth", gpu.device_to_device),
-        )
-        if value is not None
-    ]
-    conditions = (
-        Condition("tool device copy", "PyTorch, 256 MiB, bytes within a GPU counted once"),
-    )
-    return Figures(tuple(samples), conditions, tuple(dict.fromkeys(gpu.name for gpu in gpus)))
+        ):
+            if value is not None:
+                found.add(metric, "bytes_per_s", value, index=gpu.device)
+    return found.figures(gpu.name for gpu in gpus)

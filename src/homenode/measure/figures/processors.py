@@ -6,8 +6,7 @@ Of a pair of nodes, `node` is where the threads ran and `peer_node` where the me
 from collections.abc import Iterator, Sequence
 
 from homenode.gap import Gap
-from homenode.measure.figures.sample import Figures, sample
-from homenode.results.model import Condition, Sample
+from homenode.measure.figures.sample import FigureList, Figures
 from homenode.tools.intel_mlc import MlcMatrix, MlcRun
 from homenode.tools.likwid_bench import LikwidBench
 from homenode.tools.openssl_speed import OpensslSpeed
@@ -27,29 +26,23 @@ _MLC_VARIANTS = {"ALL Reads": "read", "Stream-triad like": "triad"}
 
 def of_sysbench(run: SysbenchRun) -> Figures:
     """Events per second, on one thread or on all; the memory test under its own name."""
-    conditions = [Condition("tool sysbench", run.version)]
-    samples: list[Sample] = []
-    gaps = list(run.gaps)
+    found = FigureList("sysbench", run.version, run.gaps)
     if run.memory is not None:
         memory = run.memory
         variant = f"{memory.operation} {memory.block_bytes} bytes {memory.scope}"
-        samples.append(
-            sample("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
-        )
+        found.add("sysbench-memory", "bytes_per_s", memory.bytes_per_s, variant=variant)
         if memory.shares_one_buffer:
-            gaps.append(Gap("memory bandwidth", "sysbench's threads shared one buffer in a cache"))
+            found.gap("memory bandwidth", "sysbench's threads shared one buffer in a cache")
     elif run.threads == 1:
-        samples.append(sample("cpu-single", "events_per_s", run.events_per_s))
+        found.add("cpu-single", "events_per_s", run.events_per_s)
     else:
-        samples.append(sample("cpu-throughput", "events_per_s", run.events_per_s))
-        each = run.events_per_s / run.threads
-        samples.append(sample("cpu-per-thread", "events_per_s", each))
+        found.add("cpu-throughput", "events_per_s", run.events_per_s)
+        found.add("cpu-per-thread", "events_per_s", run.events_per_s / run.threads)
         if run.events_per_thread is not None and run.events_per_thread[0] > 0:
             mean, deviation = run.events_per_thread
-            samples.append(sample("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION))
-    if run.prime_limit is not None:
-        conditions.append(Condition("tool sysbench primes", str(run.prime_limit)))
-    return Figures(tuple(samples), tuple(conditions), gaps=tuple(gaps))
+            found.add("cpu-fairness", "ratio", deviation / mean, variant=DEVIATION)
+    found.condition("tool sysbench primes", run.prime_limit)
+    return found.figures()
 
 
 def of_stream(run: StreamRun, node: int | None = None) -> Figures:
@@ -57,99 +50,78 @@ def of_stream(run: StreamRun, node: int | None = None) -> Figures:
     if run.is_valid is False:
         reason = "its own check failed: no figure of it is kept"
         return Figures(gaps=(*run.gaps, Gap("STREAM", reason)))
-    samples = tuple(
-        sample(
-            "memory-bandwidth",
-            "bytes_per_s",
-            kernel.best_bytes_per_s,
-            variant=kernel.name.lower(),
-            node=node,
-        )
-        for kernel in run.kernels
-    )
     known = run.arrays_bytes is not None
     size = f"{run.arrays_bytes} bytes in three arrays" if known else "arrays of unknown size"
     version = run.version or "unknown version"
-    conditions = (Condition("tool STREAM", f"{version}, best pass, {size}"),)
-    return Figures(samples, conditions, gaps=run.gaps)
+    found = FigureList("STREAM", f"{version}, best pass, {size}", run.gaps)
+    for kernel in run.kernels:
+        name, rate = kernel.name.lower(), kernel.best_bytes_per_s
+        found.add("memory-bandwidth", "bytes_per_s", rate, variant=name, node=node)
+    return found.figures()
 
 
 def of_chase(points: Sequence[ChasePoint]) -> Figures:
     """The curve by size; its end as the latency of memory, where it is large enough."""
-    samples = [
-        sample("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
-        for point in points
-    ]
-    gaps: tuple[Gap, ...] = ()
-    if points[-1].size_bytes >= LEAST_DRAM_BYTES:
-        samples.append(sample("memory-latency", "ns", points[-1].latency_ns, variant="dram"))
+    found = FigureList("chase", "8-byte slots, random cycle, ordinary pages")
+    for point in points:
+        found.add("memory-latency", "ns", point.latency_ns, size_bytes=point.size_bytes)
+    last = points[-1]
+    if last.size_bytes >= LEAST_DRAM_BYTES:
+        found.add("memory-latency", "ns", last.latency_ns, variant="dram")
     else:
-        reason = f"the curve ends at {points[-1].size_bytes} bytes, which an LLC may hold"
-        gaps = (Gap("memory latency", reason),)
-    conditions = (Condition("tool chase", "8-byte slots, random cycle, ordinary pages"),)
-    return Figures(tuple(samples), conditions, gaps=gaps)
+        reason = f"the curve ends at {last.size_bytes} bytes, which an LLC may hold"
+        found.gap("memory latency", reason)
+    return found.figures()
 
 
 def of_mlc(run: MlcRun) -> Figures:
     """Matrices by node, peak bandwidths by mix, latency and bandwidth under load."""
-    samples: list[Sample] = []
+    found = FigureList("Intel MLC", run.version, run.gaps)
     if run.latency_ns is not None:
-        samples.append(sample("memory-latency", "ns", run.latency_ns, variant="dram"))
-    if run.idle_ns is not None:
-        samples += _matrix(run.idle_ns, "memory-latency", "ns", "dram")
-    if run.bandwidth_bytes_per_s is not None:
-        samples += _matrix(run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read")
+        found.add("memory-latency", "ns", run.latency_ns, variant="dram")
+    for matrix, metric, unit, variant in (
+        (run.idle_ns, "memory-latency", "ns", "dram"),
+        (run.bandwidth_bytes_per_s, "memory-bandwidth", "bytes_per_s", "read"),
+    ):
+        for node, peer, value in () if matrix is None else _cells(matrix):
+            found.add(metric, unit, value, node=node, peer_node=peer, variant=variant)
     for mix, rate in run.peaks:
         variant = _MLC_VARIANTS.get(mix, mix.lower())
-        samples.append(sample("memory-bandwidth", "bytes_per_s", rate, variant=variant))
+        found.add("memory-bandwidth", "bytes_per_s", rate, variant=variant)
     for load in run.loaded:
         variant = f"delay {load.delay}"
-        samples.append(sample("loaded-latency", "ns", load.latency_ns, variant=variant))
-        samples.append(sample("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant))
-    conditions = [Condition("tool Intel MLC", run.version or "unknown version")]
-    if run.access is not None:
-        conditions.append(Condition("tool Intel MLC access", run.access))
+        found.add("loaded-latency", "ns", load.latency_ns, variant=variant)
+        found.add("loaded-bandwidth", "bytes_per_s", load.bytes_per_s, variant=variant)
+    found.condition("tool Intel MLC access", run.access)
     if run.prefetchers_were_on:
-        conditions.append(Condition("tool Intel MLC prefetchers", "could not be switched off"))
-    return Figures(tuple(samples), tuple(conditions), gaps=run.gaps)
+        found.condition("tool Intel MLC prefetchers", "could not be switched off")
+    return found.figures()
+
+
+def _cells(matrix: MlcMatrix) -> Iterator[tuple[int, int, float]]:
+    for node, row in zip(matrix.rows, matrix.cells, strict=True):
+        for peer, value in zip(matrix.columns, row, strict=True):
+            if value is not None:
+                yield node, peer, value
 
 
 def of_likwid(run: LikwidBench) -> Figures:
     """The bandwidth of one loop, under the loop's name."""
-    found = sample("memory-bandwidth", "bytes_per_s", run.bytes_per_s, variant=f"likwid {run.test}")
-    conditions = (Condition("tool likwid-bench", f"{run.size_bytes} bytes, {run.threads} threads"),)
-    return Figures((found,), conditions, gaps=run.gaps)
+    found = FigureList("likwid-bench", f"{run.size_bytes} bytes, {run.threads} threads", run.gaps)
+    found.add("memory-bandwidth", "bytes_per_s", run.bytes_per_s, variant=f"likwid {run.test}")
+    return found.figures()
 
 
 def of_openssl(run: OpensslSpeed) -> Figures:
     """Operations per second, and bytes per second of bulk ciphers, as a program of one's own."""
-    samples = [
-        sample(
-            f"app-rate:openssl {rate.algorithm} {rate.operation}",
-            "units_per_s",
-            rate.operations_per_s,
-        )
-        for rate in run.rates
-        if rate.operations_per_s > 0
-    ]
-    samples += [
-        sample(
-            f"app-rate:openssl {bulk.algorithm}",
-            "bytes_per_s",
-            bulk.bytes_per_s,
-            size_bytes=bulk.block_bytes,
-        )
-        for bulk in run.bulk
-        if bulk.bytes_per_s > 0
-    ]
-    conditions = [Condition("tool openssl", run.version or "unknown version")]
-    if run.processes is not None:
-        conditions.append(Condition("tool openssl processes", str(run.processes)))
-    return Figures(tuple(samples), tuple(conditions), gaps=run.gaps)
-
-
-def _matrix(matrix: MlcMatrix, metric: str, unit: str, variant: str) -> Iterator[Sample]:
-    for node, row in zip(matrix.rows, matrix.cells, strict=True):
-        for peer, value in zip(matrix.columns, row, strict=True):
-            if value is not None:
-                yield sample(metric, unit, value, node=node, peer_node=peer, variant=variant)
+    found = FigureList("openssl", run.version, run.gaps)
+    for rate in run.rates:
+        if rate.operations_per_s > 0:
+            metric = f"app-rate:openssl {rate.algorithm} {rate.operation}"
+            found.add(metric, "units_per_s", rate.operations_per_s)
+    for bulk in run.bulk:
+        if bulk.bytes_per_s > 0:
+            metric, size = f"app-rate:openssl {bulk.algorithm}", bulk.block_bytes
+            found.add(metric, "bytes_per_s", bulk.bytes_per_s, size_bytes=size)
+    found.condition("tool openssl processes", run.processes)
+    return found.figures()

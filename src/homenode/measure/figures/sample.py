@@ -26,6 +26,31 @@ class Figures:
     findings: tuple[Finding, ...] = ()
 
 
+class FigureList:
+    """Figures of one output as they are found. tool: that printed it, and its version or what else
+    must be equal for its figures to be comparable."""
+
+    def __init__(self, tool: str, version: str | None, gaps: Iterable[Gap] = ()) -> None:
+        self._samples: list[Sample] = []
+        self._conditions = [Condition(f"tool {tool}", version or "unknown version")]
+        self._gaps = list(gaps)
+
+    def add(self, metric: str, unit: str, value: float, **fields: Any) -> None:
+        self._samples.append(sample(metric, unit, value, **fields))
+
+    def condition(self, name: str, value: object) -> None:
+        """Nothing where the value is None."""
+        if value is not None:
+            self._conditions.append(Condition(name, str(value)))
+
+    def gap(self, subject: str, reason: str) -> None:
+        self._gaps.append(Gap(subject, reason))
+
+    def figures(self, gpu_names: Iterable[str] = ()) -> Figures:
+        names = tuple(dict.fromkeys(gpu_names))
+        return Figures(tuple(self._samples), tuple(self._conditions), names, tuple(self._gaps))
+
+
 def joined(parts: Iterable[Figures]) -> Figures:
     """All of them as one, in order; samples numbered within their series."""
     parts = tuple(parts)

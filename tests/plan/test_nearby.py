@@ -31,7 +31,7 @@ EPYC = (
 
 def near(host: Host, request: GuestRequest) -> dict[int, tuple[Gain, ...]]:
     found = nearby_sizes(host, request, plan(host, request))
-    return {one.vcpus or -(one.gpus or 0): one.wins for one in found}
+    return {one.count if one.of == "vCPU" else -one.count: one.wins for one in found}
 
 
 def amd(nodes: int = 2, **changes: object) -> Host:
@@ -86,7 +86,7 @@ def test_the_same_plan_names_the_same_sizes() -> None:
     made = plan(host, request)
     first = nearby_sizes(host, request, made)
     assert first == nearby_sizes(host, request, made)
-    assert first[0] == NearbySize(vcpus=9, gpus=None, wins=(Gain.CACHES,))
+    assert first[0] == NearbySize(9, "vCPU", (Gain.CACHES,))
 
 
 def shown_llcs(document: bytes, host: Host) -> tuple[set[frozenset[int]], set[frozenset[int]]]:

@@ -16,17 +16,10 @@ from homenode.domain.document import Document, Element
 from homenode.domain.fields import size_bytes
 from homenode.domain.hostdevs import hostdev_elements, read_hostdevs
 from homenode.domain.read import vm_of
-from homenode.plan.model import Plan
+from homenode.plan.model import KEPT, Plan
+from homenode.vm.facts import FACTS
 
-_FIELDS = (
-    "domain_type",
-    "machine",
-    "firmware",
-    "cpu_mode",
-    "cpu_model",
-    "offline_vcpus",
-    "ballooned_bytes",
-)
+_FIELDS = tuple(field for fact in FACTS if fact.id in KEPT for field in fact.fields)
 """Of Vm, what no layout sets."""
 _SECTIONS = ("memoryBacking", "memtune", "cputune", "features")
 _PINS = ("vcpupin", "emulatorpin", "iothreadpin")

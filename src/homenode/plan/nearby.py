@@ -7,6 +7,7 @@ as much as a dozen plans at most, so it is done where people read it, and nowher
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Literal
 
 from msgspec import structs
 
@@ -39,10 +40,10 @@ class Gain(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NearbySize:
-    """Another number of vCPUs, or of GPUs, and what it wins. Exactly one of both is given."""
+    """Another number of vCPUs, or of GPUs, and what it wins."""
 
-    vcpus: int | None
-    gpus: int | None
+    count: int
+    of: Literal["vCPU", "GPU"]
     wins: tuple[Gain, ...]
 
 
@@ -65,7 +66,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
             sizes = (request.vcpus + way * one for one in range(1, MOST_STEPS * step + 1))
             asked = ((n, replace(request, vcpus=n)) for n in sizes if n > 0 and n % step == 0)
             found += [
-                NearbySize(vcpus=size, gpus=None, wins=wins)
+                NearbySize(size, "vCPU", wins)
                 for size, wins in _nearest(inventory, asked, here, Gain.GPU_SETS)
             ]
     if Gain.GPU_SETS in here.gains and request.options.gpu_count:
@@ -74,7 +75,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
             wanted = ((n, structs.replace(request.options, gpu_count=n)) for n in counts if n > 0)
             asked = ((n, replace(request, options=options)) for n, options in wanted)
             found += [
-                NearbySize(vcpus=None, gpus=count, wins=wins)
+                NearbySize(count, "GPU", wins)
                 for count, wins in _nearest(inventory, asked, here, None)
                 if Gain.GPU_SETS in wins
             ]

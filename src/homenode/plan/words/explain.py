@@ -59,8 +59,7 @@ def explain(
 
 
 def _nearby_line(one: NearbySize) -> str:
-    size = plural(one.vcpus, "vCPU") if one.vcpus else plural(one.gpus or 0, "GPU")
-    return f"{size}: {', '.join(one.wins)}."
+    return f"{plural(one.count, one.of)}: {', '.join(one.wins)}."
 
 
 def _summary(plan: Plan) -> str:

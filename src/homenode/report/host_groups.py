@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.indices import PackageIndex
 from homenode.pci import DeviceKind
@@ -19,7 +20,7 @@ from homenode.topology import (
     summarise,
 )
 from homenode.units import format_bytes
-from homenode.wording import plural
+from homenode.wording import number_list, plural
 
 KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
 
@@ -55,6 +56,12 @@ class PackageFrame:
 
     packages: tuple[PackageIndex, ...]
     blocks: tuple[NodeBlock, ...]
+
+    @property
+    def name(self) -> str:
+        if not self.packages:
+            return "package unknown"
+        return f"package{'s' * (len(self.packages) > 1)} {number_list(self.packages)}"
 
 
 def core_groups(host: Host, pus: CpuSet) -> tuple[CoreGroup, ...]:
@@ -210,16 +217,49 @@ def host_counts(host: Host) -> str:
     return ", ".join(parts)
 
 
-def other_node_text(node: NumaNode) -> str:
-    """A node without PUs in a few words; equal nodes have equal texts."""
-    if node.memory_bytes == 0:
-        text = "no memory"
-    elif node.memory_bytes is None:
-        text = "memory unknown"
-    else:
-        text = format_bytes(node.memory_bytes)
-        if node.memory_free_bytes is not None:
-            text += f", {format_bytes(node.memory_free_bytes)} free"
+def memory_parts(node: NumaNode) -> list[str]:
+    """A node's memory: its size, what is free, its huge pages."""
+    if not node.memory_bytes:
+        return ["memory unknown" if node.memory_bytes is None else "no memory"]
+    parts = [format_bytes(node.memory_bytes)]
+    if node.memory_free_bytes is not None:
+        parts.append(f"{format_bytes(node.memory_free_bytes)} free")
+    for pool in node.page_pools:
+        if pool.total_pages:
+            size = format_bytes(pool.page_bytes)
+            parts.append(f"{size} pages: {pool.free_pages} of {pool.total_pages} free")
+    return parts
+
+
+def llc_parts(group: CoreGroup) -> list[str]:
+    """A group's LLC: its number, level and size."""
+    if group.llc is None:
+        return ["LLC unknown"]
+    size = group.llc.size_bytes
+    named = [f"LLC {group.llc.index}", f"L{group.llc.level}"]
+    return named if size is None else [*named, format_bytes(size)]
+
+
+def memory_nodes(host: Host) -> dict[Bdf, tuple[int, ...]]:
+    """The nodes of each GPU's memory."""
+    found: dict[Bdf, tuple[int, ...]] = {}
+    for node in host.nodes:
+        if node.gpu is not None and node.memory_bytes != 0:
+            found[node.gpu] = (*found.get(node.gpu, ()), node.index)
+    return found
+
+
+def nodes_without_pus(host: Host) -> dict[str, list[int]]:
+    """Nodes without PUs by what is said of them, those that are alike together."""
+    alike: dict[str, list[int]] = {}
+    for node in host.nodes:
+        if not node.pus:
+            alike.setdefault(_other_node(node), []).append(node.index)
+    return alike
+
+
+def _other_node(node: NumaNode) -> str:
+    text = ", ".join(memory_parts(node)[:2])
     if node.memory_kind is MemoryKind.GPU:
         text += f", memory of GPU {node.gpu}" if node.gpu is not None else ", GPU memory"
     elif node.memory_kind is MemoryKind.OTHER:

@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
@@ -37,12 +36,15 @@ from homenode.report.host_groups import (
     NodeBlock,
     PackageFrame,
     host_counts,
-    other_node_text,
+    llc_parts,
+    memory_nodes,
+    memory_parts,
+    nodes_without_pus,
     package_frames,
     settings_lines,
 )
 from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.topology import Host, NumaNode, RunningDomain
+from homenode.topology import Host, RunningDomain
 from homenode.units import format_bytes
 from homenode.wording import nodes_text, number_list, plural, printable, pus_text
 
@@ -101,23 +103,13 @@ class _Writer:
         self.host = host
         self.gpus = gpu_numbers(host)
         self.short = short_addresses(host)
-        self.memory_of: dict[Bdf, tuple[int, ...]] = {}
-        for node in host.nodes:
-            if node.gpu is not None and node.memory_bytes != 0:
-                known = self.memory_of.get(node.gpu, ())
-                self.memory_of[node.gpu] = (*known, node.index)
+        self.memory_of = memory_nodes(host)
         self.user_of = {
             bdf: domain.name for domain in host.domains if domain.running for bdf in domain.devices
         }
 
     def add_package(self, tree: Tree, frame: PackageFrame) -> None:
-        if not frame.packages:
-            name = "package unknown"
-        elif len(frame.packages) == 1:
-            name = f"package {frame.packages[0]}"
-        else:
-            name = f"packages {number_list(frame.packages)}"
-        branch = tree.add(_line((name, "bold")))
+        branch = tree.add(_line((frame.name, "bold")))
         for block in frame.blocks:
             self._add_node(branch, block, len(frame.packages) > 1)
 
@@ -127,7 +119,8 @@ class _Writer:
         counts = f": {plural(cores, 'core')}, {pus_text(block.pus)}"
         branch = tree.add(_line((name, "bold"), (counts, "")))
         if block.node is not None:
-            branch.add(Text(_memory(block.node)))
+            memory = ", ".join(memory_parts(block.node))
+            branch.add(Text(f"memory {memory}" if block.node.memory_bytes else memory))
         for group in block.groups:
             branch.add(Text(_llc(group, name_packages)))
         if block.devices is not None:
@@ -135,11 +128,7 @@ class _Writer:
 
     def add_other_nodes(self, tree: Tree) -> None:
         """Nodes without PUs, equal ones in one line."""
-        alike: dict[str, list[int]] = {}
-        for node in self.host.nodes:
-            if not node.pus:
-                alike.setdefault(other_node_text(node), []).append(node.index)
-        if alike:
+        if alike := nodes_without_pus(self.host):
             branch = tree.add(_line(("nodes without PUs", "bold")))
             for text, nodes in alike.items():
                 branch.add(_line((nodes_text(nodes), "bold"), (f": {text}", "")))
@@ -224,28 +213,9 @@ def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
     return [(name, pus) for name, pus in marks if pus]
 
 
-def _memory(node: NumaNode) -> str:
-    if node.memory_bytes is None:
-        return "memory unknown"
-    if node.memory_bytes == 0:
-        return "no memory"
-    parts = [f"memory {format_bytes(node.memory_bytes)}"]
-    if node.memory_free_bytes is not None:
-        parts.append(f"{format_bytes(node.memory_free_bytes)} free")
-    for pool in node.page_pools:
-        if pool.total_pages:
-            size = format_bytes(pool.page_bytes)
-            parts.append(f"{size} pages: {pool.free_pages} of {pool.total_pages} free")
-    return ", ".join(parts)
-
-
 def _llc(group: CoreGroup, name_package: bool) -> str:
-    if group.llc is None:
-        text = "LLC unknown"
-    else:
-        text = f"LLC {group.llc.index}, L{group.llc.level}"
-        if group.llc.size_bytes is not None:
-            text += f" {format_bytes(group.llc.size_bytes)}"
+    name, *cache = llc_parts(group)
+    text = ", ".join(filter(None, (name, " ".join(cache))))
     if name_package and group.package is not None:
         text += f", package {group.package}"
     count = plural(len(group.cores), "core")

@@ -21,6 +21,7 @@ from homenode.report.device_groups import (
     peer_links,
     short_addresses,
 )
+from homenode.report.host_groups import memory_nodes
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import SvgCanvas, wrap
 from homenode.topology import Host
@@ -61,10 +62,6 @@ class DeviceFacts:
 
 def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
     """The facts of all devices of a host, and of those in the plan."""
-    memory_nodes: dict[Bdf, tuple[int, ...]] = {}
-    for node in host.nodes:
-        if node.gpu is not None and node.memory_bytes != 0:
-            memory_nodes[node.gpu] = (*memory_nodes.get(node.gpu, ()), node.index)
     return DeviceFacts(
         gpus=gpu_numbers(host),
         short=short_addresses(host),
@@ -75,7 +72,7 @@ def device_facts(host: Host, plan: Plan | None) -> DeviceFacts:
             if domain.running and (plan is None or domain.name != plan.domain_name)
             for bdf in domain.devices
         },
-        memory_nodes=memory_nodes,
+        memory_nodes=memory_nodes(host),
         c2c_nodes={link.a: link.b_node for link in host.links if link.b_node is not None},
         peers=peer_links(host),
         kinds={device.bdf: device.kind for device in host.pci_devices},

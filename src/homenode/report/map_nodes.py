@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from homenode.indices import NodeIndex
 from homenode.plan.model import Plan
-from homenode.report.host_groups import FREE, KIND_WORDS, CoreGroup, NodeBlock, PackageFrame, PuUse
+from homenode.report.host_groups import (
+    FREE,
+    KIND_WORDS,
+    CoreGroup,
+    NodeBlock,
+    PackageFrame,
+    PuUse,
+    llc_parts,
+    memory_parts,
+)
 from homenode.report.map_devices import DeviceFacts, draw_devices
 from homenode.report.palette import CELL_COLOURS
 from homenode.report.svg_canvas import LEAST_TEXT_SIZE, SvgCanvas, text_width, wrap
@@ -226,15 +235,8 @@ def _threads_grid(threads: int) -> tuple[int, int]:
 
 
 def _caption(group: CoreGroup, name_package: bool) -> tuple[str, ...]:
-    if group.llc is None:
-        parts = ["LLC unknown"]
-    else:
-        parts = [f"LLC {group.llc.index}", f"L{group.llc.level}"]
-        if group.llc.size_bytes is not None:
-            parts.append(format_bytes(group.llc.size_bytes))
-    if name_package and group.package is not None:
-        parts.insert(0, f"package {group.package}")
-    first = " · ".join(parts)
+    package = [f"package {group.package}"] if name_package and group.package is not None else []
+    first = " · ".join((*package, *llc_parts(group)))
     second = []
     if group.kind is not None:
         second.append(KIND_WORDS[group.kind])
@@ -449,7 +451,7 @@ def draw_memory(
                 canvas.rect(at_x, at_y + 2, part, 12, f"{look}{cell % len(CELL_COLOURS)}")
                 at_x += part
         at_y += 14
-    lines = [_memory_text(node)]
+    lines = [" · ".join(memory_parts(node))]
     if plan is not None:
         for cell, share, exact in shares:
             whole = plan.cells[cell].memory_bytes
@@ -476,26 +478,9 @@ def guest_memory(plan: Plan | None, node: NodeIndex) -> tuple[tuple[int, int, bo
     )
 
 
-def _memory_text(node: NumaNode) -> str:
-    if node.memory_bytes is None:
-        return "memory unknown"
-    if node.memory_bytes == 0:
-        return "no memory"
-    parts = [format_bytes(node.memory_bytes)]
-    if node.memory_free_bytes is not None:
-        parts.append(f"{format_bytes(node.memory_free_bytes)} free")
-    for pool in node.page_pools:
-        if pool.total_pages:
-            size = format_bytes(pool.page_bytes)
-            parts.append(f"{size} pages: {pool.free_pages} of {pool.total_pages} free")
-    return " · ".join(parts)
-
-
 def _frame_title(frame: PackageFrame) -> str:
-    if not frame.packages:
-        return "package unknown"
-    if len(frame.packages) == 1:
-        return f"package {frame.packages[0]}"
+    if len(frame.packages) < 2:
+        return frame.name
     nodes = [block.node.index for block in frame.blocks if block.node is not None]
     verb = "spans" if len(nodes) == 1 else "span"
-    return f"packages {number_list(frame.packages)}: {nodes_text(nodes)} {verb} them"
+    return f"{frame.name}: {nodes_text(nodes)} {verb} them"

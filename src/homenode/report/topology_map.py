@@ -13,7 +13,7 @@ from homenode.report.device_groups import NodeDevices, devices_by_node, link_lin
 from homenode.report.host_groups import (
     PackageFrame,
     host_counts,
-    other_node_text,
+    nodes_without_pus,
     package_frames,
     uses_of_pus,
 )
@@ -226,10 +226,7 @@ def _guest_notes(scene: Scene, plan: Plan) -> list[str]:
 def draw_other_nodes(canvas: SvgCanvas, host: Host, place: tuple[float, float, float]) -> float:
     """Nodes without PUs, those that are alike together."""
     x, y, width = place
-    alike: dict[str, list[int]] = {}
-    for node in host.nodes:
-        if not node.pus:
-            alike.setdefault(other_node_text(node), []).append(node.index)
+    alike = nodes_without_pus(host)
     if not alike:
         return 0.0
     rect = canvas.rect(x, y, width, 0, "package", radius=8)

@@ -193,7 +193,7 @@ def test_status_says_what_is_left_and_undo_takes_it_back(daemon: StandIn, tmp_pa
     left_behind(daemon, tmp_path)
     shown = trial("status")
     assert shown.exit_code == 0
-    assert "its guest may be running" in shown.output
+    assert "its guest may be running (boot 1)" in shown.output
     assert "homenode trial undo trial" in shown.output
     assert daemon.definition() != ORIGINAL
     done = trial("undo", "--stop-within", "0.2", "--", NAME)

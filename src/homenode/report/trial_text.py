@@ -225,7 +225,7 @@ def _left(head: Head, state: State, steps: Sequence[ScheduledTask]) -> Iterator[
     if state.to_undo:
         said = {
             LAYOUT: f"{head.domain} may have a layout's definition",
-            BOOT: "its guest may be running",
+            BOOT: f"its guest may be running (boot {(state.running or 0) + 1})",
             COPY: f"the copy {head.domain} may be there",
         }
         left = [said[change.kind] for change in state.changes]

@@ -127,6 +127,13 @@ class State:
         return next((one for one in self.changes if one.kind == kind), None)
 
     @property
+    def running(self) -> int | None:
+        """The number of the boot whose guest may be running."""
+        entry = self.change(BOOT)
+        number = "" if entry is None else entry.facts.get("number", "")
+        return int(number) if number.isdecimal() else None
+
+    @property
     def measured(self) -> frozenset[int]:
         return self._that_came_to(What.MEASURED)
 

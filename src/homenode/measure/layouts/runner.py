@@ -225,10 +225,9 @@ class _BootedVm:
         """Where the guest of a killed trial is in the same boot, and answers."""
         trial = self._trial
         state = trial.journal.known().state
-        entry = state.change(BOOT)
-        if entry is None or "boot" not in entry.facts:
+        entry, number = state.change(BOOT), state.running
+        if entry is None or number is None or "boot" not in entry.facts:
             return None
-        number = int(entry.facts["number"])
         if number in state.measured:
             return None
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from homenode.cpuset import CpuSet
-from homenode.targets.planned import TargetPlan
+from homenode.targets.vm_file import TargetPlan
 from homenode.topology import Host
 from homenode.units import KIB, MIB
 from tests.conformance.builds import PROGRAMS, first_line

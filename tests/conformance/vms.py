@@ -14,8 +14,7 @@ from homenode.pci import DeviceKind
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import CellRequest, MemoryMode, PciGranularity, PlanOptions, Policy
 from homenode.sources import load_host
-from homenode.targets.planned import TargetPlan, plan_for_target
-from homenode.targets.vm_file import VmFile, read_vm, vm_of_options
+from homenode.targets.vm_file import TargetPlan, VmFile, plan_for_target, read_vm, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB, MIB
 from homenode.vm.layout import PRESETS, GuestCells

@@ -18,8 +18,7 @@ from homenode.snapshot.gather import gather
 from homenode.sources import load_host
 from homenode.targets import qm_conf
 from homenode.targets.hypervisors import qemu
-from homenode.targets.planned import plan_for_target
-from homenode.targets.vm_file import read_vm
+from homenode.targets.vm_file import plan_for_target, read_vm
 from homenode.units import MIB
 from homenode.verify.boot.guest_files import find_guest_files
 from homenode.verify.boot.stand_in_boot import BootOptions, boot_command

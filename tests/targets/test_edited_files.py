@@ -223,7 +223,7 @@ def test_a_name_that_is_a_command_stays_a_word() -> None:
     vm = read_vm(conf, "vm")
     assert vm.guest.name == name
     script = written("qemu", HOST, options("pin")).rendering.document
-    from homenode.targets.planned import plan_for_target
+    from homenode.targets.vm_file import plan_for_target
     from tests.targets.written import host_named
 
     planned = plan_for_target(vm, plain("pin-numa"), host_named(HOST), "qemu")

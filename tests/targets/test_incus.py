@@ -7,7 +7,7 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.plan.options import CellRequest, PlanOptions
-from homenode.targets.planned import TargetPlan
+from homenode.targets.vm_file import TargetPlan
 from homenode.units import GIB, MIB
 from tests.targets.examples import FILES
 from tests.targets.test_edited_files import HOST, plain

@@ -10,9 +10,8 @@ from msgspec import structs
 
 from homenode.pci import DeviceKind
 from homenode.plan.options import PlanOptions
-from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.target import pus_of
-from homenode.targets.vm_file import vm_of_options
+from homenode.targets.vm_file import TargetPlan, plan_for_target, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB
 from tests.conformance.openstack import (

@@ -9,9 +9,8 @@ import pytest
 
 from homenode.errors import InputError
 from homenode.plan.model import PlanFinding
-from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.qm_conf import start_timeout_s
-from homenode.targets.vm_file import kind_of, read_vm
+from homenode.targets.vm_file import TargetPlan, kind_of, plan_for_target, read_vm
 from homenode.units import GIB, MIB
 from tests.cli.test_plan import homenode
 from tests.targets.test_edited_files import HOST, plain

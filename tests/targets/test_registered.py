@@ -10,9 +10,8 @@ from msgspec import structs
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.targets.docs_page import targets_page
-from homenode.targets.planned import plan_for_target
 from homenode.targets.registry import others, target_named
-from homenode.targets.vm_file import read_vm, vm_of_options
+from homenode.targets.vm_file import plan_for_target, read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
 from tests.cli.test_plan import homenode
 from tests.targets.written import host_named, options

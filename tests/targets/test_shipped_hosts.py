@@ -9,10 +9,9 @@ from homenode.description.shipped import shipped_hosts
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.pci import DeviceKind
-from homenode.targets.planned import plan_for_target
 from homenode.targets.registry import TARGETS, target_named
 from homenode.targets.target import Feature, Level, features_of, lost_features, target_findings
-from homenode.targets.vm_file import read_vm, vm_of_options
+from homenode.targets.vm_file import plan_for_target, read_vm, vm_of_options
 from homenode.verify.target_file import verify_target
 from homenode.vm.layout import PRESETS
 from tests.targets.examples import EXAMPLES

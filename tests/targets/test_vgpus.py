@@ -9,9 +9,8 @@ from homenode.bdf import Bdf
 from homenode.errors import InputError
 from homenode.findings import Severity
 from homenode.pci import DeviceKind, PartKind
-from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.script import array_in
-from homenode.targets.vm_file import read_vm
+from homenode.targets.vm_file import TargetPlan, plan_for_target, read_vm
 from homenode.verify.target_file import verify_target
 from tests.targets.written import again, host_named, options, written
 

@@ -6,10 +6,9 @@ from msgspec import structs
 
 from homenode.plan.options import PlanOptions
 from homenode.sources import load_host
-from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.registry import target_named
 from homenode.targets.target import target_findings
-from homenode.targets.vm_file import read_vm, vm_of_options
+from homenode.targets.vm_file import TargetPlan, plan_for_target, read_vm, vm_of_options
 from homenode.topology import Host
 from homenode.units import GIB
 

@@ -19,9 +19,16 @@ from homenode.domain.copy import check_name
 from homenode.domain.new import DEFAULT_NAME
 from homenode.errors import UsageError
 from homenode.plan.model import Unplannable, is_critical
-from homenode.targets.planned import TargetPlan, plan_for_target
 from homenode.targets.registry import TARGETS, others
-from homenode.targets.vm_file import LIBVIRT, kind_of, on_host, read_vm, vm_of_options
+from homenode.targets.vm_file import (
+    LIBVIRT,
+    TargetPlan,
+    kind_of,
+    on_host,
+    plan_for_target,
+    read_vm,
+    vm_of_options,
+)
 from homenode.wording import did_you_mean
 
 if TYPE_CHECKING:

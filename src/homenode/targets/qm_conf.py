@@ -1,4 +1,5 @@
-"""QmConf: a VM's configuration in Proxmox, read, and the QEMU command that Proxmox makes of it.
+"""QmConf: a VM's configuration in Proxmox: read, the QEMU command that Proxmox makes of it, and the
+hook script that is written next to it.
 
 Source: the published pairs of configuration and command, src/test/cfg2cmd of qemu-server 9.2, and
 pve-q35-4.0.cfg.
@@ -7,7 +8,7 @@ pve-q35-4.0.cfg.
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec import structs
 
@@ -15,8 +16,10 @@ from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
+from homenode.plan.model import Plan, with_vm
 from homenode.plan.options import MemoryMode
 from homenode.targets.qemu_command import escaped, options_of, ranges_text, vm_of_command
+from homenode.targets.script import PIN, PREPARE, plan_values
 from homenode.topology import Host
 from homenode.units import MIB
 from homenode.vm.model import GuestAddress, GuestHostdev, Vm
@@ -325,3 +328,58 @@ def _own_devices(values: Mapping[str, str], source: str, *, is_q35: bool) -> Ite
                 shared = ",multifunction=on" if len(names) > 1 and not index else ""
                 at = f",bus=ich9-pcie-port-{number + 1},addr=0x0{sub}{shared}"
             yield f"vfio-pci,host={bdf},id={key}{sub}{at}"
+
+
+_HOOK = r"""#!/usr/bin/env bash
+# homenode: hook script for a VM of Proxmox, layout {layout}.
+# Copy it to a storage with snippets, such as /var/lib/vz/snippets, and make it executable.
+set -euo pipefail
+
+"""
+
+_HOOK_TAIL = r"""
+# In Proxmox's own list, so that no other VM starts with these devices.
+reserve() {
+  perl -MPVE::QemuServer::PCI -e \
+    'my ($seconds, $vmid, $pid, @ids) = @ARGV;
+     my @until = $pid ? (undef, $pid) : ($seconds, undef);
+     PVE::QemuServer::PCI::reserve_pci_usage(\@ids, $vmid, @until)' \
+    "$reserved_s" "$@"
+}
+
+release() {
+  perl -MPVE::QemuServer::PCI -e 'PVE::QemuServer::PCI::remove_pci_reservation($ARGV[0])' "$1"
+}
+
+vmid=${1:?the id of the VM}
+case ${2:?the phase} in
+  pre-start)
+    if ((${#devices[@]})); then reserve "$vmid" 0 "${devices[@]}"; fi
+    prepare
+    ;;
+  post-start)
+    pid=$(</run/qemu-server/"$vmid".pid)
+    if ((${#devices[@]})); then reserve "$vmid" "$pid" "${devices[@]}"; fi
+    pin "$pid"
+    ;;
+  post-stop)
+    if ((${#devices[@]})); then release "$vmid"; fi
+    ;;
+  *) ;;
+esac
+"""
+
+
+def hook_script(plan: Plan, *, mirrored: bool) -> str | None:
+    """The script; None where nothing is left for it to do."""
+    if not plan.vcpu_pins and not mirrored:
+        return None
+    # Proxmox reserves huge pages itself, and devices of hostpciN.
+    own = replace(plan, page_reservations=())
+    if not mirrored:
+        own = with_vm(own, hostdevs=())
+    head = _HOOK.replace("{layout}", plan.layout.name)
+    # From before `prepare` until the VM runs, with as many NICs as Proxmox takes.
+    start_s = start_timeout_s(("hostpci0", "hugepages"), plan.memory_bytes) + 5 * 32
+    reserved = f"reserved_s={start_s + 60}\n"
+    return head + plan_values(own) + reserved + PREPARE + PIN + _HOOK_TAIL

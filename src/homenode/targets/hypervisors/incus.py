@@ -469,15 +469,6 @@ def _refuse_by_number(cells: Sequence[VmCell]) -> None:
 
 def _findings(writing: Writing[Instance]) -> Iterator[PlanFinding]:
     plan, host = writing.plan, writing.host
-    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
-        yield plan_finding(
-            "target-not-carried",
-            writing.guest.name,
-            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
-            "refuse it; without it newer ones keep address space for more memory in "
-            "front of the devices' BARs",
-            case="Incus",
-        )
     if not plan.vcpu_pins or host is None:
         return
     pus = pus_of(plan.vcpu_pins)
@@ -500,6 +491,19 @@ def _findings(writing: Writing[Instance]) -> Iterator[PlanFinding]:
         )
 
 
+def _hotplug_left(writing: Writing[Instance]) -> Iterator[PlanFinding]:
+    plan = writing.plan
+    if plan.devices and plan.vcpu_pins and writing.file.value(_HOTPLUG) is None:
+        yield plan_finding(
+            "target-not-carried",
+            writing.guest.name,
+            f"{_HOTPLUG} is not in the file, since Incus before 6.0.5 and 6.1 to 6.14 "
+            "refuse it; without it newer ones keep address space for more memory in "
+            "front of the devices' BARs",
+            case="Incus",
+        )
+
+
 CODEC = Codec(
     name="incus",
     rows=ROWS,
@@ -507,7 +511,7 @@ CODEC = Codec(
     new=_new,
     edited=_edited,
     refuse=_refuse,
-    findings=_findings,
+    findings=lambda writing: (*_findings(writing), *_hotplug_left(writing)),
 )
 TARGET = CODEC.target(
     title="Incus",

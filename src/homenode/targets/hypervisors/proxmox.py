@@ -16,6 +16,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import InputError
 from homenode.indices import NodeIndex
 from homenode.plan.model import Plan, PlanFinding, plan_finding
+from homenode.targets.codec import Entry, with_entries
 from homenode.targets.qemu_command import (
     Tree,
     distance_words,
@@ -37,6 +38,7 @@ from homenode.targets.qm_conf import (
     command,
     count_of,
     function_of,
+    hook_script,
     is_conf,
     is_short_conf,
     pairs_of,
@@ -46,7 +48,6 @@ from homenode.targets.qm_conf import (
     vmid_of,
     with_whole_cards,
 )
-from homenode.targets.qm_hook import hook_script
 from homenode.targets.target import (
     Feature,
     Rendering,
@@ -487,28 +488,22 @@ def _hookscript(conf: Conf, source: str, findings: list[PlanFinding]) -> str | N
 
 
 def _edited(conf: Conf, wanted: Mapping[str, str | None]) -> str:
-    """The lines with these values: changed in place, removed where None, added behind the last."""
-    end = "\r\n" if conf.lines and conf.lines[0].endswith("\r\n") else "\n"
-    left = dict(wanted)
-    lines: list[str] = []
+    """The configuration with these values; sections and the blank lines before them stay last."""
+    live, at = "".join(conf.lines[: conf.live]), 0
+    entries = []
     for line in conf.lines[: conf.live]:
         match = KEY.match(line.strip())
-        if match is None or line.lstrip().startswith("#") or match[1] not in left:
-            lines.append(line)
-            continue
-        value = left.pop(match[1])
-        if value is None:
-            continue
-        lines.append(line if value == match[2].strip(" \t") else f"{match[1]}: {value}{end}")
-    added = [f"{key}: {value}{end}" for key, value in left.items() if value is not None]
-    if added:
-        at = len(lines)
-        while at and not lines[at - 1].strip():
-            at -= 1
-        if at and not lines[at - 1].endswith("\n"):
-            lines[at - 1] += end
-        lines[at:at] = added
-    return "".join(lines) + "".join(conf.lines[conf.live :])
+        if match is not None and not line.lstrip().startswith("#"):
+            start = at + len(line) - len(line.lstrip())
+            value = match[2].strip(" \t")
+            first = start + match.start(2) + len(match[2]) - len(match[2].lstrip(" \t"))
+            entries.append(Entry(match[1], value, start, first, first + len(value)))
+        at += len(line)
+    end = len(live.rstrip("\r\n")) if live.strip() else 0
+    end = live.find("\n", end) + 1 or len(live)
+    values = {key: [] if text is None else [(text, text)] for key, text in wanted.items()}
+    text = with_entries(live[:end], entries, values, joint=": ")
+    return text + live[end:] + "".join(conf.lines[conf.live :])
 
 
 TARGET = Target(

@@ -11,8 +11,8 @@ from homenode import process
 from homenode.errors import HomenodeError
 
 CALLS = (
-    *((os, name) for name in ("mkdir", "open", "fchmod", "fsync", "replace", "unlink", "rmdir")),
-    *((os, name) for name in ("write", "ftruncate")),
+    *((os, name) for name in ("mkdir", "open", "fchmod", "fsync", "link", "replace", "unlink")),
+    *((os, name) for name in ("rmdir", "write", "ftruncate")),
     (process, "_started"),
 )
 """What changes a file system or starts a program."""

@@ -1,5 +1,6 @@
 """Files are written whole, under no name that could be guessed, and through no one's link."""
 
+import fcntl
 import os
 import stat
 from collections.abc import Callable
@@ -249,3 +250,22 @@ def test_a_pipe_in_a_folder_of_somebody_elses_holds_no_reader(tmp_path: Path) ->
         folder.journal()
     with pytest.raises(HostError, match="no plain file"):
         assert folder.has_journal
+
+
+def test_what_a_kill_left_goes_and_what_is_being_written_or_is_anothers_stays(
+    tmp_path: Path,
+) -> None:
+    left, held, theirs = (tmp_path / f".homenode-{letter * 16}.part" for letter in "abc")
+    for path in (left, held, theirs):
+        path.write_text("half")
+    if os.geteuid() == 0:
+        os.chown(theirs, NOBODY, NOBODY)
+    out = tmp_path / "out"
+    with held.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        for content in (b"first", b"second"):
+            durable.replace_file(out, content)
+            assert out.read_bytes() == content
+    assert not left.exists()
+    assert held.exists()
+    assert theirs.exists() == (os.geteuid() == 0)

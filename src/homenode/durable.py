@@ -1,15 +1,17 @@
 """Durable: files that are whole or not there, and on the disk before anything goes on. [I/O]
 
 The one way in which homenode writes files; `input_files` is the one in which it reads them. Root
-writes into folders that others own: a new file gets a random name that must not exist yet, and is
-renamed into its place. So no link that somebody put there is followed, neither under the file's
-name nor under a name that could be guessed.
+writes into folders that others own: a new file has no name until it is whole, and one that replaces
+another gets a random name then, that must not exist yet, and is renamed into its place. So a kill
+leaves nothing, and no link that somebody put there is followed, neither under the file's name nor
+under a name that could be guessed.
 
 What undoes a change must outlast a crash in the middle of it. All raise OSError.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -20,6 +22,7 @@ from homenode.trusted_path import on_the_way
 
 _ACL = "system.posix_acl_access"
 _LABEL = "security.selinux"
+_OWN_FILES = "/proc/self/fd"
 
 PARTS = ".homenode-" + "[0-9a-f]" * 16 + ".part"
 """Names of files that are being written, as a pattern of glob."""
@@ -48,16 +51,70 @@ def replace_file(
     with _opened(path, folder) as place:
         _check_replaceable(path, place)
         part = part_name()
-        descriptor = os.open(part, _NEW, 0o666 if mode is None else mode & PRIVATE, dir_fd=place)
+        permissions = 0o666 if mode is None else mode & PRIVATE
+        unnamed = _open_unnamed(place, permissions)
         with contextlib.ExitStack() as undo:
+            descriptor = unnamed
+            if descriptor is None:
+                descriptor = os.open(part, _NEW, permissions, dir_fd=place)
+            kept = os.dup(descriptor)
+            undo.callback(os.close, kept)
             undo.callback(_remove, part, place)
+            try_lock(kept)
             if mode is None:
                 mode = _no_more_than_replaced(path.name, place, descriptor)
             write_and_close(descriptor, content, mode, synced=synced)
-            os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
-            undo.pop_all()
+            if unnamed is None or not _name(kept, path.name, part, place):
+                os.replace(part, path.name, src_dir_fd=place, dst_dir_fd=place)
     if synced:
         sync_folder(path.parent)
+
+
+def _open_unnamed(place: int, permissions: int) -> int | None:
+    """A new file that has no name, and is gone with its writer; None where the file system knows
+    none."""
+    if not os.access(_OWN_FILES, os.X_OK):  # by which it gets its name
+        return None
+    with contextlib.suppress(OSError):
+        return os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, permissions, dir_fd=place)
+    return None
+
+
+def _name(descriptor: int, name: str, part: str, place: int) -> bool:
+    """Give a file without a name one; False where there is one, and it has that of its part."""
+    source = f"{_OWN_FILES}/{descriptor}"
+    with contextlib.suppress(FileExistsError):
+        os.link(source, name, dst_dir_fd=place)
+        return True
+    sweep_parts(Path(f"{_OWN_FILES}/{place}"))
+    os.link(source, part, dst_dir_fd=place)
+    return False
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder; False where another process holds it. A file that is being
+    written is locked: nobody takes it for what a kill left."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
+def sweep_parts(folder: Path) -> None:
+    """Remove what killed processes of this user left half-written or half-named in a folder."""
+    for part in folder.glob(PARTS):
+        with contextlib.suppress(OSError):  # gone, or a link
+            descriptor = open_existing(part)
+            try:
+                known = os.fstat(descriptor)
+                is_ours = stat.S_ISREG(known.st_mode) and known.st_uid == os.geteuid()
+                if is_ours and try_lock(descriptor):
+                    part.unlink()
+            finally:
+                os.close(descriptor)
 
 
 def part_name() -> str:
@@ -80,6 +137,7 @@ def replace_watched_file(path: Path, content: bytes, mode: int, part: Path) -> N
             kept = os.dup(descriptor)
             undo.callback(os.close, kept)
             undo.callback(_remove, part.name, parts)
+            try_lock(kept)
             is_apart = part.parent != path.parent
             if is_apart:
                 _label_as_made_in(place, kept)

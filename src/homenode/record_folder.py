@@ -11,21 +11,20 @@ the journal's end: what that line would have said has not begun.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from homenode.durable import (
-    PARTS,
     PRIVATE,
     open_existing,
     open_folder,
     open_lock,
-    remove_file,
     replace_file,
+    sweep_parts,
     sync_folder,
+    try_lock,
     write_and_close,
 )
 from homenode.errors import HostError
@@ -83,7 +82,7 @@ class RecordFolder:
         """Whether somebody holds the lock now. False where there is none, or it cannot be asked."""
         try:
             with open_below(self.path, LOCK) as file:
-                return not _try_lock(file.fileno())
+                return not try_lock(file.fileno())
         except OSError:
             return False
 
@@ -131,8 +130,7 @@ class RecordFolder:
         """Remove files that a killed writer left half-written. Only the lock's holder may."""
         folder = self.path if self._folder is None else Path(f"/proc/self/fd/{self._folder}")
         with self.errors():
-            for part in folder.glob(PARTS):
-                remove_file(part)
+            sweep_parts(folder)
 
     def make(self) -> None:
         """Create the folder where it is not there."""
@@ -246,21 +244,11 @@ def take_lock(
     """
     end = time.monotonic() + wait_s
     has_waited = False
-    while not _try_lock(descriptor):
+    while not try_lock(descriptor):
         if time.monotonic() >= end:
             return False
         if not has_waited:
             on_wait()
         has_waited = True
         time.sleep(0.05)
-    return True
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
     return True

@@ -25,6 +25,7 @@ from homenode.cli.arguments.check import WatchArguments
 from homenode.cpuset import CpuSet
 from homenode.doctor.retrain.execution import RetrainStep
 from homenode.doctor.retrain.journal import open_retrain, retrain_journal
+from homenode.domain.restore import restore, write_tuned
 from homenode.errors import InputError
 from homenode.host_setup.files import HOOK, Isolation, setup_files
 from homenode.host_setup.installation import Installation
@@ -394,6 +395,42 @@ class Metrics:
         assert not (self.textfile.parent / ".homenode").exists()
 
 
+class Outputs:
+    """A document in a folder of the user's: written, written over, and restored."""
+
+    kills = 40
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder / "user", folder / "user/out.xml"
+        self.folder.mkdir()
+        self.new = ORIGINAL.replace(b"</name>", b"</name>" + TITLE)
+        self.over = self.new.replace(b"theirs", b"again")
+        self.whole = {ORIGINAL, self.new, self.over}
+        self.works: dict[str, Callable[[], object]] = {
+            "plan": lambda: write_tuned(self.out, ORIGINAL, self.new),
+            "over": lambda: write_tuned(self.out, ORIGINAL, self.over),
+        }
+
+    def look(self) -> None:
+        """A part is there for two calls, whole, and only while a file is replaced."""
+
+    def check(self) -> None:
+        assert len(parts_in(self.folder)) <= 1
+        there = {one.name for one in self.folder.iterdir() if one.suffix != ".part"}
+        assert there <= {"out.xml", "out.xml.orig", "out.xml.orig.sha256", "theirs"}
+        assert not self.out.exists() or self.out.read_bytes() in self.whole
+
+    def edit(self, number: int) -> None:
+        (self.folder / "theirs").write_text("theirs")
+
+    def undo(self) -> None:
+        self.works["plan"]()
+        restore(str(self.out))
+        assert self.out.read_bytes() == ORIGINAL
+        assert {one.name for one in self.folder.iterdir()} <= {"out.xml", "theirs"}
+        self.out.unlink()
+
+
 @pytest.fixture(
     params=[
         "apply",
@@ -403,6 +440,7 @@ class Metrics:
         "retrain",
         "setup",
         "watch",
+        "plan -o",
     ]
 )
 def world(
@@ -421,6 +459,8 @@ def world(
             yield Tools(folder, request.getfixturevalue("tools"))
         elif request.param == "watch":
             yield Metrics(folder)
+        elif request.param == "plan -o":
+            yield Outputs(folder)
         elif folder.stat().st_dev == tmp_path.stat().st_dev:
             pytest.skip("needs two file systems")
         else:

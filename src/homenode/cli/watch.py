@@ -88,12 +88,11 @@ def _alone(folder: Path | None) -> "Iterator[RecordFolder | HostError | None]":
 
 def _write_outside(path: Path, content: bytes) -> None:
     """Replace a file of another program's folder by way of one of our own in it. Raises OSError."""
-    from homenode.durable import PARTS, part_name, remove_file, replace_watched_file
+    from homenode.durable import part_name, replace_watched_file, sweep_parts
 
     own = path.parent / _OWN
     own.mkdir(mode=0o700, exist_ok=True)
-    for left in own.glob(PARTS):  # of one that was killed
-        remove_file(left)
+    sweep_parts(own)
     replace_watched_file(path, content, _READABLE, own / part_name())
     with suppress(OSError):  # somebody's file is in it
         own.rmdir()

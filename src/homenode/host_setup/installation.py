@@ -20,7 +20,7 @@ from homenode import formats
 from homenode.change.host_lock import host_locked
 from homenode.change.journal import Journal
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState, Note
-from homenode.durable import PARTS, check_links, part_name, remove_file, replace_watched_file
+from homenode.durable import check_links, part_name, replace_watched_file, sweep_parts
 from homenode.errors import UsageError, of_os
 from homenode.host_setup.files import SetupFile
 from homenode.hypervisor.connection import DEFAULT
@@ -135,11 +135,11 @@ class Installation:
         paths = {path for e in entries for path in (e.subject, e.part or e.subject)}
         folders = {_at(self._root, path).parent for path in paths}
         with self._files.errors():
-            for part in [part for folder in folders for part in folder.glob(PARTS)]:
-                remove_file(part)
-            for folder in sorted({one for entry in entries for one in entry.made}, reverse=True):
+            for folder in folders:
+                sweep_parts(folder)
+            for made in sorted({one for entry in entries for one in entry.made}, reverse=True):
                 with contextlib.suppress(OSError):  # gone, or somebody's files are in it
-                    _at(self._root, folder).rmdir()
+                    _at(self._root, made).rmdir()
 
 
 class FileStep:

@@ -64,8 +64,32 @@ def test_topoext_of_a_plan_that_shows_an_l3_stays_as_it_was() -> None:
     assert said == {"emulate": None, "disable": False}
 
 
-@pytest.mark.parametrize("changed", [{"vcpus": "four"}, {"cells": [{}]}, {"layout": None}])
+@pytest.mark.parametrize(
+    "changed", [{"vcpus": "four"}, {"vcpus": 10**12}, {"cells": [{}]}, {"layout": None}]
+)
 def test_a_plan_of_version_1_that_is_none_is_refused(changed: dict[str, object]) -> None:
     old = json.loads((EARLIER / "pin-numa-pci-1.json").read_bytes())
     with pytest.raises(InputError, match="not a valid homenode"):
         read_plan(json.dumps(old | changed).encode(), "P.json")
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"record": None}, "a layout in vm.record"),
+        ({"vcpus": 10**12}, "vm.vcpus from 1 to"),
+        ({"vcpus": 0}, "vm.vcpus from 1 to"),
+        ({"vcpu_pins": ["0", None]}, "vm.vcpu_pins of each vCPU"),
+        ({"binding": ["anywhere", "0"]}, "a mode in vm.binding"),
+        ({"cpu_cache": "shared"}, "vm.cpu_cache of"),
+        ({"controllers": [{"index": 1, "model": "pci-bridge"}]}, "models in vm.controllers"),
+        ({"controllers": [{"index": 1, "model": "pcie-root-port"}]}, "an address of each"),
+    ],
+)
+def test_a_plan_that_says_less_than_a_plan_says_is_refused(
+    changed: dict[str, object], expected: str
+) -> None:
+    document = json.loads(encode_plan(now("pin-numa-pci")))
+    text = json.dumps(document | {"vm": document["vm"] | changed}).encode()
+    with pytest.raises(InputError, match=expected):
+        read_plan(text, "P.json")

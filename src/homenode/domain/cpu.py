@@ -27,7 +27,7 @@ from homenode.domain.fields import decimal, needed
 from homenode.errors import InputError, ParseError
 from homenode.plan.model import Plan
 from homenode.vm.layout import GuestCells, Siblings
-from homenode.vm.model import GuestCache, GuestTopology, PortModel
+from homenode.vm.model import MAX_VCPUS, GuestCache, GuestTopology, PortModel
 
 
 def read_topology(document: Document, topology: Element) -> tuple[int, int, int, int]:
@@ -200,10 +200,6 @@ def _with_address_bits(document: Document, bits: int) -> Document:
     if given is not None and decimal(document, element, given, "address bits") >= bits:
         return document
     return apply(document, set_attribute(document, element, "bits", str(bits)))
-
-
-MAX_VCPUS = 4096
-"""More than any machine type takes (QEMU 9: 4096 on q35), so that a hostile count costs nothing."""
 
 
 def read_vcpus(document: Document) -> tuple[int, int]:

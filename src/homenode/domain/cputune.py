@@ -3,7 +3,7 @@
 from collections import Counter
 
 from homenode.cpuset import CpuSet
-from homenode.domain.cpu import MAX_VCPUS, read_vcpus
+from homenode.domain.cpu import read_vcpus
 from homenode.domain.document import DOMAIN_ORDER, Document, Element
 from homenode.domain.edits import (
     Edit,
@@ -20,6 +20,7 @@ from homenode.domain.edits import (
 from homenode.domain.fields import decimal, format_set, needed, pu_set
 from homenode.errors import InputError
 from homenode.plan.model import Plan
+from homenode.vm.model import MAX_VCPUS
 
 Key = tuple[str, int]
 """An element of ours: its name, and the vCPU or IOThread that it pins (0 for the emulator)."""

@@ -1,6 +1,6 @@
 """Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from homenode.plan.request import GuestRequest
 from homenode.plan.shape.guest_numa import guest_memory
 from homenode.plan.shape.numbering import numbering
 from homenode.topology import Host, RunningDomain
-from homenode.vm.model import VmCell
+from homenode.vm.model import MAX_VCPUS, GuestCache, PortModel, Vm, VmCell
 
 
 def encode_plan(plan: Plan, proof: Proof | NotProved | None = None) -> str:
@@ -50,13 +50,35 @@ def encode_refusal(error: Unplannable) -> str:
 def read_plan(text: bytes, source: str) -> Plan:
     """The plan of a document. Raises InputError."""
     plan = formats.decode(text, "plan", Plan, source, _from_version_1)
-    if plan.vm.record is None:
-        raise InputError(f"{source}: not a valid homenode.plan: expected a layout in vm.record")
+    for expected, is_so in _expected(plan.vm):
+        if not is_so:
+            raise InputError(f"{source}: not a valid homenode.plan: expected {expected}")
     return plan
+
+
+def _expected(vm: Vm) -> Iterator[tuple[str, bool]]:
+    """What a plan says of its guest, where other sources may say less; and whether it does."""
+    yield "a layout in vm.record", vm.record is not None
+    yield f"vm.vcpus from 1 to {MAX_VCPUS}", 1 <= vm.vcpus <= MAX_VCPUS
+    pinned = [pin for pin in vm.vcpu_pins if pin is not None]
+    yield "vm.vcpu_pins of each vCPU, or of none", not pinned or len(pinned) == len(vm.vcpu_pins)
+    mode = None if vm.binding is None else vm.binding[0]
+    yield (
+        f"a mode in vm.binding of {', '.join(MemoryMode)}",
+        mode is None or mode in set(MemoryMode),
+    )
+    caches = set(GuestCache) | {None}
+    yield f"vm.cpu_cache of {', '.join(GuestCache)}", vm.cpu_cache in caches
+    models = {controller.model for controller in vm.controllers}
+    yield f"models in vm.controllers of {', '.join(PortModel)}", models <= set(PortModel)
+    plugged = all(controller.address is not None for controller in vm.controllers)
+    yield "an address of each of vm.controllers", plugged
 
 
 def _from_version_1(old: dict[str, Any], _: int) -> dict[str, Any]:
     """A document of version 1, which had its guest in fields of its own, as one of version 2."""
+    if not 1 <= old["vcpus"] <= MAX_VCPUS:
+        raise ValueError(f"expected vcpus from 1 to {MAX_VCPUS}, found {old['vcpus']}")
     kept = old.get("kept") or {}
     flat = old["layout"]["cells"] == "flat"
     mode, nodes, page_bytes = old["memory_mode"], old["memory_nodes"], old["page_bytes"]

@@ -12,6 +12,8 @@ from homenode.objective import Objective
 from homenode.vm.layout import Layout, MemoryBinding
 
 GuestCellId = NewType("GuestCellId", int)
+MAX_VCPUS = 4096
+"""More than any machine type takes (QEMU 9: 4096 on q35), so that a hostile count costs nothing."""
 
 
 class GuestTopology(NamedTuple):

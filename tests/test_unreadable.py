@@ -54,7 +54,6 @@ def _assert_refused(ended: "subprocess.CompletedProcess[str]", path: Path) -> No
         "show --host DARK",
         "show --host DARK/host.toml",
         "show --host hgx-h100 --svg DARK/host.svg",
-        "show --host hgx-h100 --svg DARK",
         "show --host hgx-h100 --lspci DARK/lspci.txt",
         "doctor --host DARK",
         "doctor --host hgx-h100 DARK/vm.xml",

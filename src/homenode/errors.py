@@ -7,6 +7,16 @@ an answer that the user asked for. A Gap is something unknown; we go on and say 
 import errno
 from typing import ClassVar
 
+DONE, FINDINGS, USAGE, HOST, UNPLANNABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+EXIT_CODES = {
+    DONE: "done",
+    FINDINGS: "findings",
+    USAGE: "usage or bad input",
+    HOST: "host or tool failed",
+    UNPLANNABLE: "unplannable",
+}
+"""What each exit status of a command means; 130 is Ctrl-C, as of any program."""
+
 
 class HomenodeError(Exception):
     """Says what was expected and what was found; `hint` is the next thing to try.
@@ -14,7 +24,7 @@ class HomenodeError(Exception):
     `exit_code` is the exit status of a command that ends with this error.
     """
 
-    exit_code: ClassVar[int] = 3
+    exit_code: ClassVar[int] = HOST
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -28,13 +38,13 @@ class HomenodeError(Exception):
 class UsageError(HomenodeError):
     """Options that contradict each other, or an argument that is not of its form."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 class InputError(HomenodeError):
     """A file or document that we were given is not what it should be."""
 
-    exit_code = 2
+    exit_code = USAGE
 
 
 class ParseError(InputError):
@@ -61,7 +71,7 @@ class ParseError(InputError):
 class HostError(HomenodeError):
     """The host cannot be read, or cannot do what was asked of it."""
 
-    exit_code = 3
+    exit_code = HOST
 
 
 _NOT_AS_NAMED = {

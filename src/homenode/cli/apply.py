@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     print_diff,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.hypervisor.connection import DEFAULT, checked_uri, is_local, with_connection
 from homenode.input_files import read_input
 from homenode.plan.options import refuse_objective
@@ -101,7 +101,7 @@ def apply(asked: ApplyArguments) -> None:
         write_text(asked.save_plan, encode_plan(tunings[0].plan))
         note_written(asked.save_plan)
     if any(is_critical(tuning.plan) for tuning in tunings):
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 @contextmanager
@@ -423,7 +423,7 @@ def _confirm(question: str) -> None:
     """Exits where the answer is no."""
     if not confirm(question):
         note("nothing was changed")
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def _move(

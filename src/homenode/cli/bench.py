@@ -19,7 +19,7 @@ from homenode.cli.terminal import (
     note,
     print_findings,
 )
-from homenode.errors import HostError, ToolError, UsageError
+from homenode.errors import FINDINGS, HostError, ToolError, UsageError
 
 if TYPE_CHECKING:
     from homenode.measure.orders import BenchOptions, BenchOutcome
@@ -90,7 +90,7 @@ def _print_steps(orders: "BenchOptions") -> None:
     for finding in ready.mismatch:
         note(str(finding))
     if ready.mismatch:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ from homenode.cli.terminal import (
     refuse_to_overwrite,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def doctor(asked: DoctorArguments) -> None:
     if asked.fix is not None and original is not None and opened is not None:
         _fix(original, opened, source, loaded, asked.fix, permissions_of(asked.document or "-"))
     if are_bad(found.findings):
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def certify(asked: CertifyArguments) -> None:
@@ -169,7 +169,11 @@ def _under_load(
 
 def _document(path: str | None, live: str | None) -> bytes | None:
     if live is not None:
+        from homenode.hypervisor.connection import DEFAULT
+        from homenode.hypervisor.virsh import Virsh
         from homenode.process import run
+
+        live = Virsh(DEFAULT).domain(live).uuid  # a name that is none is the caller's to correct
 
         argv = ("virsh", "-q", "-r", "-c", "qemu:///system", "dumpxml", "--", live)
         return run(argv, 30).stdout_or_raise().encode()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from homenode.cli.terminal import console, note, print_findings, write_text
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 
 if TYPE_CHECKING:
     from homenode.topology import Host
@@ -47,7 +47,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
         if not rows:
             note("no differences")
     if fleet.differences:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:

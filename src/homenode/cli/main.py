@@ -1,7 +1,4 @@
-"""The program: its commands, its errors and its exit codes. [I/O]
-
-Exit codes: 0 done, 1 findings, 2 usage or bad input, 3 host or tool failed, 4 unplannable.
-"""
+"""The program: its commands, its errors and its exit codes. [I/O]"""
 
 import os
 import sys
@@ -10,7 +7,7 @@ from collections.abc import Sequence
 from homenode import __version__
 from homenode.cli.command import Command, WrongCall, call_of
 from homenode.cli.terminal import note, note_error, say
-from homenode.errors import HomenodeError, HostError
+from homenode.errors import DONE, EXIT_CODES, INTERRUPTED, HomenodeError, HostError
 
 PLACE = "Place"
 CHECK = "Check"
@@ -167,9 +164,8 @@ EARLIER = (
 
 PROGRAM = Command(
     "homenode",
-    about="""Put each vCPU, page and GPU of a virtual machine on its home NUMA node.
-
-    Exit codes: 0 done, 1 findings, 2 usage, 3 host or tool failed, 4 unplannable.
+    about=f"""Put each vCPU, page and GPU of a virtual machine on its home NUMA node.
+    Exit codes: {", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())}.
 
     Examples:
       homenode show
@@ -275,8 +271,8 @@ def _code_of(words: Sequence[str]) -> int:
         return HostError.exit_code
     except KeyboardInterrupt:
         note("homenode: interrupted")
-        return 130
-    return 0
+        return INTERRUPTED
+    return DONE
 
 
 if __name__ == "__main__":

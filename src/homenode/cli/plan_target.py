@@ -17,7 +17,7 @@ from homenode.cli.terminal import (
 )
 from homenode.domain.copy import check_name
 from homenode.domain.new import DEFAULT_NAME
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.plan.model import Unplannable, is_critical
 from homenode.targets.registry import TARGETS, others
 from homenode.targets.vm_file import (
@@ -88,7 +88,7 @@ def run(
     for line in notes:
         note(line)
     if is_critical(planned.plan):
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def _planned(

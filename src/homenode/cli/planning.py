@@ -20,7 +20,7 @@ from homenode.cli.terminal import (
     write_bytes,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 from homenode.plan.model import Unplannable, is_critical
 from homenode.plan.options import refuse_objective
@@ -99,7 +99,7 @@ def run(asked: PlanArguments, agreed: "Callable[[], bool] | None" = None) -> Non
     for line in lines:
         note(line)
     if is_critical(tuning.plan):
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def with_versions(host: "Host", asked: PlanArguments) -> "Host":

@@ -20,7 +20,7 @@ from homenode.cli.pool_reading import (
     read_the_pool,
 )
 from homenode.cli.terminal import console, note, print_json
-from homenode.errors import UsageError
+from homenode.errors import UNPLANNABLE, UsageError
 from homenode.input_files import read_input
 from homenode.wording import command_line, operands, plural
 
@@ -82,7 +82,7 @@ def pack(asked: PoolPackArguments) -> None:
     if tuned and not asked.json:
         note(f"next: define each document of {output} on the host that is listed with its VM")
     if packing.unplaced:
-        raise SystemExit(4)
+        raise SystemExit(UNPLANNABLE)
     exit_with_failures(pool)
 
 
@@ -138,5 +138,5 @@ def _print_moves(plan: "MovePlan", text: "Doc", pool: "Pool", *, as_json: bool) 
     else:
         console().print(text)
     if plan.stuck:
-        raise SystemExit(4)
+        raise SystemExit(UNPLANNABLE)
     exit_with_failures(pool)

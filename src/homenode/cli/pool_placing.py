@@ -29,7 +29,7 @@ from homenode.cli.terminal import (
     permissions_of,
     print_json,
 )
-from homenode.errors import InputError, UsageError
+from homenode.errors import UNPLANNABLE, InputError, UsageError
 from homenode.input_files import input_lines, read_input
 from homenode.plan.options import PlanOptions, refuse_objective
 from homenode.pool.flavour import Flavour
@@ -92,7 +92,7 @@ def place(asked: PoolPlaceArguments) -> None:
         if placed < asked.count:
             if asked.count > 1:
                 note(f"placed {placed} of {asked.count}")
-            raise SystemExit(4)
+            raise SystemExit(UNPLANNABLE)
     if asked.count > 1:
         note(f"placed {asked.count} of {asked.count}")
     exit_with_failures(pool)

@@ -21,7 +21,7 @@ from homenode.cli.terminal import (
     print_json,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
 from homenode.pool.model import Pool
@@ -84,7 +84,7 @@ def note_failures(pool: Pool) -> None:
 def exit_with_failures(pool: Pool) -> None:
     """Exit with 1 where hosts were left out."""
     if pool.failures:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def read_flavours(path: Path | None) -> tuple[Flavour, ...]:
@@ -221,5 +221,5 @@ def export(asked: PoolExportArguments) -> None:
     for name in left_out:
         note(f"left out {name}: expected a name that {scheduler} can have")
     if left_out:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
     exit_with_failures(pool)

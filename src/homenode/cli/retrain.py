@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.check import RetrainArguments, RetrainHookArguments
 from homenode.cli.terminal import note, note_error, print_file, print_findings, say
-from homenode.errors import HomenodeError, InputError, UsageError
+from homenode.errors import FINDINGS, HomenodeError, InputError, UsageError
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def retrain(asked: RetrainArguments) -> None:
             failure = error
     _print(findings, devices, as_json=asked.json)
     if findings:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
     if failure is not None:
         raise SystemExit(failure.exit_code)
 

@@ -4,6 +4,7 @@ Everything that a command prints leaves through here, so that no letter of it st
 names of files and VMs, documents, and what guests and tools say may hold escapes.
 """
 
+import os
 import signal
 import stat
 import sys
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
+
+from homenode.errors import FINDINGS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,10 +25,21 @@ if TYPE_CHECKING:
 
 @cache
 def console() -> "Console":
-    """Standard output for people: colours only on a terminal, never wider than it."""
+    """Standard output for people: colours only on a terminal, never wider than it.
+
+    What is piped is not wrapped, unless COLUMNS says how wide it may be, and is not padded.
+    """
     from homenode.report.terminal_text import PrintableConsole
 
-    return PrintableConsole(highlight=False, emoji=False, markup=False, soft_wrap=False)
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return PrintableConsole(
+        highlight=False,
+        emoji=False,
+        markup=False,
+        soft_wrap=False,
+        width=None if has_width else _PIPED_COLUMNS,
+        file=None if has_width else cast("IO[str]", _WithoutPadding()),
+    )
 
 
 @cache
@@ -34,6 +48,27 @@ def error_console() -> "Console":
     from homenode.report.terminal_text import PrintableConsole
 
     return PrintableConsole(stderr=True, highlight=False, emoji=False, markup=False)
+
+
+_PIPED_COLUMNS = 10_000
+
+
+class _WithoutPadding:
+    """Standard output, with no blanks at the ends of lines."""
+
+    @property
+    def encoding(self) -> str:
+        return sys.stdout.encoding
+
+    def write(self, text: str) -> int:
+        sys.stdout.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+    def isatty(self) -> bool:
+        return False
 
 
 def say(text: str) -> None:
@@ -150,7 +185,7 @@ def exit_if_bad(findings: "Iterable[Finding]", *, otherwise: bool = False) -> No
     from homenode.findings import are_bad
 
     if otherwise or are_bad(findings):
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def print_file(text: str) -> None:
@@ -216,8 +251,9 @@ _SIGNATURES = (
 
 
 def check_can_write(*paths: Path | None, force: bool | None = None) -> None:
-    """Raises HostError for the first path that names no file in a folder that is there, UsageError
-    for a file that homenode did not write. force: overwrite it; None where no option says so.
+    """Raises UsageError for the first path that is a folder, or a file that homenode did not
+    write; HostError where its folder is not there, or cannot be seen. force: overwrite it; None
+    where no option says so.
 
     Commands call it before they write anything, so that they write all of it or nothing.
     """
@@ -240,14 +276,14 @@ def refuse_to_overwrite(path: Path, *, has_force: bool) -> None:
 
 
 def _check_place(path: Path) -> None:
-    from homenode.errors import HostError
+    from homenode.errors import HostError, UsageError
 
     try:
         is_folder, has_parent = path.is_dir() or not path.name, path.parent.is_dir()
     except OSError as error:  # a folder above it that we may not enter
         raise HostError(f"{path}: expected to write there, found: {error.strerror}") from None
     if is_folder:
-        raise HostError(f"{path}: expected a file to write, found a folder")
+        raise UsageError(f"{path}: expected a file to write, found a folder")
     if not has_parent:
         raise HostError(
             f"{path}: expected a folder {path.parent}, found none", hint="create it first"

@@ -17,7 +17,7 @@ from homenode.cli.arguments.measure import (
 from homenode.cli.planning import hosts_after
 from homenode.cli.terminal import check_can_write, console, interruptible, note, note_error, update
 from homenode.cli.trial_options import check, check_access, trial_request
-from homenode.errors import HomenodeError, HostError, InputError, UsageError
+from homenode.errors import UNPLANNABLE, HomenodeError, HostError, InputError, UsageError
 from homenode.hypervisor.connection import is_local
 from homenode.hypervisor.virsh import Virsh
 from homenode.input_files import read_input
@@ -312,7 +312,7 @@ def _show(checked: Preflight, seconds: float | None) -> None:
         note(f"{one.layout} does not fit: {'; '.join(one.against)}")
     if short:
         note("nothing was booted; leave these layouts out, or free what they need")
-        raise SystemExit(4)
+        raise SystemExit(UNPLANNABLE)
 
 
 def _probe(given: Path | None) -> bytes:

@@ -14,7 +14,7 @@ from homenode.cli.terminal import (
     working,
     write_text,
 )
-from homenode.errors import UsageError
+from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def verify_proof(path: Path, host: str | None) -> None:
     plan, proof = decode_plan(content, str(path))
     if isinstance(proof, NotProved):
         note(f"nothing is proved: {proof.not_proved}")
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
     try:
         if host is not None:
             stated = load_host(host)
@@ -180,5 +180,5 @@ def verify_proof(path: Path, host: str | None) -> None:
         verified(plan, proof)
     except FalseProofError as error:
         note(f"the proof is false: {error}")
-        raise SystemExit(1) from None
+        raise SystemExit(FINDINGS) from None
     console().print("\n".join(conclusions(plan, proof)), highlight=False, markup=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.check import WatchArguments
 from homenode.cli.terminal import note, print_json, say
-from homenode.errors import HostError, InputError, of_os
+from homenode.errors import FINDINGS, HostError, InputError, of_os
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def watch(asked: WatchArguments) -> None:
             if files is not None:
                 files.write(_STATE, text.encode())
     if now.alerts:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 @contextmanager

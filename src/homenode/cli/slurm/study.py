@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from homenode.cli.arguments.slurm import SlurmStudyArguments
 from homenode.cli.progress import shown_progress
 from homenode.cli.terminal import note, say
-from homenode.errors import HostError, UsageError
+from homenode.errors import FINDINGS, HostError, UsageError
 
 if TYPE_CHECKING:
     from homenode.measure.bindings.experiments import Shape, Study, StudyOptions
@@ -208,7 +208,7 @@ def _end(
     if unmeasured:
         note("to measure them again: a new folder, when the reason above is gone")
     if missing or unmeasured:
-        raise SystemExit(1)
+        raise SystemExit(FINDINGS)
 
 
 def _note_scripts(folder: "StudyFolder", made: "Study") -> None:

@@ -70,7 +70,7 @@ def planner_of(pool: Pool, stored: StoredAnswers | None) -> Planner:
 
 def worked_out(pool: Pool) -> StoredAnswers:
     """What capture keeps of the pool."""
-    answers = Answers(StoredAnswers("bench"))
+    answers = Answers(StoredAnswers(program="bench"))
     outlook(pool, default_flavours(), Planner(pool, answers))
     return answers.stored
 

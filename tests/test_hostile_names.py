@@ -343,7 +343,7 @@ def test_a_corrected_gres_conf_names_the_nodes_that_it_named() -> None:
 def test_an_expectation_is_read_as_it_was_written() -> None:
     sound = parse_expectation('format = 1\nhost = "a"\n[counts]\n', "x")
     for name in ENCODED:
-        text = render_expectation(replace(sound, host=name, accepted=(name,)))
+        text = render_expectation(structs.replace(sound, host=name, accepted=(name,)))
         assert tomllib.loads(text)["accepted"] == [name]
         assert text.replace("\n", "").isprintable()  # it is read on a terminal
 
@@ -386,12 +386,14 @@ def test_manifests_hold_names_that_are_no_more_than_names(field: str) -> None:
 
 
 def outlook_of(names: list[str]) -> PoolOutlook:
-    fits = (FlavourFit("gpu1", 2, 0),)
+    fits = (FlavourFit(flavour="gpu1", local=2, degraded=0),)
     free = Free(
         gpus=0, free_gpus=0, cores=0, free_cores=0, memory_bytes=0, free_memory_bytes=0, vms=0
     )
-    hosts = tuple(HostOutlook(name, free, fits, ()) for name in names)
-    return PoolOutlook(hosts, free, fits, (), 1, 1, ())
+    hosts = tuple(HostOutlook(name=name, free=free, fits=fits, stranded=()) for name in names)
+    return PoolOutlook(
+        hosts=hosts, free=free, fits=fits, stranded=(), shapes=1, states=1, failures=()
+    )
 
 
 def test_schedulers_get_hosts_by_plain_names_alone() -> None:
@@ -426,8 +428,13 @@ def test_no_move_is_printed_for_a_vm_that_virsh_takes_for_another() -> None:
     host = shipped("small-2n8c-2gpu")
     pool: Pool = pool_of([("a", host), ("b", host)])
     for name in ("-x", "--all", "7", "a.xml", "vm"):
-        moves = (Move(name, "a", "b", 1, True), Move(name, "a", "b", 0, False))
-        plan = MovePlan((MoveGroup(1, "gpu1", moves),), (), 0)
+        moves = (
+            Move(vm=name, from_host="a", to_host="b", gpus=1, restart=True),
+            Move(vm=name, from_host="a", to_host="b", gpus=0, restart=False),
+        )
+        plan = MovePlan(
+            groups=(MoveGroup(gain=1, flavour="gpu1", moves=moves),), stuck=(), fits_before=0
+        )
         console = Console(width=200, record=True, file=io.StringIO())
         console.print(defragment_text(plan, "gpu1", pool, ["pool"], 4))
         text = console.export_text()

@@ -5,11 +5,11 @@ A domain is a file (a str or a Path) or a document itself (bytes). A host is a H
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.verdict import Verdict

@@ -2,8 +2,10 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Severity(StrEnum):
@@ -25,8 +27,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """One answer that the user asked for.
 
     id: stable, for tests, filters and documentation. subject: the thing, in the user's words.
@@ -56,8 +57,7 @@ class Finding:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True, kw_only=True):
     """The `findings` format. checked: what was looked at, one line each, also where all is well.
     not_checked: what was not, and may be wrong all the same."""
 

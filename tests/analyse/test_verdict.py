@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.comparison import EvidenceLevel

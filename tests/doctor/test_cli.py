@@ -7,12 +7,12 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode import trusted_path
 from homenode.bdf import Bdf
@@ -278,7 +278,7 @@ def test_metrics_escape_what_comes_from_outside() -> None:
         observed="o",
         source="s",
     )
-    text = prometheus(Findings((), (finding, finding)), "h")
+    text = prometheus(Findings(checked=(), findings=(finding, finding)), "h")
     assert 'subject="a \\"b\\"\\n\\\\c"' in text
     assert 'severity="warning"} 2' in text and 'severity="critical"} 0' in text
     assert len([line for line in text.splitlines() if line.startswith("homenode_finding{")]) == 1

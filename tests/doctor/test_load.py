@@ -144,7 +144,7 @@ def test_a_copy_that_reached_no_gpu_is_no_load() -> None:
 
 def test_only_gpus_that_the_copy_reached_are_faulty_when_slow() -> None:
     def judged(*reached: Bdf) -> list[Severity]:
-        known = Circumstances(Load.BUSY, frozenset(reached))
+        known = Circumstances(load=Load.BUSY, reached=frozenset(reached))
         return [f.severity for f in diagnose(idle(), None, known).findings]
 
     assert judged(GPU_4080) == [Severity.CRITICAL]

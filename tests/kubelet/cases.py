@@ -232,7 +232,10 @@ def node_of(case: Case) -> Node:
         for core in node["Cores"]:
             for thread in core["Threads"]:
                 places[thread] = CpuPlace(
-                    min(core["Threads"]), core["Socket"], node["ID"], core["Uncore"]
+                    core=min(core["Threads"]),
+                    socket=core["Socket"],
+                    node=node["ID"],
+                    uncore=core["Uncore"],
                 )
         memory[node["ID"]] = {"memory": node["Memory"]}
         for size, pages in node["HugePages"].items():

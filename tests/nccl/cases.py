@@ -18,10 +18,19 @@ def guest(*nodes: int | None, gt_per_s: float = 32.0, buses: Sequence[int] = ())
     link = TreeLink(PciLink(None, None, gt_per_s, 16), None)
     at = buses or range(0x20, 0x20 + len(nodes))
     gpus = tuple(
-        TreeGpu(Bdf(0, bus, 0, 0), node, link) for bus, node in zip(at, nodes, strict=True)
+        TreeGpu(address=Bdf(0, bus, 0, 0), node=node, link=link)
+        for bus, node in zip(at, nodes, strict=True)
     )
     vcpus = ((0, CpuSet(range(4))), (1, CpuSet(range(4, 8))))
-    return GuestTree("guest", "x86_64", "GenuineIntel", 6, 0xCF, vcpus, gpus)
+    return GuestTree(
+        source="guest",
+        architecture="x86_64",
+        vendor="GenuineIntel",
+        family=6,
+        model=0xCF,
+        vcpus_of_node=vcpus,
+        gpus=gpus,
+    )
 
 
 def _with_file(*buses: int) -> Callable[[], Sequence[Finding]]:

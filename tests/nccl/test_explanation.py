@@ -2,12 +2,12 @@
 
 import functools
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -364,15 +364,30 @@ def trees(draw: st.DrawFn) -> GuestTree:
     gpus = []
     for number, (node, outer, inner, link) in enumerate(shapes):
         names = [name for name in (outer, outer and inner and outer + inner) if name]
-        switches = tuple(TreeSwitch(f"{node}{name}", links[name]) for name in names)
-        gpus.append(TreeGpu(Bdf(0, 0x10 + number, 0, 0), node, TreeLink(link, None), switches))
+        switches = tuple(TreeSwitch(key=f"{node}{name}", link=links[name]) for name in names)
+        gpus.append(
+            TreeGpu(
+                address=Bdf(0, 0x10 + number, 0, 0),
+                node=node,
+                link=TreeLink(link, None),
+                switches=switches,
+            )
+        )
     vendor, family, model = draw(
         st.sampled_from(
             [("GenuineIntel", 6, 0x8F), ("GenuineIntel", 6, 0x3F), ("AuthenticAMD", 25, 1)]
         )
     )
     vcpus = tuple((node, CpuSet([node])) for node in range(4))
-    return GuestTree("guest", "x86_64", vendor, family, model, vcpus, tuple(gpus))
+    return GuestTree(
+        source="guest",
+        architecture="x86_64",
+        vendor=vendor,
+        family=family,
+        model=model,
+        vcpus_of_node=vcpus,
+        gpus=tuple(gpus),
+    )
 
 
 def rate(link: TreeLink) -> float:

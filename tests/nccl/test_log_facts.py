@@ -30,9 +30,21 @@ VERSIONS = {
 
 def machine(*nodes: int | None) -> Explanation:
     link = TreeLink(PciLink(None, None, 32.0, 16), None)
-    gpus = tuple(TreeGpu(at, node, link) for at, node in zip((A, B), nodes, strict=True))
+    gpus = tuple(
+        TreeGpu(address=at, node=node, link=link) for at, node in zip((A, B), nodes, strict=True)
+    )
     vcpus = ((0, OWN[0]), (1, OWN[1]))
-    return explain(GuestTree("guest", "x86_64", "GenuineIntel", 6, 0x8F, vcpus, gpus))
+    return explain(
+        GuestTree(
+            source="guest",
+            architecture="x86_64",
+            vendor="GenuineIntel",
+            family=6,
+            model=0x8F,
+            vcpus_of_node=vcpus,
+            gpus=gpus,
+        )
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -41,13 +53,16 @@ def test_every_version_gives_graph_threads_transports_and_buffers(version: str) 
     assert facts.version == f"{version}+cuda12.4" and facts.rank_count == 2
     assert [(one.rank, one.device, one.address) for one in facts.ranks] == [(0, 0, A), (1, 1, B)]
     assert facts.cpu_nodes == (0, 1)
-    assert facts.paths == (LogPath(A, B, 3, 22.0, "SYS"), LogPath(B, A, 3, 22.0, "SYS"))
-    assert facts.graphs == (LogGraph(4, 2, 11.0, "SYS"),)
+    assert facts.paths == (
+        LogPath(a=A, b=B, links=3, gb_per_s=22.0, type="SYS"),
+        LogPath(a=B, b=A, links=3, gb_per_s=22.0, type="SYS"),
+    )
+    assert facts.graphs == (LogGraph(pattern=4, channels=2, gb_per_s=11.0, path="SYS"),)
     assert (facts.channels, facts.rings) == (2, ((0, 1), (0, 1)))
     assert facts.affinities == ((0, OWN[0]), (1, OWN[1]))
     assert facts.transports == (
-        LogTransport(0, 1, "SHM", "direct/direct", 2),
-        LogTransport(1, 0, "SHM", "direct/direct", 2),
+        LogTransport(sender=0, receiver=1, transport="SHM", how="direct/direct", channels=2),
+        LogTransport(sender=1, receiver=0, transport="SHM", how="direct/direct", channels=2),
     )
     assert [one.count for one in facts.buffers] == [4]
     assert not facts.gaps and facts.variables == (("NCCL_DEBUG", "INFO"),)
@@ -59,8 +74,8 @@ def test_cumem_buffers_have_their_node() -> None:
     facts = facts_of_log(log_of("2.26.2", numa=(0, 1)))
     placed = [one for one in facts.buffers if one.node is not None]
     assert placed == [
-        LogBuffers("cumem", 0, 0, 2, 20971520),
-        LogBuffers("cumem", 1, 1, 2, 20971520),
+        LogBuffers(kind="cumem", node=0, device=0, count=2, size_bytes=20971520),
+        LogBuffers(kind="cumem", node=1, device=1, count=2, size_bytes=20971520),
     ]
 
 
@@ -144,9 +159,19 @@ def test_a_guest_without_places_is_as_computed() -> None:
 
 def test_a_ring_that_crosses_at_every_hop_is_named() -> None:
     link = TreeLink(PciLink(None, None, 32.0, 16), None)
-    gpus = tuple(TreeGpu(Bdf(0, 0x20 + n, 0, 0), n // 2, link) for n in range(4))
+    gpus = tuple(TreeGpu(address=Bdf(0, 0x20 + n, 0, 0), node=n // 2, link=link) for n in range(4))
     vcpus = ((0, OWN[0]), (1, OWN[1]))
-    made = explain(GuestTree("guest", "x86_64", "GenuineIntel", 6, 0x8F, vcpus, gpus))
+    made = explain(
+        GuestTree(
+            source="guest",
+            architecture="x86_64",
+            vendor="GenuineIntel",
+            family=6,
+            model=0x8F,
+            vcpus_of_node=vcpus,
+            gpus=gpus,
+        )
+    )
     for order, crosses in (("0 2 1 3", True), ("0 1 2 3", False)):
         text = "NCCL version 2.30.7\n" + "".join(
             f"h:1:{n} [{n}] NCCL INFO comm 0x1 rank {n} nranks 4 cudaDev {n} nvmlDev {n} "

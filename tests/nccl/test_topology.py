@@ -1,10 +1,10 @@
 """The file that we write: the host's tree and CPUs, the guest's addresses, each device once."""
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -425,7 +425,13 @@ def test_every_speed_has_a_word_that_nccl_knows(gt_per_s: float, text: str) -> N
 
 def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> None:
     cpu = NcclCpu(
-        0, CpuSet([0]), "x86_64", None, None, None, (NcclPci("0000:01:00.0", 0x030200, 32.0, 16),)
+        numa_id=0,
+        affinity=CpuSet([0]),
+        architecture="x86_64",
+        vendor=None,
+        family=None,
+        model=None,
+        children=(NcclPci(bus_id="0000:01:00.0", class_code=0x030200, gt_per_s=32.0, width=16),),
     )
     text = write_topology(NcclTopology(Flavour.NCCL, (cpu,)))
     snippet = cloud_config(text)

@@ -54,16 +54,20 @@ def pool_of(hosts: Sequence[tuple[str, Host]]) -> Pool:
 def with_free_memory(pool: Pool, sizes: Sequence[Sequence[int]]) -> Pool:
     """The pool with other free memory by host and node."""
     hosts = tuple(
-        replace(
+        structs.replace(
             host,
             nodes=tuple(
-                NodeMemoryState(node.memory_bytes, free, node.page_pools)
+                NodeMemoryState(
+                    memory_bytes=node.memory_bytes,
+                    memory_free_bytes=free,
+                    page_pools=node.page_pools,
+                )
                 for node, free in zip(host.nodes, frees, strict=True)
             ),
         )
         for host, frees in zip(pool.hosts, sizes, strict=True)
     )
-    return replace(pool, hosts=hosts)
+    return structs.replace(pool, hosts=hosts)
 
 
 def pus_used(vm: RunningDomain) -> int:

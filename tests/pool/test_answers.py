@@ -103,7 +103,7 @@ def test_a_folder_of_another_user_is_left_as_it_is(folder: Path) -> None:
 
 def test_answers_that_no_host_needs_are_left_out_of_a_file_that_is_too_large() -> None:
     old = {str(number): (1, 1) for number in range(MOST_ANSWERS + 1)}
-    answers = Answers(StoredAnswers("p", counts=old))
+    answers = Answers(StoredAnswers(program="p", counts=old))
     host = shipped("hgx-h100")
     pool = pool_of([("h", host)])
     found = outlook(pool, default_flavours(), Planner(pool, answers))

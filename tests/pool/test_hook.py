@@ -105,7 +105,7 @@ def test_the_answer_names_what_the_vm_gets_where_free_memory_decides_between_nod
         for node in host.nodes
     )
     host = replace(host, nodes=nodes)
-    flavour = Flavour("one", 1, 4, 8 * GIB)
+    flavour = Flavour(name="one", gpus=1, vcpus=4, memory_bytes=8 * GIB)
     places = PoolPlaces(pool_of([("a", host)]), (flavour,))
     answer = json.loads(Hook(places, (flavour,)).answer(b'{"vm":"v","flavour":"one"}'))
     (gpu,) = answer["places"][0]["gpus"]

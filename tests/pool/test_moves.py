@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.errors import UsageError
 from homenode.plan.options import PlanOptions
@@ -116,14 +116,16 @@ def test_a_vm_moves_to_gpus_of_its_own_model() -> None:
 
 
 def test_a_vm_moves_to_hosts_of_its_own_architecture_only() -> None:
-    arm = with_vm(shipped("gh200x4"), Flavour("small", 0, 4, 8 * GIB), "vm")
+    arm = with_vm(
+        shipped("gh200x4"), Flavour(name="small", gpus=0, vcpus=4, memory_bytes=8 * GIB), "vm"
+    )
     pool = pool_of([("a", arm), ("b", shipped("hgx-h100"))])
     assert [one.vm for one in drain(pool, "a", FLAVOURS).stuck] == ["vm"]
 
 
 def test_a_vm_on_siblings_moves_to_a_host_that_has_its_cores_and_no_more() -> None:
     smt = structs.replace(PlanOptions(layout="pin-numa-pci-smt"), keep_vcpus=True)
-    wide = Flavour("wide", 0, 160, 64 * GIB, options=smt)
+    wide = Flavour(name="wide", gpus=0, vcpus=160, memory_bytes=64 * GIB, options=smt)
     empty = shipped("hgx-h100")
     assert len(empty.cores) < 160
     pool = pool_of([("a", with_vm(empty, wide, "vm")), ("b", empty)])
@@ -180,7 +182,7 @@ def test_each_scheduler_gets_what_still_fits_in_its_own_words() -> None:
 
 def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
     names = ["GPU 8", "gpu-8", "日本", "中国", "a" * 39 + "-b", *(f"z{i}" for i in range(40))]
-    flavours = [Flavour(name, 1) for name in names]
+    flavours = [Flavour(name=name, gpus=1) for name in names]
     hosts = [(name, shipped("hgx-h100")) for name in ("ok-1", "a..b", "a.-b", "A")]
     found = outlook(pool_of(hosts), flavours)
     assert set(unnamed(found, Scheduler.KUBERNETES)) == {"a..b", "a.-b", "A"}
@@ -197,7 +199,9 @@ def test_names_that_a_scheduler_would_take_for_one_are_kept_apart() -> None:
 
 
 def test_a_vm_does_not_move_to_a_host_that_has_one_of_its_name() -> None:
-    host = with_vm(shipped("hgx-h100"), Flavour("web", 1, 8, 8 * GIB), "web")
+    host = with_vm(
+        shipped("hgx-h100"), Flavour(name="web", gpus=1, vcpus=8, memory_bytes=8 * GIB), "web"
+    )
     plan = drain(pool_of([("a", host), ("b", host)]), "a", default_flavours())
     assert plan.moves == ()
     assert [one.vm for one in plan.stuck] == ["web"]

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.domain.read import read_vm
 from homenode.errors import InputError
@@ -139,15 +139,15 @@ def test_a_small_packing_has_as_much_value_as_any(seed: int) -> None:
     pool = load_pool(["small-2n8c-2gpu*2"])
     flavours = [
         Flavour(
-            f"vm{i}",
-            rng.choice((0, 1, 1, 2)),
-            rng.choice((1, 2, 3)),
-            rng.choice((1, 2)) * GIB,
+            name=f"vm{i}",
+            gpus=rng.choice((0, 1, 1, 2)),
+            vcpus=rng.choice((1, 2, 3)),
+            memory_bytes=rng.choice((1, 2)) * GIB,
             value=rng.randint(1, 5),
         )
         for i in range(5)
     ]
-    requests = [PackRequest(flavour, (flavour.name,)) for flavour in flavours]
+    requests = [PackRequest(flavour=flavour, names=(flavour.name,)) for flavour in flavours]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
     assert found.value == _best_by_force(pool, flavours)
@@ -156,9 +156,9 @@ def test_a_small_packing_has_as_much_value_as_any(seed: int) -> None:
 def test_mixed_vms_fill_hosts_without_a_stranded_gpu() -> None:
     pool = load_pool(["hgx-h100*2"])
     requests = [
-        PackRequest(GPU4, ("four",)),
-        PackRequest(GPU2, ("p1", "p2", "p3")),
-        PackRequest(GPU1, tuple(f"one-{i}" for i in range(8))),
+        PackRequest(flavour=GPU4, names=("four",)),
+        PackRequest(flavour=GPU2, names=("p1", "p2", "p3")),
+        PackRequest(flavour=GPU1, names=tuple(f"one-{i}" for i in range(8))),
     ]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
@@ -169,7 +169,7 @@ def test_mixed_vms_fill_hosts_without_a_stranded_gpu() -> None:
 def test_hosts_that_are_in_use_get_what_fits_in_addition_to_their_vms() -> None:
     host = shipped("hgx-h100")
     pool = pool_of([(f"h{i}", filled(host, i)) for i in range(3)])
-    requests = [PackRequest(GPU2, tuple(f"p{i}" for i in range(12)))]
+    requests = [PackRequest(flavour=GPU2, names=tuple(f"p{i}" for i in range(12)))]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
     assert found.vms
@@ -181,11 +181,19 @@ def test_rules_between_vms_are_kept() -> None:
     pool = replace(
         pool, hosts=tuple(replace(h, fault_domain=f"r{i // 2}") for i, h in enumerate(pool.hosts))
     )
-    tiny = Flavour("tiny", 0, 1, GIB // 2)
+    tiny = Flavour(name="tiny", gpus=0, vcpus=1, memory_bytes=GIB // 2)
     requests = [
-        PackRequest(replace(tiny, name="a"), ("a1", "a2", "a3"), Rules(anti_affinity="a")),
-        PackRequest(replace(tiny, name="b"), ("b1", "b2"), Rules(affinity="b")),
-        PackRequest(replace(tiny, name="c"), ("c1", "c2", "c3"), Rules(fault_domains="c")),
+        PackRequest(
+            flavour=replace(tiny, name="a"),
+            names=("a1", "a2", "a3"),
+            rules=Rules(anti_affinity="a"),
+        ),
+        PackRequest(flavour=replace(tiny, name="b"), names=("b1", "b2"), rules=Rules(affinity="b")),
+        PackRequest(
+            flavour=replace(tiny, name="c"),
+            names=("c1", "c2", "c3"),
+            rules=Rules(fault_domains="c"),
+        ),
     ]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
@@ -195,7 +203,10 @@ def test_rules_between_vms_are_kept() -> None:
 
 def test_fewest_hosts_are_used_and_the_empty_ones_are_not() -> None:
     pool = load_pool(["hgx-h100*4"])
-    requests = [PackRequest(GPU4, ("a", "b")), PackRequest(GPU1, ("c",))]
+    requests = [
+        PackRequest(flavour=GPU4, names=("a", "b")),
+        PackRequest(flavour=GPU1, names=("c",)),
+    ]
     found = pack(pool, requests, seconds=10)
     check(pool, found, requests)
     assert found.hosts == 2
@@ -204,9 +215,11 @@ def test_fewest_hosts_are_used_and_the_empty_ones_are_not() -> None:
 def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
     pool = load_pool(["hgx-h100*1"])
     requests = [
-        PackRequest(Flavour("huge", 16), ("huge",)),
-        PackRequest(Flavour("wide", 1, 500, GIB), ("wide",)),
-        PackRequest(GPU1, ("one",)),
+        PackRequest(flavour=Flavour(name="huge", gpus=16), names=("huge",)),
+        PackRequest(
+            flavour=Flavour(name="wide", gpus=1, vcpus=500, memory_bytes=GIB), names=("wide",)
+        ),
+        PackRequest(flavour=GPU1, names=("one",)),
     ]
     found = pack(pool, requests, seconds=5)
     check(pool, found, requests)
@@ -214,10 +227,10 @@ def test_a_vm_that_fits_nowhere_is_named_and_the_rest_goes_on() -> None:
 
 
 def test_huge_pages_that_are_to_be_reserved_are_given_to_one_vm_only() -> None:
-    big = Flavour("big", 0, 4, 700 * GIB, GIB)
+    big = Flavour(name="big", gpus=0, vcpus=4, memory_bytes=700 * GIB, page_bytes=GIB)
     pool = pool_of([("a", shipped("hgx-h100"))])
-    packing = pack(pool, [PackRequest(big, ("x", "y", "z"))], seconds=5)
-    check(pool, packing, [PackRequest(big, ("x", "y", "z"))])
+    packing = pack(pool, [PackRequest(flavour=big, names=("x", "y", "z"))], seconds=5)
+    check(pool, packing, [PackRequest(flavour=big, names=("x", "y", "z"))])
     assert (len(packing.vms), packing.bound) == (2, 2)
 
 
@@ -229,8 +242,14 @@ def test_memory_that_is_reserved_as_huge_pages_does_not_count_for_other_vms() ->
     )
     pool = pool_of([("a", structs.replace(host, nodes=nodes))])
     asked = [
-        PackRequest(Flavour("ordinary", 0, 4, 90 * GIB), ("o1", "o2", "o3")),
-        PackRequest(Flavour("huge", 0, 4, 500 * GIB, GIB), ("h1", "h2", "h3")),
+        PackRequest(
+            flavour=Flavour(name="ordinary", gpus=0, vcpus=4, memory_bytes=90 * GIB),
+            names=("o1", "o2", "o3"),
+        ),
+        PackRequest(
+            flavour=Flavour(name="huge", gpus=0, vcpus=4, memory_bytes=500 * GIB, page_bytes=GIB),
+            names=("h1", "h2", "h3"),
+        ),
     ]
     packing = pack(pool, asked, seconds=5)
     assert sorted(vm.name[0] for vm in packing.vms) == ["h", "h", "h", "o", "o"]
@@ -242,16 +261,23 @@ def test_what_vms_of_overlapping_models_share_is_in_the_bound() -> None:
     host = shipped("x86-2p2n8c8t-divided-gpus")
     pool = pool_of([("a", host)])
     asked = [
-        PackRequest(Flavour("any", 1, 1, GIB), ("a1", "a2", "a3")),
-        PackRequest(Flavour("model", 1, 1, GIB, gpu_model="GH100"), ("m1", "m2")),
+        PackRequest(
+            flavour=Flavour(name="any", gpus=1, vcpus=1, memory_bytes=GIB), names=("a1", "a2", "a3")
+        ),
+        PackRequest(
+            flavour=Flavour(name="model", gpus=1, vcpus=1, memory_bytes=GIB, gpu_model="GH100"),
+            names=("m1", "m2"),
+        ),
     ]
     packing = pack(pool, asked, seconds=5)
     assert packing.gap == 0
 
 
 def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
-    apart = PackRequest(Flavour("far", 1), ("f1", "f2"), Rules(anti_affinity="far"))
-    large = PackRequest(Flavour("large", 16), ("large",))
+    apart = PackRequest(
+        flavour=Flavour(name="far", gpus=1), names=("f1", "f2"), rules=Rules(anti_affinity="far")
+    )
+    large = PackRequest(flavour=Flavour(name="large", gpus=16), names=("large",))
     packing = pack(pool_of([("a", shipped("hgx-h100"))]), [apart, large], seconds=5)
     (far, far_reason), (large_name, large_reason) = packing.unplaced
     assert (far[0], large_name, far_reason == large_reason) == ("f", "large", False)
@@ -259,7 +285,10 @@ def test_each_vm_that_is_left_out_has_its_own_reason() -> None:
 
 
 def test_a_vm_that_no_empty_host_takes_has_another_reason_than_one_that_came_too_late() -> None:
-    asked = [PackRequest(GPU8, ("a", "b")), PackRequest(Flavour("huge", 16), ("huge",))]
+    asked = [
+        PackRequest(flavour=GPU8, names=("a", "b")),
+        PackRequest(flavour=Flavour(name="huge", gpus=16), names=("huge",)),
+    ]
     reasons = dict(pack(pool_of([("h", shipped("hgx-h100"))]), asked, seconds=5).unplaced)
     late, huge = reasons.get("b", reasons.get("a", "")), reasons["huge"]
     assert numbers(late) == []
@@ -271,7 +300,7 @@ def test_a_solver_that_ends_without_an_answer_leaves_a_packing_without_a_bound(
 ) -> None:
     monkeypatch.setattr("homenode.pool.pack.solve", lambda *given, **named: None)
     pool = load_pool(["hgx-h100*1"])
-    requests = [PackRequest(GPU8, ("a",))]
+    requests = [PackRequest(flavour=GPU8, names=("a",))]
     found = pack(pool, requests)
     check(pool, found, requests)
     assert (found.value, found.bound, found.gap) == (8, None, None)
@@ -325,12 +354,12 @@ def test_two_hundred_vms_on_twenty_hosts_are_within_one_per_cent_of_the_bound() 
     for number in range(200):
         gpus = rng.choice((1, 1, 1, 1, 2, 2, 0, 0)) if number < 190 else 4
         flavour = Flavour(
-            f"vm{number}",
-            gpus,
-            rng.randint(8, 13) * max(1, gpus),
-            rng.choice((64, 100, 150, 200)) * GIB * max(1, gpus),
+            name=f"vm{number}",
+            gpus=gpus,
+            vcpus=rng.randint(8, 13) * max(1, gpus),
+            memory_bytes=rng.choice((64, 100, 150, 200)) * GIB * max(1, gpus),
         )
-        requests.append(PackRequest(flavour, (flavour.name,)))
+        requests.append(PackRequest(flavour=flavour, names=(flavour.name,)))
     found = pack(pool, requests, seconds=60)
     check(pool, found, requests)
     assert found.gap is not None

@@ -1,8 +1,7 @@
 """Parts of GPUs: mediated devices and vGPUs in flavours, in what still fits and in packings."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.pci import PartKind
@@ -83,7 +82,9 @@ def test_parts_are_packed_as_often_as_they_are_there() -> None:
     pytest.importorskip("ortools")
     pool = pool_of([("a", shipped(DIVIDED)), ("b", shipped(DIVIDED))])
     kinds = [_flavour("A40-12Q"), replace(_flavour("H200X-1-18C"), name="other")]
-    requests = [PackRequest(one, tuple(f"{one.name}-{i}" for i in range(5))) for one in kinds]
+    requests = [
+        PackRequest(flavour=one, names=tuple(f"{one.name}-{i}" for i in range(5))) for one in kinds
+    ]
     found = pack(pool, requests, seconds=5)
     assert (found.value, found.bound) == (8, 8)
     given = {(vm.host, d.uuid or d.bdf) for vm in found.vms for d in vm.plan.devices}

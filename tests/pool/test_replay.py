@@ -1,10 +1,10 @@
 """Replay of arrivals: against published shares, closed cases, and a strict recount."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError
 from homenode.pool.flavour import default_flavours
@@ -81,13 +81,29 @@ def test_ten_orders_come_to_the_published_shares_within_half_a_point(name: str) 
 def _small(seed: int) -> tuple[list[GpuNode], list[Task]]:
     rng = random.Random(seed)
     nodes = [
-        GpuNode(rng.choice((16000, 32000)), 64000, rng.choice((1, 2, 4)), rng.choice("ab"))
+        GpuNode(
+            cpu_milli=rng.choice((16000, 32000)),
+            memory_mib=64000,
+            gpus=rng.choice((1, 2, 4)),
+            model=rng.choice("ab"),
+        )
         for _ in range(6)
     ]
     tasks = [
-        Task(rng.choice((1000, 4000, 8000)), 1000, 1, rng.choice((250, 400, 1000)))
+        Task(
+            cpu_milli=rng.choice((1000, 4000, 8000)),
+            memory_mib=1000,
+            gpus=1,
+            gpu_milli=rng.choice((250, 400, 1000)),
+        )
         if rng.random() < 0.8
-        else Task(8000, 2000, 2, 1000, ("a",) if rng.random() < 0.5 else ())
+        else Task(
+            cpu_milli=8000,
+            memory_mib=2000,
+            gpus=2,
+            gpu_milli=1000,
+            models=("a",) if rng.random() < 0.5 else (),
+        )
         for _ in range(40)
     ]
     return nodes, tasks
@@ -163,13 +179,28 @@ def test_vms_of_cells_are_placed_more_often_and_refused_later_than_by_other_poli
 @pytest.mark.parametrize("policy", CellPolicy)
 def test_groups_of_vms_keep_their_rule(policy: CellPolicy) -> None:
     servers = [TwoNodeServer((8, 8), (32, 32)) for _ in range(3)]
-    apart = [CellVm(2, 2, 1, Spread.ANTI_AFFINITY, "a") for _ in range(4)]
+    apart = [
+        CellVm(cores=2, memory_gib=2, cells=1, spread=Spread.ANTI_AFFINITY, group="a")
+        for _ in range(4)
+    ]
     assert replay_cells(servers, apart, policy).placed == 3
-    together = [CellVm(8, 8, 1, Spread.AFFINITY, "b") for _ in range(3)]
+    together = [
+        CellVm(cores=8, memory_gib=8, cells=1, spread=Spread.AFFINITY, group="b") for _ in range(3)
+    ]
     assert replay_cells(servers, together, policy).placed == 2
-    domains = [CellVm(8, 8, 1, Spread.FAULT_DOMAINS, "c", str(i % 4)) for i in range(8)]
+    domains = [
+        CellVm(
+            cores=8,
+            memory_gib=8,
+            cells=1,
+            spread=Spread.FAULT_DOMAINS,
+            group="c",
+            domain=str(i % 4),
+        )
+        for i in range(8)
+    ]
     assert replay_cells(servers, domains, policy).placed <= 6
-    two = [CellVm(16, 16, 2)] * 4
+    two = [CellVm(cores=16, memory_gib=16, cells=2)] * 4
     assert replay_cells(servers, two, policy).placed == 3
 
 

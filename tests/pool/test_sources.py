@@ -173,13 +173,18 @@ def test_a_recorded_vm_counts_while_its_host_has_only_defined_it() -> None:
     vm = host.domains[0]
     defined = replace(vm, planned=False)
     pool = pool_of([("a", replace(host, domains=(defined,)))])
-    assert with_placements(pool, (PlacementLine("a", "vm", vm),)).hosts[0].domains == (vm,)
+    assert with_placements(pool, (PlacementLine(host="a", name="vm", vm=vm),)).hosts[0].domains == (
+        vm,
+    )
 
 
 def test_a_vm_that_runs_by_now_counts_as_it_runs() -> None:
     host = with_vm(shipped("hgx-h100"), default_flavours()[0], "vm")
     pool = pool_of([("a", host)])
-    lines = (PlacementLine("a", "vm", host.domains[0]), PlacementLine("gone", "x"))
+    lines = (
+        PlacementLine(host="a", name="vm", vm=host.domains[0]),
+        PlacementLine(host="gone", name="x"),
+    )
     assert with_placements(pool, lines) == pool
     assert json.loads(line(lines[1])) == {"host": "gone", "name": "x"}
     assert PLACEMENTS.endswith("jsonl")

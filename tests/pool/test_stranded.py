@@ -46,21 +46,35 @@ def test_no_other_filling_leaves_fewer_gpus(seed: int) -> None:
     rng = random.Random(seed)
     sizes = tuple(
         Flavour(
-            f"f{i}", rng.choice((1, 1, 2, 3, 4)), rng.randint(8, 40), rng.randint(40, 500) * GIB
+            name=f"f{i}",
+            gpus=rng.choice((1, 1, 2, 3, 4)),
+            vcpus=rng.randint(8, 40),
+            memory_bytes=rng.randint(40, 500) * GIB,
         )
         for i in range(2)
     )
-    busy = Flavour("busy", rng.randint(0, 2), rng.randint(4, 40), rng.randint(8, 300) * GIB)
+    busy = Flavour(
+        name="busy",
+        gpus=rng.randint(0, 2),
+        vcpus=rng.randint(4, 40),
+        memory_bytes=rng.randint(8, 300) * GIB,
+    )
     _check("hgx-h100", sizes, (busy,))
 
 
 @pytest.mark.parametrize(
     "sizes",
     [
-        (Flavour("a", 1, 26, 4 * GIB), Flavour("b", 5, 13, 400 * GIB)),
-        (Flavour("a", 2, 6, 300 * GIB), Flavour("b", 3, 10, 4 * GIB)),
+        (
+            Flavour(name="a", gpus=1, vcpus=26, memory_bytes=4 * GIB),
+            Flavour(name="b", gpus=5, vcpus=13, memory_bytes=400 * GIB),
+        ),
+        (
+            Flavour(name="a", gpus=2, vcpus=6, memory_bytes=300 * GIB),
+            Flavour(name="b", gpus=3, vcpus=10, memory_bytes=4 * GIB),
+        ),
     ],
 )
 def test_fillings_that_change_between_flavours_are_found(sizes: tuple[Flavour, ...]) -> None:
-    _check("hgx-h100", sizes, (Flavour("busy", 1, 21, 8 * GIB),))
+    _check("hgx-h100", sizes, (Flavour(name="busy", gpus=1, vcpus=21, memory_bytes=8 * GIB),))
     _check("hgx-h100", sizes)

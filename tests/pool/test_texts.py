@@ -2,11 +2,11 @@
 
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.doc import Doc
 from homenode.pool.flavour import default_flavours
@@ -35,15 +35,43 @@ def _outlook(cores: list[int], fits: list[int] | None = None) -> PoolOutlook:
     """Hosts that differ in free cores, and in VMs that fit where fits are given."""
     hosts = tuple(
         HostOutlook(
-            f"gpu-{number}",
-            Free(8, 8, 112, free, 1 << 40, free << 30, 1),
-            (FlavourFit("gpu8", (fits or cores)[number] if fits else 1, 0),),
-            (),
+            name=f"gpu-{number}",
+            free=Free(
+                gpus=8,
+                free_gpus=8,
+                cores=112,
+                free_cores=free,
+                memory_bytes=1 << 40,
+                free_memory_bytes=free << 30,
+                vms=1,
+            ),
+            fits=(
+                FlavourFit(
+                    flavour="gpu8", local=(fits or cores)[number] if fits else 1, degraded=0
+                ),
+            ),
+            stranded=(),
         )
         for number, free in enumerate(cores)
     )
-    free = Free(8 * len(hosts), 8 * len(hosts), 112, sum(cores), None, None, len(hosts))
-    return PoolOutlook(hosts, free, (FlavourFit("gpu8", 1, 0),), (), 1, 1, ())
+    free = Free(
+        gpus=8 * len(hosts),
+        free_gpus=8 * len(hosts),
+        cores=112,
+        free_cores=sum(cores),
+        memory_bytes=None,
+        free_memory_bytes=None,
+        vms=len(hosts),
+    )
+    return PoolOutlook(
+        hosts=hosts,
+        free=free,
+        fits=(FlavourFit(flavour="gpu8", local=1, degraded=0),),
+        stranded=(),
+        shapes=1,
+        states=1,
+        failures=(),
+    )
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
@@ -190,7 +218,7 @@ def test_of_many_hosts_those_with_the_same_map_share_it() -> None:
     ],
 )
 def test_virsh_reaches_a_host_as_it_was_read(source: str, uri: str) -> None:
-    assert PoolHost("name", 0, (), (), source).libvirt_uri == uri
+    assert PoolHost(name="name", shape=0, nodes=(), domains=(), source=source).libvirt_uri == uri
 
 
 def test_a_vm_is_placed_on_the_hosts_and_gpus_that_are_named(

@@ -1,8 +1,7 @@
 """Slow nodes, ports and links: which one a study may name, and which it is unknown."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.study_maps import Matrix
 from homenode.analyse.study_outliers import slow_in_collective, slow_nodes_and_links
@@ -17,7 +16,15 @@ from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 def on_nodes(figures: dict[str, list[float]]) -> list[Matrix]:
     return [
-        Matrix(node, "h2d-bandwidth", (0,), ("a", "b", "c", "d"), (tuple(of),), (0,) * 4, False)
+        Matrix(
+            node=node,
+            metric="h2d-bandwidth",
+            rows=(0,),
+            columns=("a", "b", "c", "d"),
+            cells=(tuple(of),),
+            homes=(0,) * 4,
+            homes_measured=False,
+        )
         for node, of in figures.items()
     ]
 
@@ -42,7 +49,15 @@ def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
 
 
 def test_a_numa_node_from_which_all_is_slow_is_named() -> None:
-    whole = Matrix("n1", "h2d-bandwidth", (0, 1), ("a", "b"), ((50, 30), (30, 50)), (0, 1), False)
+    whole = Matrix(
+        node="n1",
+        metric="h2d-bandwidth",
+        rows=(0, 1),
+        columns=("a", "b"),
+        cells=((50, 30), (30, 50)),
+        homes=(0, 1),
+        homes_measured=False,
+    )
     slow = replace(whole, node="n3", cells=((50, 30), (20, 33)))
     (found,) = slow_nodes_and_links((whole, replace(whole, node="n2"), slow))
     assert (found.node, found.what) == ("n3", "NUMA node 1: from there")

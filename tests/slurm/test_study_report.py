@@ -388,7 +388,7 @@ def test_the_report_is_a_page_of_its_own(
     assert (said.out, said.err) == ("", "wrote study.html\n")
     page = Path("study.html").read_text()
     shown = html.unescape(re.sub(r"<[^>]*>", "", page))
-    every = slurm_study_text(replace(of_folder(gh200), source="data"), everything=True)
+    every = slurm_study_text(structs.replace(of_folder(gh200), source="data"), everything=True)
     cells = {plain(cell) for one in tables(every.parts) for row in one.rows for cell in row}
     assert "[412.0]" in cells
     assert not [cell for cell in cells if cell not in shown]
@@ -404,7 +404,7 @@ def test_the_report_is_a_page_of_its_own(
 
 def test_what_files_say_is_no_markup_of_the_page(gh200: Path) -> None:
     hostile = "<script>TITLE {x} <p>MADE</p>\x1b[31m"
-    found = replace(of_folder(gh200), source=hostile, missing=("<b>job</b>",))
+    found = structs.replace(of_folder(gh200), source=hostile, missing=("<b>job</b>",))
     page = html_page(slurm_study_page(found, "then & there"))
     assert page.count("<script") == 1 and "<b>" not in page and "\x1b" not in page
     assert "{x}" in page and "&lt;b&gt;job&lt;/b&gt;" in page

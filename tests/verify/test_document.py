@@ -512,7 +512,7 @@ def test_the_worst_comes_first_and_what_is_stored_can_be_read() -> None:
     order = list(Severity)
     ranks = [order.index(finding.severity) for finding in found]
     assert ranks == sorted(ranks) and len(set(ranks)) > 1
-    stored = formats.encode("findings", Findings(("vm.xml",), found))
+    stored = formats.encode("findings", Findings(checked=("vm.xml",), findings=found))
     assert '"format": "homenode.findings/1"' in stored
     assert formats.decode(stored, "findings", Findings, "f.json").findings == found
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.bdf import Bdf
@@ -306,7 +307,12 @@ def test_memory_that_lies_elsewhere_than_planned_is_one_alert_until_it_is_back(
         tree.memory((near, (256, f"{policy} anon=65536 {pages} kernelpagesize_kB=4")))
         what = Watch(CpuSet(), (), (256 * MIB, 256 * MIB), 0)
         running = capture_running_vm(UUID, what, ProcFiles(str(tree.root)))
-        state = DomainState("gpu-vm", (), False, verify_live(expected, running).findings)
+        state = DomainState(
+            name="gpu-vm",
+            devices=(),
+            is_foreign=False,
+            findings=verify_live(expected, running).findings,
+        )
         return [(alert.id, alert.domains) for alert in alerts(certified(), host, [state])]
 
     assert found("bind:1", "N1=65536") == []
@@ -381,11 +387,14 @@ def test_a_state_is_stored_and_read_back() -> None:
 
 def test_metrics_have_help_type_and_escaped_labels() -> None:
     state = WatchState(
-        "h",
-        1.5,
-        (
+        host="h",
+        time_s=1.5,
+        alerts=(
             Alert(
-                "x", seen(snapshot(snc(HGX)), certified()).state.alerts[0].severity, 'a "b"\n', ()
+                id="x",
+                severity=seen(snapshot(snc(HGX)), certified()).state.alerts[0].severity,
+                subject='a "b"\n',
+                findings=(),
             ),
         ),
     )

@@ -1,8 +1,10 @@
 """Alternative: one thing that can be chosen, a layout or an arrangement, with its runs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.analyse.joint_states import joint_states
 from homenode.analyse.summary import Series, SeriesKey, series_of
@@ -13,8 +15,7 @@ from homenode.vm.layout import PRESETS
 _Key = tuple[Switches, str | None, str | None, int | None]
 
 
-@dataclass(frozen=True)
-class Alternative:
+class Alternative(Struct, frozen=True, kw_only=True, dict=True):
     """Runs that were made under the same choices.
 
     label: short and unlike those of the others it stands next to.
@@ -45,7 +46,14 @@ def alternatives(runs: Iterable[Run]) -> tuple[Alternative, ...]:
     several_pages = len({key[3] for key in by_key}) > 1
     joint = joint_states(list(by_key.values()))
     return tuple(
-        Alternative(_label(key, modes=several_modes, pages=several_pages), *key, grouped)
+        Alternative(
+            label=_label(key, modes=several_modes, pages=several_pages),
+            switches=key[0],
+            arrangement=key[1],
+            memory_mode=key[2],
+            page_bytes=key[3],
+            runs=grouped,
+        )
         for key, grouped in zip(by_key, joint, strict=True)
     )
 

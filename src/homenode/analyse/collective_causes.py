@@ -11,8 +11,10 @@ same cell is no boot of that cell: it is left out by name.
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.intervals import CONFIDENCE, interval
@@ -52,8 +54,7 @@ class Change(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """A layout, or BARE, under some settings."""
 
     layout: str
@@ -66,8 +67,7 @@ class Cell:
         return f"{self.layout}, {self.settings.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """Two cells of the experiment. decides: what the answer is for."""
 
     id: str
@@ -77,37 +77,64 @@ class Question:
 
 
 QUESTIONS = (
-    Question("cells", Cell(FLAT), Cell(CELLS), "whether guest cells cost bandwidth"),
     Question(
-        "file", Cell(CELLS), Cell(CELLS, FILE), "whether the NCCL file alone repairs that guest"
+        id="cells",
+        first=Cell(FLAT),
+        second=Cell(CELLS),
+        decides="whether guest cells cost bandwidth",
     ),
     Question(
-        "first-node",
-        Cell(CELLS),
-        Cell(CELLS, FIRST_NODE),
-        "whether the study's binding to the first node is what costs",
+        id="file",
+        first=Cell(CELLS),
+        second=Cell(CELLS, FILE),
+        decides="whether the NCCL file alone repairs that guest",
     ),
     Question(
-        "several",
-        Cell(CELLS),
-        Cell(CELLS, SEVERAL),
-        "whether a process for each GPU puts all buffers in one node",
+        id="first-node",
+        first=Cell(CELLS),
+        second=Cell(CELLS, FIRST_NODE),
+        decides="whether the study's binding to the first node is what costs",
     ),
-    Question("places", Cell(CELLS), Cell(PLACES), "whether the GPUs' places repair it"),
-    Question("best", Cell(FLAT), Cell(PLACES), "whether cells with places are worth it"),
-    Question("bare", Cell(BARE), Cell(FLAT), "what the virtual machine costs by itself"),
     Question(
-        "bare-first-node",
-        Cell(BARE),
-        Cell(BARE, FIRST_NODE),
-        "what one node costs without a virtual machine",
+        id="several",
+        first=Cell(CELLS),
+        second=Cell(CELLS, SEVERAL),
+        decides="whether a process for each GPU puts all buffers in one node",
     ),
-    Question("pins", Cell("default"), Cell(FLAT), "what pins alone are worth: flat guests"),
+    Question(
+        id="places",
+        first=Cell(CELLS),
+        second=Cell(PLACES),
+        decides="whether the GPUs' places repair it",
+    ),
+    Question(
+        id="best",
+        first=Cell(FLAT),
+        second=Cell(PLACES),
+        decides="whether cells with places are worth it",
+    ),
+    Question(
+        id="bare",
+        first=Cell(BARE),
+        second=Cell(FLAT),
+        decides="what the virtual machine costs by itself",
+    ),
+    Question(
+        id="bare-first-node",
+        first=Cell(BARE),
+        second=Cell(BARE, FIRST_NODE),
+        decides="what one node costs without a virtual machine",
+    ),
+    Question(
+        id="pins",
+        first=Cell("default"),
+        second=Cell(FLAT),
+        decides="what pins alone are worth: flat guests",
+    ),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """ratio: the second over the first; None where a cell has no figure: reason says which."""
 
     question: Question
@@ -117,8 +144,7 @@ class Answer:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ExcludedBoot:
+class ExcludedBoot(Struct, frozen=True, kw_only=True):
     """A boot whose NCCL opened other channels than was intended in a cell: as many as in most of
     its boots; intended is None where as many boots have one number as have another."""
 
@@ -136,8 +162,7 @@ class ExcludedBoot:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """cause, because: the finding and its ground. also: what else is shown, with its ground.
     answers: in the order of QUESTIONS. provisional: fewer than three boots of a layout. of_bare:
     each layout's part of bare metal, in the study's settings. of_spread: the part that is left of
@@ -166,8 +191,7 @@ class Diagnosis:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
+class _Cells(Struct, frozen=True, kw_only=True):
     """Series by layout, settings' name and metric. boots: (place, samples) of each."""
 
     series: Mapping[tuple[str, str, str], Series]
@@ -195,22 +219,23 @@ def diagnose(guests: Sequence[Alternative], bare: Sequence[Alternative] = ()) ->
     if not any(metric == METRIC for _, _, metric in cells.series):
         return None
     answers = tuple(_answer(question, cells) for question in QUESTIONS)
-    first, *also = _causes({one.question.id: one for one in answers}, cells)
+    (cause, because), *also = _causes({one.question.id: one for one in answers}, cells)
     least = min(
         (len(one.medians) for key, one in cells.series.items() if key[2] == METRIC), default=0
     )
     return Diagnosis(
-        *first,
-        tuple(also),
-        answers,
-        least < _MEASURED_FROM,
-        tuple(_parts(cells, Cell(BARE), [Cell(layout) for layout in cells.layouts])),
-        tuple(
+        cause=cause,
+        because=because,
+        also=tuple(also),
+        answers=answers,
+        provisional=least < _MEASURED_FROM,
+        of_bare=tuple(_parts(cells, Cell(BARE), [Cell(layout) for layout in cells.layouts])),
+        of_spread=tuple(
             part
             for layout in cells.layouts
             for part in _parts(cells, Cell(layout), [Cell(layout, FIRST_NODE)])
         ),
-        cells.excluded,
+        excluded=cells.excluded,
     )
 
 
@@ -249,7 +274,7 @@ def _cells(guests: Sequence[Alternative], bare: Sequence[Alternative]) -> _Cells
         for settings, values in by_settings.items():
             boots[layout, settings] = tuple((place, tuple(one)) for place, one in values.items())
     layouts = tuple(dict.fromkeys(layout for layout, _ in named))
-    return _Cells(series, boots, layouts, tuple(excluded))
+    return _Cells(series=series, boots=boots, layouts=layouts, excluded=tuple(excluded))
 
 
 def _of_one_graph(
@@ -269,7 +294,15 @@ def _of_one_graph(
             if number != intended:
                 odd.setdefault(place, set()).add(settings)
                 name = runs[place].head.name
-                excluded.append(ExcludedBoot(name, layout, settings, number, intended))
+                excluded.append(
+                    ExcludedBoot(
+                        run=name,
+                        layout=layout,
+                        settings=settings,
+                        channels=number,
+                        intended=intended,
+                    )
+                )
 
     if not odd:
         return runs
@@ -299,7 +332,7 @@ def _answer(question: Question, cells: _Cells) -> Answer:
             (one.layout, one.settings) for one in cells.excluded
         ):
             reason += " with the channels of most boots"
-        return Answer(question, Change.UNKNOWN, None, 0, reason)
+        return Answer(question=question, change=Change.UNKNOWN, ratio=None, boots=0, reason=reason)
     boots = min(len(first.medians), len(second.medians))
     if question.first.layout == question.second.layout:
         return _within_boots(question, cells, boots)
@@ -314,7 +347,13 @@ def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
     )
     both = [(one[place], other[place]) for place in one if place in other]
     if not both:
-        return Answer(question, Change.UNKNOWN, None, boots, "no boot has both")
+        return Answer(
+            question=question,
+            change=Change.UNKNOWN,
+            ratio=None,
+            boots=boots,
+            reason="no boot has both",
+        )
     medians = [(statistics.median(a), statistics.median(b)) for a, b in both]
     ratio = math.exp(statistics.fmean(math.log(b / a) for a, b in medians))
     if len(both) >= _MEASURED_FROM:
@@ -324,12 +363,20 @@ def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
         return _of_interval(question, ratio, ratio / reach, ratio * reach, boots)
     sides = {_side(b / a) for a, b in medians}
     if len(sides) > 1:
-        return Answer(question, Change.UNKNOWN, ratio, boots, "boots do not agree")
+        return Answer(
+            question=question,
+            change=Change.UNKNOWN,
+            ratio=ratio,
+            boots=boots,
+            reason="boots do not agree",
+        )
     apart = max(_apart(of) for pair in both for of in pair)
     if apart > 1 + METRICS[METRIC].matters and any(_overlap(a, b) for a, b in both):
         reason = f"rounds of one boot differ up to {apart:.2f} times"
-        return Answer(question, Change.UNKNOWN, ratio, boots, reason)
-    return Answer(question, sides.pop(), ratio, boots)
+        return Answer(
+            question=question, change=Change.UNKNOWN, ratio=ratio, boots=boots, reason=reason
+        )
+    return Answer(question=question, change=sides.pop(), ratio=ratio, boots=boots)
 
 
 def _apart(rounds: Sequence[float]) -> float:
@@ -373,9 +420,9 @@ def _across_boots(question: Question, cells: _Cells, first: Series, second: Seri
         for _, of in cells.boots[cell.layout, cell.settings.name]
     ]
     if side is Change.SAME or max(ratio, 1 / ratio) >= metric.boot_variation * max(rounds):
-        return Answer(question, side, ratio, boots)
+        return Answer(question=question, change=side, ratio=ratio, boots=boots)
     reason = f"boots of one layout differ up to {metric.boot_variation:g} times"
-    return Answer(question, Change.UNKNOWN, ratio, boots, reason)
+    return Answer(question=question, change=Change.UNKNOWN, ratio=ratio, boots=boots, reason=reason)
 
 
 def _of_interval(question: Question, ratio: float, low: float, high: float, boots: int) -> Answer:
@@ -386,8 +433,14 @@ def _of_interval(question: Question, ratio: float, low: float, high: float, boot
     else:
         is_sure = not low <= 1 <= high
     if is_sure:
-        return Answer(question, side, ratio, boots)
-    return Answer(question, Change.UNKNOWN, ratio, boots, f"{low:.2f} to {high:.2f} times")
+        return Answer(question=question, change=side, ratio=ratio, boots=boots)
+    return Answer(
+        question=question,
+        change=Change.UNKNOWN,
+        ratio=ratio,
+        boots=boots,
+        reason=f"{low:.2f} to {high:.2f} times",
+    )
 
 
 def _causes(answers: Mapping[str, Answer], cells: _Cells) -> Iterator[tuple[Cause, str]]:

@@ -78,14 +78,14 @@ def compare_series(
         found += those
         doubts += doubted
     return Comparison(
-        objective,
-        bare,
-        CONFIDENCE,
-        baseline.label,
-        tuple(other.label for other in others),
-        tuple(judged(found)),
-        once(doubts),
-        tuple(skipped),
+        objective=objective,
+        bare=bare,
+        confidence=CONFIDENCE,
+        baseline=baseline.label,
+        alternatives=tuple(other.label for other in others),
+        effects=tuple(judged(found)),
+        doubts=once(doubts),
+        skipped=tuple(skipped),
     )
 
 

@@ -1,8 +1,10 @@
 """Comparison: effects with intervals, or "cannot tell", and every doubt with its remedy."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.results.model import FigureKey
 
@@ -41,8 +43,7 @@ WEAKENING = frozenset({FEW_BOOTS, PRINTED, ORDER})
 """Doubts that leave no interval to trust, but differences far beyond any between boots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(Struct, frozen=True, kw_only=True):
     """Something that speaks against trusting a comparison.
 
     id: stable. subject: the metric, the run or the alternatives it is about. blocks: nothing can be
@@ -100,8 +101,7 @@ class Effect(FigureKey, frozen=True, kw_only=True, gc=False):
         return 1 / self.ratio if self.lower_is_better else self.ratio
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True, kw_only=True):
     """The `comparison` format.
 
     objective: whose primary metrics decide; None = those of every objective, each for itself.

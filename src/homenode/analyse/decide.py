@@ -8,7 +8,8 @@ the guest sees; its memory is bound to the chosen nodes in every answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.comparison import EvidenceLevel
@@ -100,8 +101,10 @@ def _decided(
     expander_buses: bool,
 ) -> Verdict:
     if critical:
-        reason = Reason(ReasonId.HEALTH)
-        found = Verdict(objective, machine.name, reasons=(reason,), findings=critical)
+        reason = Reason(id=ReasonId.HEALTH)
+        found = Verdict(
+            objective=objective, system=machine.name, reasons=(reason,), findings=critical
+        )
     else:
         found = _strongest(evidence, machine, objective, here, like, expander_buses)
         if found.layout is None and found.choice is not None:
@@ -119,7 +122,7 @@ def _with_initiators(
     layout = found.layout
     if not needs or layout is None or PRESETS[layout].pcie is GuestPcie.MIRRORED:
         return found
-    reasons = (*found.reasons, Reason(ReasonId.INITIATORS, layout))
+    reasons = (*found.reasons, Reason(id=ReasonId.INITIATORS, alternative=layout))
     return replace(found, layout="pin-numa-pci", reasons=reasons, floating=False, measure_next=None)
 
 
@@ -128,7 +131,7 @@ def without_cells(found: Verdict, why: ReasonId) -> Verdict:
     layout = found.layout
     if layout is None or PRESETS[layout].cells is GuestCells.FLAT:
         return found
-    reasons = (*found.reasons, Reason(why, layout))
+    reasons = (*found.reasons, Reason(id=why, alternative=layout))
     return with_memory_bound(replace(found, layout="pin", reasons=reasons, measure_next=None))
 
 
@@ -236,7 +239,10 @@ def _strongest(
         best,
         reasons=(
             *best.reasons,
-            *(Reason(ReasonId.COMPUTED, one.favours, detail=one.text) for one in derived),
+            *(
+                Reason(id=ReasonId.COMPUTED, alternative=one.favours, detail=one.text)
+                for one in derived
+            ),
         ),
         sources=(*best.sources, *(f"{one.id}: {one.method}" for one in derived)),
     )
@@ -268,7 +274,11 @@ def _with_layout(
     return replace(
         found,
         layout=reasoned.layout,
-        reasons=(*found.reasons, Reason(ReasonId.NO_LAYOUT, reasoned.layout), *reasoned.reasons),
+        reasons=(
+            *found.reasons,
+            Reason(id=ReasonId.NO_LAYOUT, alternative=reasoned.layout),
+            *reasoned.reasons,
+        ),
     )
 
 
@@ -328,18 +338,20 @@ def _reasoned(
         ):
             layout = order.favours
     machines = ", ".join(machines_with(evidence, objective, layout))
-    reasons = [Reason(ReasonId.PRIOR, layout, detail=machines)] if layout == prior else []
+    reasons = (
+        [Reason(id=ReasonId.PRIOR, alternative=layout, detail=machines)] if layout == prior else []
+    )
     one_node = machine.nodes == 1
     if objective is Objective.DENSITY and not machine.has_siblings:
         layout = "pin"
     elif objective is not Objective.DENSITY and one_node and layout != "pin":
-        layout, reasons = "pin", [Reason(ReasonId.ONE_NODE)]
+        layout, reasons = "pin", [Reason(id=ReasonId.ONE_NODE)]
     elif PRESETS[layout].pcie is GuestPcie.MIRRORED and not expander_buses:
-        layout, reasons = "pin", [Reason(ReasonId.NO_EXPANDER_BUS)]
+        layout, reasons = "pin", [Reason(id=ReasonId.NO_EXPANDER_BUS)]
     measure = objective in _OF_GPUS and not one_node and expander_buses and (machine.gpus or 0) > 0
     return Verdict(
-        objective,
-        machine.name,
+        objective=objective,
+        system=machine.name,
         reasons=tuple(reasons),
         level=EvidenceLevel.REASONED,
         choice=layout,
@@ -405,7 +417,15 @@ def _neighbours(publication: Publication, theirs: PublishedVerdict, ours: Verdic
     difference, metric, ratio = None, None, None
     if not agrees:
         difference, metric, ratio = _difference(labels, ours)
-    return SourceVerdict(publication.id, labels, theirs.source, agrees, difference, metric, ratio)
+    return SourceVerdict(
+        publication=publication.id,
+        choices=labels,
+        quote=theirs.source,
+        agrees=agrees,
+        difference=difference,
+        metric=metric,
+        ratio=ratio,
+    )
 
 
 def _difference(

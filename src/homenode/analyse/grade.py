@@ -1,8 +1,9 @@
 """Grade: one word for a machine, from its verdicts: can it be run as it is, and as what."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.statement import sentence_of
@@ -20,8 +21,7 @@ class Grade(StrEnum):
     NOT_READY = "not ready"  # something is to be repaired first
 
 
-@dataclass(frozen=True, slots=True)
-class Graded:
+class Graded(Struct, frozen=True):
     """A machine's grade and the reason in one sentence."""
 
     grade: Grade

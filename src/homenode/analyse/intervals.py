@@ -8,9 +8,10 @@ trial whose rounds differ, the rounds are blocks. Error rates: docs/decisions/00
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.analyse.summary import Series
 from homenode.analyse.t_distribution import f_upper_p, t_quantile, two_sided_p
@@ -33,8 +34,7 @@ RESOLUTION = 1e-4
 """No figure of this field repeats better; keeps equal medians from claiming certainty."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(Struct, frozen=True, kw_only=True):
     """The ratio of two alternatives, the second over the first.
 
     low, high: bounds of the ratio at `confidence`. p: how likely a ratio at least this far from 1
@@ -70,13 +70,13 @@ def interval(
     error, freedom = _by_blocks(first, second, others) or _by_boots(first, second, others)
     reach = t_quantile(confidence, freedom) * error
     return Interval(
-        math.exp(difference),
-        math.exp(max(difference - reach, -_LONGEST)),
-        math.exp(min(difference + reach, _LONGEST)),
-        two_sided_p(difference / error, freedom),
-        error,
-        freedom,
-        confidence,
+        ratio=math.exp(difference),
+        low=math.exp(max(difference - reach, -_LONGEST)),
+        high=math.exp(min(difference + reach, _LONGEST)),
+        p=two_sided_p(difference / error, freedom),
+        error=error,
+        freedom=freedom,
+        confidence=confidence,
     )
 
 

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.analyse.health import link_health
 from homenode.evidence.model import Evidence, Publication, System
@@ -16,8 +16,7 @@ from homenode.results.model import Origin, Run, host_kind
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFacts:
+class MachineFacts(Struct, frozen=True, kw_only=True):
     """What counts about a machine in addition to the figures.
 
     fingerprint, kind: as in the head of its runs; None = unknown. results: the folder that
@@ -42,16 +41,18 @@ def facts_of_host(host: Host, publications: Sequence[Publication]) -> MachineFac
     """The facts of a machine whose topology is known."""
     gpus = [gpu for gpu in host.devices_of_kind(DeviceKind.GPU) if gpu.physical_function is None]
     return MachineFacts(
-        host.name,
-        host_fingerprint(host),
-        host_kind(host),
-        None,
-        sum(bool(node.pus) for node in host.nodes),
-        any(len(core.pus) > 1 for core in host.cores),
-        len(gpus),
-        any(map(is_grace, gpus)) and any(node.generic_initiator for node in host.nodes),
-        _systems(host.name, host.cpu.name or "", [gpu.name or "" for gpu in gpus], publications),
-        link_health(host),
+        name=host.name,
+        fingerprint=host_fingerprint(host),
+        kind=host_kind(host),
+        results=None,
+        nodes=sum(bool(node.pus) for node in host.nodes),
+        has_siblings=any(len(core.pus) > 1 for core in host.cores),
+        gpus=len(gpus),
+        grace_gpus=any(map(is_grace, gpus)) and any(node.generic_initiator for node in host.nodes),
+        systems=_systems(
+            host.name, host.cpu.name or "", [gpu.name or "" for gpu in gpus], publications
+        ),
+        findings=link_health(host),
     )
 
 
@@ -62,16 +63,16 @@ def facts_of_runs(
     head = runs[0].head
     kind = next((run.head.host_kind for run in runs if run.head.host_kind is not None), None)
     return MachineFacts(
-        name,
-        next((run.head.host for run in runs if run.head.host is not None), None),
-        kind,
-        head.system,
-        None,
-        True,
-        None,
-        False,
-        _systems("", kind or "", [kind or ""], publications),
-        (),
+        name=name,
+        fingerprint=next((run.head.host for run in runs if run.head.host is not None), None),
+        kind=kind,
+        results=head.system,
+        nodes=None,
+        has_siblings=True,
+        gpus=None,
+        grace_gpus=False,
+        systems=_systems("", kind or "", [kind or ""], publications),
+        findings=(),
     )
 
 

@@ -3,9 +3,10 @@
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.analyse.alternative import Alternative
 from homenode.bdf import Bdf
@@ -46,8 +47,7 @@ class MatrixKey(NamedTuple):
     columns: Axis
 
 
-@dataclass(frozen=True, slots=True)
-class FigureMatrix:
+class FigureMatrix(Struct, frozen=True, kw_only=True):
     """Medians by (row, column). rows, columns: ascending."""
 
     key: MatrixKey
@@ -56,8 +56,7 @@ class FigureMatrix:
     cells: Mapping[tuple[Place, Place], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Locality:
+class Locality(Struct, frozen=True, kw_only=True):
     """What being near is worth: means over a node x GPU matrix.
 
     local, remote: over GPUs' own and other nodes; remote None where no figure is of another node.
@@ -175,7 +174,10 @@ def _matrix(key: MatrixKey, cells: Mapping[tuple[Place, Place], list[float]]) ->
     if key.rows is Axis.PU:  # a hand-over has no direction
         medians = {(b, a): value for (a, b), value in medians.items()} | medians
     return FigureMatrix(
-        key, _sorted(row for row, _ in medians), _sorted(column for _, column in medians), medians
+        key=key,
+        rows=_sorted(row for row, _ in medians),
+        columns=_sorted(column for _, column in medians),
+        cells=medians,
     )
 
 
@@ -214,15 +216,22 @@ def _locality(
         everything = [value for value, _ in sides]
         stated = "as the job was bound"
         mean = statistics.fmean(everything)
-        return Locality(label, matrix.key, mean, None, (len(everything), 0), stated)
+        return Locality(
+            alternative=label,
+            key=matrix.key,
+            local=mean,
+            remote=None,
+            cells=(len(everything), 0),
+            stated=stated,
+        )
     stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
     return Locality(
-        label,
-        matrix.key,
-        statistics.fmean(local),
-        statistics.fmean(remote),
-        (len(local), len(remote)),
-        stated,
+        alternative=label,
+        key=matrix.key,
+        local=statistics.fmean(local),
+        remote=statistics.fmean(remote),
+        cells=(len(local), len(remote)),
+        stated=stated,
     )
 
 

@@ -1,8 +1,9 @@
 """Ranking: alternatives by an objective's metrics, and which of them are worse than the best."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import compare_series, series_key
@@ -30,8 +31,7 @@ class Position(StrEnum):
     UNKNOWN = "unknown"  # cannot tell, with the reason among the doubts
 
 
-@dataclass(frozen=True, slots=True)
-class RankedResult:
+class RankedResult(Struct, frozen=True, kw_only=True):
     """One alternative on one metric.
 
     ratio: its value over the best one's. low, high: the interval of that ratio, or the range that
@@ -51,8 +51,7 @@ class RankedResult:
     slowest_device: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(Struct, frozen=True):
     """What is known for deciding: results by metric, best first, and doubts of comparing."""
 
     results: tuple[RankedResult, ...]
@@ -140,7 +139,16 @@ def _results(
     ) -> RankedResult:
         key, ratio = series.key, series.value / best_series.value
         return RankedResult(
-            one.label, metric.id, key.unit, series.value, ratio, *bounds, position, level, key.worst
+            alternative=one.label,
+            metric=metric.id,
+            unit=key.unit,
+            value=series.value,
+            ratio=ratio,
+            low=bounds[0],
+            high=bounds[1],
+            position=position,
+            level=level,
+            slowest_device=key.worst,
         )
 
     found = [result(best, best_series, (None, None), Position.BEST, EvidenceLevel.MEASURED)]

@@ -5,10 +5,10 @@ is the node that copies are clearly fastest from: derived by measuring, and said
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from statistics import fmean, median
 
 import msgspec
+from msgspec import Struct
 
 from homenode.measure.bindings.evidence import JobEvidence, device_of, measured_homes
 from homenode.measure.bindings.experiments import Mode
@@ -19,8 +19,7 @@ COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 """What depends on where host memory is; shown as matrices."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True, kw_only=True):
     """One metric on one cluster node. cells: shape (rows, columns), [NUMA node][GPU], the median of
     the samples in bytes/s or ns; None where not measured. homes: NUMA node of each GPU.
     homes_measured: they were derived from these figures. local, remote: means over the cells of
@@ -86,15 +85,15 @@ def _matrix(
         [value for is_near, value in known if is_near is side] for side in (True, False)
     )
     return Matrix(
-        node,
-        metric,
-        rows,
-        columns,
-        tuple(tuple(cells.get((row, column)) for column in columns) for row in rows),
-        tuple(map(homes.get, columns)),
-        measured,
-        fmean(local) if local else None,
-        fmean(remote) if remote else None,
+        node=node,
+        metric=metric,
+        rows=rows,
+        columns=columns,
+        cells=tuple(tuple(cells.get((row, column)) for column in columns) for row in rows),
+        homes=tuple(map(homes.get, columns)),
+        homes_measured=measured,
+        local=fmean(local) if local else None,
+        remote=fmean(remote) if remote else None,
     )
 
 

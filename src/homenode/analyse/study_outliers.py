@@ -6,8 +6,9 @@ and of three pairs that is most of them: pairs are compared with the better ones
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from statistics import median
+
+from msgspec import Struct
 
 from homenode.analyse.study_maps import Matrix
 from homenode.measure.bindings.evidence import Collective
@@ -17,8 +18,7 @@ SLOW = 0.10
 """So much below the median is slow: twice what matters for a copy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outlier:
+class Outlier(Struct, frozen=True, kw_only=True):
     """node: of the cluster. what: the node itself, or a link of it. value, usual: in the metric's
     unit; usual is the median of the same place on all nodes.
     """
@@ -66,14 +66,18 @@ def _of_metric(metric: str, matrices: list[Matrix]) -> Iterator[Outlier]:
         if slow and len(slow) * 2 > len(measured):
             value, like = _worst([cell for cells in slow.values() for cell in cells])
             what = f"the node: {len(slow)} of {len(measured)} GPUs"
-            yield Outlier(matrix.node, what, metric, value, like)
+            yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
             continue
         for gpu, of in slow.items():
-            yield Outlier(matrix.node, f"the link of {gpu}", metric, *_worst(of))
+            value, like = _worst(of)
+            what = f"the link of {gpu}"
+            yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
         # With one GPU, or from one NUMA node, the two cannot be distinguished.
         if len(measured) > 1:
             for row, of in rows.items():
-                yield Outlier(matrix.node, f"NUMA node {row}: from there", metric, *_worst(of))
+                value, like = _worst(of)
+                what = f"NUMA node {row}: from there"
+                yield Outlier(node=matrix.node, what=what, metric=metric, value=value, usual=like)
 
 
 def _wholly(
@@ -118,7 +122,13 @@ def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
             if _is_slow(metric, value, usual):
                 slow.add(node)
                 outliers.append(
-                    Outlier(node, "the node: all-reduce on it alone", metric, value, usual)
+                    Outlier(
+                        node=node,
+                        what="the node: all-reduce on it alone",
+                        metric=metric,
+                        value=value,
+                        usual=usual,
+                    )
                 )
     if len(found.pairs) < LEAST_NODES:
         return tuple(outliers)
@@ -129,8 +139,24 @@ def slow_in_collective(found: Collective) -> tuple[Outlier, ...]:
     both = {node for node in ends if ends.count(node) > 1}
     for node in sorted(both):
         value = min(v for a, b, v in bad if node in (a, b))
-        outliers.append(Outlier(node, "its link to the other nodes", metric, value, usual))
+        outliers.append(
+            Outlier(
+                node=node,
+                what="its link to the other nodes",
+                metric=metric,
+                value=value,
+                usual=usual,
+            )
+        )
     for a, b, value in bad:
         if not {a, b} & both:
-            outliers.append(Outlier(a, f"the link between {a} and {b}", metric, value, usual))
+            outliers.append(
+                Outlier(
+                    node=a,
+                    what=f"the link between {a} and {b}",
+                    metric=metric,
+                    value=value,
+                    usual=usual,
+                )
+            )
     return tuple(outliers)

@@ -1,7 +1,8 @@
 """Study report: what a study of bindings and queues came to, as one value."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.analyse.comparison import Comparison
 from homenode.analyse.study_maps import Matrix, matrices
@@ -21,8 +22,7 @@ from homenode.measure.bindings.experiments import Mode
 from homenode.results.model import CPU_ONLY, GPU_UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
-class JobLine:
+class JobLine(Struct, frozen=True, kw_only=True):
     """One job: where it was and what it cost. None where it was not recorded.
 
     met: jobs that measured at the same time, of how many. others: other people's on the node.
@@ -40,8 +40,7 @@ class JobLine:
     others: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class NicLine:
+class NicLine(Struct, frozen=True, kw_only=True):
     """How near a GPU's nearest NIC is."""
 
     node: str
@@ -50,8 +49,7 @@ class NicLine:
     nearness: str
 
 
-@dataclass(frozen=True, slots=True)
-class StudyReport:
+class StudyReport(Struct, frozen=True, kw_only=True):
     """replayed: what stand-ins for measuring tools said; such figures mean nothing.
 
     systems: kinds of GPU; figures over all nodes mean little where there are several. comparisons:
@@ -91,27 +89,27 @@ def study_report(
         outliers += slow_in_collective(collective)
     said = [job.replayed for job in jobs] + [collective.replayed if collective else None]
     return StudyReport(
-        source,
-        tuple(dict.fromkeys(one for one in said if one is not None)),
-        tuple(dict.fromkeys(job.node for job in jobs)),
-        tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})),
-        found,
-        tuple(comparisons(jobs)),
-        tuple(_line(job) for job in jobs),
-        verdicts(jobs, found),
-        outliers,
-        collective,
-        tuple(
+        source=source,
+        replayed=tuple(dict.fromkeys(one for one in said if one is not None)),
+        nodes=tuple(dict.fromkeys(job.node for job in jobs)),
+        systems=tuple(sorted({job.run.head.system for job in jobs} - {CPU_ONLY, GPU_UNKNOWN})),
+        matrices=found,
+        comparisons=tuple(comparisons(jobs)),
+        jobs=tuple(_line(job) for job in jobs),
+        verdicts=verdicts(jobs, found),
+        outliers=outliers,
+        collective=collective,
+        nics=tuple(
             dict.fromkeys(
-                NicLine(job.node, str(one.gpu), str(one.nic), one.nearness)
+                NicLine(node=job.node, gpu=str(one.gpu), nic=str(one.nic), nearness=one.nearness)
                 for job in jobs
                 for one in job.nics
             )
         ),
-        missing,
-        (*gaps, *(collective.gaps if collective is not None else ())),
-        spreads(jobs),
-        tuple(_setup(jobs)),
+        missing=missing,
+        gaps=(*gaps, *(collective.gaps if collective is not None else ())),
+        spreads=spreads(jobs),
+        setup=tuple(_setup(jobs)),
     )
 
 
@@ -147,14 +145,14 @@ def _line(job: JobEvidence) -> JobLine:
     locality, why = locality_of(job)
     record = job.record
     return JobLine(
-        job.name,
-        job.node,
-        job.mode,
-        job.gpus,
-        locality,
-        why,
-        record.queue_wait_s,
-        record.gpu_hours,
-        record.met,
-        record.others,
+        name=job.name,
+        node=job.node,
+        mode=job.mode,
+        gpus=job.gpus,
+        locality=locality,
+        why=why,
+        queue_wait_s=record.queue_wait_s,
+        gpu_hours=record.gpu_hours,
+        met=record.met,
+        others=record.others,
     )

@@ -6,9 +6,11 @@ Figures are compared as those of layouts are: jobs are boots, bindings and queue
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean, median, stdev
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
@@ -47,8 +49,7 @@ class Locality(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkVerdict:
+class WorkVerdict(Struct, frozen=True, kw_only=True):
     """For one kind of work. measured: False where it follows from no figure of this study."""
 
     work: str
@@ -141,8 +142,7 @@ _BY_SM = frozenset({"h2d-latency"})
 """Measured by the GPU's own processors though no variant says it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True, kw_only=True):
     """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its median.
 
     method: "CE" (copy engine) or "SM". label: where memory was, or the shape of shared jobs.
@@ -173,8 +173,15 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
     found = [
-        Spread(*key, fmean(each), stdev(each) if len(each) > 1 else None, len(each))
-        for key, by_place in values.items()
+        Spread(
+            metric=metric,
+            method=method,
+            label=label,
+            mean=fmean(each),
+            deviation=stdev(each) if len(each) > 1 else None,
+            count=len(each),
+        )
+        for (metric, method, label), by_place in values.items()
         if (each := [median(of) for of in by_place.values()])
     ]
     known = [*COPIES, "p2p-bandwidth"]
@@ -263,23 +270,39 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdic
     ]
     if not shared:
         reason = "bound to the GPUs' nodes it gets the local figure; shared jobs were not measured"
-        return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
+        return WorkVerdict(
+            work=work,
+            queue=Queue.EXCLUSIVE,
+            rationale=reason,
+            evidence=tuple(evidence),
+            measured=True,
+        )
     places = [locality_of(job)[0] for job in shared]
     evidence.append(_places(places))
     shapes = {job.shape for job in shared}
     if Locality.LOST in places or shapes & {*made.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
-        return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
+        return WorkVerdict(
+            work=work,
+            queue=Queue.EXCLUSIVE,
+            rationale=reason,
+            evidence=tuple(evidence),
+            measured=True,
+        )
     if not shapes <= {made.choice, *made.also}:
         return replace(_unknown(work, sentence_of(made)), evidence=tuple(evidence))
     if all(place is Locality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
-        return WorkVerdict(work, Queue.EITHER, reason, tuple(evidence), True)
+        return WorkVerdict(
+            work=work, queue=Queue.EITHER, rationale=reason, evidence=tuple(evidence), measured=True
+        )
     reason = (
         "maximises copies: numactl --membind holds memory at the GPU; shared jobs copied as fast "
         "here, but nothing holds their memory there"
     )
-    return WorkVerdict(work, Queue.EXCLUSIVE, reason, tuple(evidence), True)
+    return WorkVerdict(
+        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=tuple(evidence), measured=True
+    )
 
 
 def _on_node(one: Matrix) -> str:
@@ -313,16 +336,20 @@ def _computing(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
             )
         if effect.outcome is Outcome.NO_DIFFERENCE:
             reason = "your program runs as fast in a part of a node"
-            return WorkVerdict(work, Queue.SHARED, reason, (evidence,), True)
+            return WorkVerdict(
+                work=work, queue=Queue.SHARED, rationale=reason, evidence=(evidence,), measured=True
+            )
         queue = Queue.SHARED if effect.outcome is Outcome.BETTER else Queue.EXCLUSIVE
         reason = "your program runs at another speed next to other jobs"
-        return WorkVerdict(work, queue, reason, (evidence,), True)
+        return WorkVerdict(
+            work=work, queue=queue, rationale=reason, evidence=(evidence,), measured=True
+        )
     return WorkVerdict(
-        work,
-        Queue.SHARED,
-        "acceptable: what never leaves the GPU does not depend on the host's nodes",
-        ("no figure of this study computes; --app measures your own program",),
-        False,
+        work=work,
+        queue=Queue.SHARED,
+        rationale="acceptable: what never leaves the GPU does not depend on the host's nodes",
+        evidence=("no figure of this study computes; --app measures your own program",),
+        measured=False,
     )
 
 
@@ -337,9 +364,13 @@ def _between_gpus(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
         return replace(_unknown(work, sentence_of(made)), evidence=evidence)
     if not made.avoid:
         reason = "copies between GPUs do not pass the CPUs: no binding is shown to matter"
-        return WorkVerdict(work, Queue.EITHER, reason, evidence, True)
+        return WorkVerdict(
+            work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
+        )
     reason = "copies between GPUs depend on the binding: they pass host memory"
-    return WorkVerdict(work, Queue.EXCLUSIVE, reason, evidence, True)
+    return WorkVerdict(
+        work=work, queue=Queue.EXCLUSIVE, rationale=reason, evidence=evidence, measured=True
+    )
 
 
 def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
@@ -350,11 +381,11 @@ def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
             waits.setdefault(job.mode is Mode.EXCLUSIVE, []).append(job.record.queue_wait_s)
     if len(waits) < 2:
         return WorkVerdict(
-            work,
-            Queue.SHARED,
-            "a part of a node is usually free sooner than a whole one",
-            ("queue waits were not recorded for both queues",),
-            False,
+            work=work,
+            queue=Queue.SHARED,
+            rationale="a part of a node is usually free sooner than a whole one",
+            evidence=("queue waits were not recorded for both queues",),
+            measured=False,
         )
     whole, shared = median(waits[True]), median(waits[False])
     evidence = (
@@ -362,16 +393,26 @@ def _development(jobs: tuple[JobEvidence, ...]) -> WorkVerdict:
         f"{shared:.0f} s for parts (n = {len(waits[False])})",
     )
     if shared < whole:
-        return WorkVerdict(work, Queue.SHARED, "parts of nodes started sooner", evidence, True)
+        return WorkVerdict(
+            work=work,
+            queue=Queue.SHARED,
+            rationale="parts of nodes started sooner",
+            evidence=evidence,
+            measured=True,
+        )
     if shared == whole:
         reason = "waits were equal; a part of a node costs fewer GPU-hours"
-        return WorkVerdict(work, Queue.SHARED, reason, evidence, True)
+        return WorkVerdict(
+            work=work, queue=Queue.SHARED, rationale=reason, evidence=evidence, measured=True
+        )
     reason = "whole nodes started sooner here; parts cost fewer GPU-hours"
-    return WorkVerdict(work, Queue.EITHER, reason, evidence, True)
+    return WorkVerdict(
+        work=work, queue=Queue.EITHER, rationale=reason, evidence=evidence, measured=True
+    )
 
 
 def _unknown(work: str, why: str) -> WorkVerdict:
-    return WorkVerdict(work, Queue.UNKNOWN, why, (), False)
+    return WorkVerdict(work=work, queue=Queue.UNKNOWN, rationale=why, evidence=(), measured=False)
 
 
 def _places(places: list[Locality]) -> str:

@@ -7,12 +7,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.metrics import Metric, metric_of
@@ -35,8 +34,7 @@ _SHARED = attrgetter(*FigureKey.__struct_fields__)
 """The fields of a figure's key, of a longer key."""
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(Struct, frozen=True, kw_only=True, dict=True):
     """One series of one alternative. Without slots: what follows from the medians is made once.
 
     medians: of each boot, above 0. inner_variance: mean variance of a boot's median as its samples
@@ -164,16 +162,16 @@ def _series(key: SeriesKey, boots: _Boots) -> Series:
     everything = [value for boot in values for value in boot]
     statistics_used = {sample.statistic for samples in kept for sample in samples}
     return Series(
-        key,
-        tuple(map(statistics.median, values)),
-        _inner_variance(values),
-        len(everything),
-        min(everything),
-        max(everything),
-        statistics_used <= {Statistic.SAMPLE},
-        frozenset(),
-        tuple(boot.block for boot in boots.values()),
-        Statistic.LOW in statistics_used,
+        key=key,
+        medians=tuple(map(statistics.median, values)),
+        inner_variance=_inner_variance(values),
+        samples=len(everything),
+        low=min(everything),
+        high=max(everything),
+        replicated=statistics_used <= {Statistic.SAMPLE},
+        devices=frozenset(),
+        blocks=tuple(boot.block for boot in boots.values()),
+        is_range=Statistic.LOW in statistics_used,
     )
 
 
@@ -240,13 +238,13 @@ def _folded(key: SeriesKey, devices: Mapping[object, _Boots]) -> Series:
     medians = tuple(take_worst(found) for found in by_boot.values())
     every = [one for boots in devices.values() for boot in boots.values() for one in boot.samples]
     return Series(
-        key,
-        medians,
-        statistics.fmean(variances),
-        samples,
-        min(sample.value for sample in every),
-        max(sample.value for sample in every),
-        all(sample.statistic is Statistic.SAMPLE for sample in every),
-        frozenset(sample.device for sample in every if sample.device is not None),
-        tuple(blocks[boot] for boot in by_boot),
+        key=key,
+        medians=medians,
+        inner_variance=statistics.fmean(variances),
+        samples=samples,
+        low=min(sample.value for sample in every),
+        high=max(sample.value for sample in every),
+        replicated=all(sample.statistic is Statistic.SAMPLE for sample in every),
+        devices=frozenset(sample.device for sample in every if sample.device is not None),
+        blocks=tuple(blocks[boot] for boot in by_boot),
     )

@@ -5,8 +5,9 @@ pinning hides siblings, cells bind memory.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.analyse.alternative import Alternative, with_joint_states
 from homenode.analyse.compare import compare_series, series_key
@@ -46,8 +47,7 @@ _STEPS: tuple[tuple[Switch, tuple[tuple[str, str], ...]], ...] = (
 """Which two layouts show a switch; the first pair that has figures of a metric counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchEffect:
+class SwitchEffect(Struct, frozen=True, kw_only=True):
     """One switch's effect on one metric of one machine.
 
     effect: as compared. judged: better or worse by as much as matters, no difference that does, or
@@ -74,7 +74,9 @@ def switch_effects(machine: str, chosen: Sequence[Alternative]) -> tuple[SwitchE
             for one in sorted(filter(_is_headline, effects), key=lambda one: not one.primary):
                 if one.metric not in seen:
                     seen.add(one.metric)
-                    found.append(SwitchEffect(switch, machine, one, judged(one)))
+                    found.append(
+                        SwitchEffect(switch=switch, machine=machine, effect=one, judged=judged(one))
+                    )
     return tuple(found)
 
 

@@ -2,7 +2,8 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Diagnosis, diagnose
@@ -17,8 +18,7 @@ from homenode.results.model import Origin, Run
 from homenode.results.vantage import Vantage
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(Struct, frozen=True, kw_only=True):
     """For an objective: the layout to make permanent, and the command."""
 
     objective: Objective
@@ -26,8 +26,7 @@ class Advice:
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
+class Conclusion(Struct, frozen=True, kw_only=True):
     """comparison: None where fewer than two layouts were measured. of_bare: each layout against the
     host itself, None where that was not measured. emulated: no figure means anything, and there are
     no verdicts. causes: of the experiment on collectives, None where that was not run.
@@ -91,9 +90,16 @@ def conclude(
         )
 
     advice = tuple(
-        Advice(one.objective, one.layout, command(one))
+        Advice(objective=one.objective, layout=one.layout, command=command(one))
         for one in found
         if one.here and one.layout is not None
     )
     causes = None if emulated else diagnose(chosen, alternatives_of([("bare", bare)]))
-    return Conclusion(comparison, of_bare, Verdicts(found, ()), advice, emulated, causes)
+    return Conclusion(
+        comparison=comparison,
+        of_bare=of_bare,
+        verdicts=Verdicts(found, ()),
+        advice=advice,
+        emulated=emulated,
+        causes=causes,
+    )

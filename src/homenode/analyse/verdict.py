@@ -1,10 +1,10 @@
 """Verdict: what to run for an objective on one machine, as far as one kind of evidence reaches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.comparison import Doubt, EvidenceLevel, once
@@ -51,8 +51,7 @@ STOPS = frozenset({ReasonId.HEALTH, ReasonId.NOT_REAL, ReasonId.UNUSABLE})
 """With these nothing is concluded from a machine's figures, whatever the objective."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True, kw_only=True):
     """alternative, metric, ratio: what it is about, None where it is about none. detail: in words,
     for people only."""
 
@@ -73,8 +72,7 @@ class Difference(StrEnum):
     HEALTH = "health"  # the machine is to be repaired first
 
 
-@dataclass(frozen=True, slots=True)
-class SourceVerdict:
+class SourceVerdict(Struct, frozen=True, kw_only=True):
     """What a publication recommends for the machine. choices: labels; none = nothing before repair.
 
     agrees: ours is one of them. difference: why not; ratio: ours over theirs, above 1 is better.
@@ -89,8 +87,7 @@ class SourceVerdict:
     ratio: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The answer for one objective on one machine.
 
     level: of the evidence; None where there is no answer. here: it is of this very machine; False:
@@ -157,8 +154,7 @@ class Verdict:
         return tuple(one for one in self.results if one.metric == metric)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdicts:
+class Verdicts(Struct, frozen=True):
     """The `verdict` format. skipped: folders that were left out, with the reason."""
 
     verdicts: tuple[Verdict, ...]
@@ -187,8 +183,8 @@ def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> 
     ranking, used = ranking_for(candidates, objective)
     own = once(doubt for one in every for doubt in doubts_of(one))
     empty = Verdict(
-        objective,
-        system,
+        objective=objective,
+        system=system,
         results=ranking.results,
         boots=_boots(used),
         sources=tuple(dict.fromkeys(run.head.source for run in runs if run.head.source)),
@@ -210,17 +206,17 @@ def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> 
     empty = replace(empty, doubts=doubts)
     if len(used) < 2:
         if refused and not used:
-            reason = Reason(ReasonId.REFUSED, metric=refused[0].id)
+            reason = Reason(id=ReasonId.REFUSED, metric=refused[0].id)
         elif used:
-            reason = Reason(ReasonId.ONE_ALTERNATIVE, used[0].label)
+            reason = Reason(id=ReasonId.ONE_ALTERNATIVE, alternative=used[0].label)
         else:
-            reason = Reason(ReasonId.NO_FIGURES)
+            reason = Reason(id=ReasonId.NO_FIGURES)
         return replace(empty, reasons=(reason,))
     acceptable = ranking.acceptable()
     if not acceptable:
         return replace(
             empty,
-            reasons=(Reason(ReasonId.CANNOT_TELL),),
+            reasons=(Reason(id=ReasonId.CANNOT_TELL),),
             measure_next=_unmeasured(used, None, objective),
         )
     return _decided(empty, ranking, used, acceptable)
@@ -228,9 +224,9 @@ def verdict(system: str, every: Sequence[Alternative], objective: Objective) -> 
 
 def _stops(runs: Sequence[Run]) -> tuple[Reason, ...]:
     unreal = {run.head.origin for run in runs} & {Origin.EMULATED, Origin.SYNTHESISED}
-    found = [Reason(ReasonId.NOT_REAL, detail=str(origin)) for origin in sorted(unreal)]
+    found = [Reason(id=ReasonId.NOT_REAL, detail=str(origin)) for origin in sorted(unreal)]
     stated = dict.fromkeys(text for run in runs for text in run.head.unusable)
-    return (*found, *(Reason(ReasonId.UNUSABLE, detail=text) for text in stated))
+    return (*found, *(Reason(id=ReasonId.UNUSABLE, detail=text) for text in stated))
 
 
 def _is_refused(runs: Sequence[Run], metric: str) -> bool:
@@ -274,9 +270,9 @@ def _decided(
         memory_mode=_memory_mode(choice),
         huge_pages=None if choice.page_bytes is None else format_bytes(choice.page_bytes),
         reasons=(
-            Reason(why, choice.label),
+            Reason(id=why, alternative=choice.label),
             *_may_be_better(ranking, choice.label),
-            *(Reason(ReasonId.UNDECIDED, label) for label in undecided),
+            *(Reason(id=ReasonId.UNDECIDED, alternative=label) for label in undecided),
             *_siblings(ranking, used, choice),
             *reasons,
         ),
@@ -311,7 +307,7 @@ def with_memory_bound(found: Verdict) -> Verdict:
         found,
         layout=layout,
         memory_mode=_binding(MemoryBinding.BOUND, "strict"),
-        reasons=(*found.reasons, Reason(ReasonId.BOUND, found.layout)),
+        reasons=(*found.reasons, Reason(id=ReasonId.BOUND, alternative=found.layout)),
     )
 
 
@@ -325,7 +321,9 @@ def _may_be_better(ranking: Ranking, choice: str) -> Iterator[Reason]:
         loss = 1 - min(own.ratio, 1 / own.ratio)
         if loss >= METRICS[metric].matters:
             ratio = best.value / own.value
-            yield Reason(ReasonId.MAY_BE_BETTER, best.alternative, metric, ratio)
+            yield Reason(
+                id=ReasonId.MAY_BE_BETTER, alternative=best.alternative, metric=metric, ratio=ratio
+            )
 
 
 def _fits(doubt: Doubt, objective: Objective, used: Sequence[Alternative]) -> bool:
@@ -395,7 +393,7 @@ def _siblings(
         return ()
     gain = with_siblings[0].value / without[0].value
     label = with_siblings[0].alternative
-    return (Reason(ReasonId.SIBLINGS, label, "cpu-throughput", gain),)
+    return (Reason(id=ReasonId.SIBLINGS, alternative=label, metric="cpu-throughput", ratio=gain),)
 
 
 def _pin_regression(
@@ -422,7 +420,13 @@ def _pin_regression(
         for one in lost
     )
     reasons = tuple(
-        Reason(ReasonId.PIN_REGRESSION, one.alternative, one.metric, one.ratio) for one in lost
+        Reason(
+            id=ReasonId.PIN_REGRESSION,
+            alternative=one.alternative,
+            metric=one.metric,
+            ratio=one.ratio,
+        )
+        for one in lost
     )
     return doubts, reasons
 

@@ -97,7 +97,7 @@ def _print(outcome: "BenchOutcome", *, as_json: bool) -> None:
     from homenode.findings import Findings
 
     steps = () if outcome.run is None else (f"{len(outcome.run.samples)} samples",)
-    findings = Findings(steps, outcome.findings)
+    findings = Findings(checked=steps, findings=outcome.findings)
 
     def run() -> None:
         from homenode.report.results_text import bench_text

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from homenode.cli.arguments.check import (
     CertifyArguments,
     DoctorArguments,
@@ -71,7 +73,7 @@ def doctor(asked: DoctorArguments) -> None:
     opened = None if original is None else _opened(original, source)
     found = diagnose(loaded, opened, known)
     if own := tuple(site_findings(loaded)):
-        found = Findings(found.checked, in_order((*found.findings, *own)))
+        found = Findings(checked=found.checked, findings=in_order((*found.findings, *own)))
     if asked.expect is not None:
         from homenode.doctor.expectation import drift
         from homenode.doctor.expectation_file import parse_expectation
@@ -79,8 +81,8 @@ def doctor(asked: DoctorArguments) -> None:
         text = read_input(asked.expect, "a site.toml").decode(errors="replace")
         drifted = drift(parse_expectation(text, str(asked.expect)), loaded, known.slowest_h2d)
         found = Findings(
-            (*found.checked, f"{asked.expect}: topology, links and floors"),
-            in_order((*found.findings, *drifted)),
+            checked=(*found.checked, f"{asked.expect}: topology, links and floors"),
+            findings=in_order((*found.findings, *drifted)),
         )
     _print(found, loaded, json=asked.json, prometheus=asked.prometheus, everything=asked.everything)
     if asked.fix is not None and original is not None and opened is not None:
@@ -144,7 +146,6 @@ def _under_load(
 ) -> "tuple[Host, Circumstances]":
     """The host as its links are while a copy runs, and what the copy says of itself."""
     import shlex
-    from dataclasses import replace
 
     from homenode.doctor.links.load_program import load_program
     from homenode.doctor.links.load_sampling import sample_under_load
@@ -164,7 +165,9 @@ def _under_load(
     busy, reached = sample_under_load(host, LiveSnapshot(), program)
     # What the user says was measured goes before what we measured on the side.
     h2d = {gpu: rate for gpu, rate in reached.h2d.items() if known.h2d_all is None}
-    return busy, replace(known, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **known.h2d})
+    return busy, structs.replace(
+        known, load=Load.BUSY, reached=reached.gpus, h2d={**h2d, **known.h2d}
+    )
 
 
 def _document(path: str | None, live: str | None) -> bytes | None:
@@ -255,9 +258,7 @@ def _print(
 
         print_file(metrics(found, host.name))
     else:
-        from dataclasses import replace
-
-        shown = found if everything or json else replace(found, checked=found.checked[:1])
+        shown = found if everything or json else structs.replace(found, checked=found.checked[:1])
         print_findings(shown, as_json=json, with_sources=True)
 
 

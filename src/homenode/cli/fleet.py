@@ -23,7 +23,9 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
     fleet = compare_fleet(_hosts(sources))
     checked = tuple(f"{plural(count, 'host')}: {kind}" for kind, count in fleet.kinds)
     if as_json:
-        findings = Findings(checked, tuple(one.as_finding() for one in fleet.differences))
+        findings = Findings(
+            checked=checked, findings=tuple(one.as_finding() for one in fleet.differences)
+        )
         print_findings(findings, as_json=True)
     else:
         rows = tuple(
@@ -52,7 +54,7 @@ def compare_hosts(sources: Sequence[str], *, as_json: bool) -> None:
 
 def certify_majority(sources: Sequence[str], output: Path, floors: dict[str, float]) -> None:
     """Write what most hosts of a pool are like. Raises UsageError for several kinds of them."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from homenode.doctor.expectation import certify
     from homenode.doctor.expectation_file import render_expectation

@@ -96,7 +96,7 @@ def visit_gpus(
     folder.mkdir(parents=True)
     visit = Visit(folder, python, groups, limit_s, time.monotonic(), as_json)
     passed = _all_parts(visit, machine, alone)
-    found = Findings(tuple(visit.checked), in_order(visit.findings))
+    found = Findings(checked=tuple(visit.checked), findings=in_order(visit.findings))
     write_text(folder / "gpu-check.json", encode("findings", found) + "\n")
     print_findings(found, as_json=as_json)
     if not as_json:

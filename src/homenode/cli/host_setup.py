@@ -87,7 +87,7 @@ def check(asked: HostSetupCheckArguments) -> None:
             checked.append("irqbalance, which runs: the PUs that it leaves alone")
         elif not running.gaps:
             checked.append("irqbalance: does not run as a service")
-    findings = Findings(tuple(checked), found, tuple(not_checked))
+    findings = Findings(checked=tuple(checked), findings=found, not_checked=tuple(not_checked))
     print_findings(findings, as_json=asked.json)
     exit_if_bad(found)
 

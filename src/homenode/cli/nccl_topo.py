@@ -1,8 +1,10 @@
 """homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.cli.arguments.cluster import NcclTopoArguments
 from homenode.cli.terminal import (
@@ -148,7 +150,7 @@ def _explain(
 
         console().print(explanation_text(made))
         if findings or checked:
-            console().print(findings_text(Findings(checked, findings)))
+            console().print(findings_text(Findings(checked=checked, findings=findings)))
     exit_if_bad(findings)
 
 
@@ -246,7 +248,7 @@ def _print_made(made: "Assembled", output: Path | None, *, as_json: bool) -> Non
 
     findings = in_order(made.findings)
     if as_json:
-        print_findings(Findings((_stated(made),), findings), as_json=True)
+        print_findings(Findings(checked=(_stated(made),), findings=findings), as_json=True)
     else:
         if output is not None:
             from homenode.report.nccl_text import topology_text
@@ -301,6 +303,6 @@ def _judge(
         verdict = read_log(read_input(log, "a log").decode("utf-8", "replace"), str(log))
         found += verdict.findings
         checked += verdict.checked
-    findings = Findings(tuple(checked), in_order(found))
+    findings = Findings(checked=tuple(checked), findings=in_order(found))
     print_findings(findings, as_json=as_json)
     exit_if_bad(findings.findings)

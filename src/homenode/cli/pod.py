@@ -48,7 +48,7 @@ def answer_fit(pod: "Pod", node: NodeOptions, json: bool) -> None:
 def _answer_pool(
     pod: "Pod", node: NodeOptions, named: "dict[str, tuple[Bdf, ...]]", json: bool
 ) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from homenode.cli.pool_reading import note_failures, read_the_pool
     from homenode.pods.pool_fit import pool_fit, pool_fit_findings

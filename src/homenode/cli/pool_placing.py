@@ -3,12 +3,12 @@
 import gc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cli.arguments.pool import PoolPlaceArguments, PoolRemoveArguments
 from homenode.cli.pool_reading import (
@@ -120,7 +120,11 @@ def _flavour_of_shapes(
             except NotRecommended:
                 continue
         found[number] = Flavour(
-            guest.name, options.gpu_count or 0, gpu_model=gpu_model, options=own, guest=guest
+            name=guest.name,
+            gpus=options.gpu_count or 0,
+            gpu_model=gpu_model,
+            options=own,
+            guest=guest,
         )
     return found
 

@@ -147,7 +147,7 @@ def _say_result(plan: "RetrainPlan", result: "RetrainResult", say: "Say") -> Non
 def _print(findings: "list[Finding]", devices: "tuple[Bdf, ...]", *, as_json: bool) -> None:
     from homenode.findings import Findings
 
-    found = Findings(tuple(f"link of {bdf}" for bdf in devices), tuple(findings))
+    found = Findings(checked=tuple(f"link of {bdf}" for bdf in devices), findings=tuple(findings))
     if as_json or findings:
         print_findings(found, as_json=as_json, with_sources=True)
 

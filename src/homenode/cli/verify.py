@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from homenode.cli.arguments.check import VerifyArguments
 from homenode.cli.terminal import (
     check_can_write,
@@ -91,9 +93,11 @@ def _with_nccl(verified: "Verified") -> "Verified":
         if len(guest.devices_of_kind(DeviceKind.GPU)) > 1:
             made = explain(tree_of_host(guest))
             # A guest may be just as planned, and NCCL know no node of its GPUs.
-            more = [replace(one, severity=Severity.INFO) for one in made.findings]
+            more = [structs.replace(one, severity=Severity.INFO) for one in made.findings]
             checked = (*found.checked, *statements_of(made))
-            found = replace(found, checked=checked, findings=in_order([*found.findings, *more]))
+            found = structs.replace(
+                found, checked=checked, findings=in_order([*found.findings, *more])
+            )
     return replace(verified, findings=found)
 
 

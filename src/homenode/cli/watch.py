@@ -29,7 +29,7 @@ _WAIT_S = 60.0
 def watch(asked: WatchArguments) -> None:
     """Look once, and say what is new."""
     textfile = asked.textfile
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from homenode.formats import encode
     from homenode.gap import Gap

@@ -4,7 +4,8 @@ Information, and no fault: a layout may be chosen for what does not talk between
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.findings import Finding, Severity
 from homenode.nccl.explanation import explain

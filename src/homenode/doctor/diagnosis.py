@@ -1,8 +1,9 @@
 """Diagnosis: every finding about a host and, where one is given, about a domain on it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.doctor.collectives import collective_findings
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from homenode.domain.document import Document
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstances:
+class Circumstances(Struct, frozen=True, kw_only=True):
     """What the user knows beyond host and domain.
 
     known_widths: lanes of narrow slots, by device. h2d: measured bytes/s by GPU, h2d_all for any.
@@ -81,7 +81,7 @@ def diagnose(
     if document is None:
         found += [*settings_findings(host, None), *collective_findings(host, None)]
         checked += _not_known(host)
-        return Findings(tuple(checked), in_order(merged(found)))
+        return Findings(checked=tuple(checked), findings=in_order(merged(found)))
     # Loaded only here: most of what a look at a host alone would load.
     from homenode.doctor.document_lines import DocumentLines
     from homenode.doctor.guest.domain import domain_checked, domain_findings
@@ -93,7 +93,9 @@ def diagnose(
     found += settings_findings(host, facts, memory_is_bound=is_bound_by_numad(document))
     checked += [*domain_checked(facts, host), *_not_known(host)]
     lines = DocumentLines(document)
-    return Findings(tuple(checked), in_order(lines.located(one) for one in merged(found)))
+    return Findings(
+        checked=tuple(checked), findings=in_order(lines.located(one) for one in merged(found))
+    )
 
 
 def _not_known(host: Host) -> list[str]:

@@ -6,7 +6,8 @@ address); the element with that name is looked up here, in one place for all of 
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

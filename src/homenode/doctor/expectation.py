@@ -1,9 +1,9 @@
 """Expectation: what a host was like when it was certified, and what has drifted since."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -41,8 +41,7 @@ _MEMORY_TOLERANCE = 64
 _IDLE_SPEED = 2.5
 
 
-@dataclass(frozen=True, slots=True)
-class CertifiedDevice:
+class CertifiedDevice(Struct, frozen=True, kw_only=True):
     """A device as it was. ids: "10de:2330"; node: None where it had none; link: None = unknown."""
 
     bdf: Bdf
@@ -52,8 +51,7 @@ class CertifiedDevice:
     link: LinkRate | None
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True, kw_only=True):
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
@@ -83,11 +81,11 @@ def certify(
         distances=host.distances,
         devices=tuple(
             CertifiedDevice(
-                device.bdf,
-                device.kind,
-                _ids(device),
-                None if device.node is None else int(device.node),
-                None if device.bdf not in links else links[device.bdf].rate,
+                bdf=device.bdf,
+                kind=device.kind,
+                ids=_ids(device),
+                node=None if device.node is None else int(device.node),
+                link=None if device.bdf not in links else links[device.bdf].rate,
             )
             for device in _certified(host)
         ),
@@ -222,8 +220,7 @@ class DeviceChange(StrEnum):
     LINK = "link"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDrift:
+class DeviceDrift(Struct, frozen=True, kw_only=True):
     """One difference of one device."""
 
     bdf: Bdf
@@ -243,31 +240,31 @@ def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
         old, new = was.get(bdf), now.get(bdf)
         if old is None and new is not None:
             yield DeviceDrift(
-                bdf,
-                DeviceChange.PRESENCE,
-                _device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
+                bdf=bdf,
+                change=DeviceChange.PRESENCE,
+                finding=_device(new.kind, bdf, "no such device", f"{new.kind} {_ids(new)}", source),
             )
         elif old is not None and new is None:
             yield DeviceDrift(
-                bdf,
-                DeviceChange.PRESENCE,
-                _device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
+                bdf=bdf,
+                change=DeviceChange.PRESENCE,
+                finding=_device(old.kind, bdf, f"{old.kind} {old.ids}", "no such device", source),
             )
         elif old is not None and new is not None:
             ids = _ids(new)
             if old.kind is not new.kind or (old.ids and ids and old.ids != ids):
                 before, after = f"{old.kind} {old.ids}", f"{new.kind} {_ids(new)}"
                 changed = _device(old.kind, bdf, before, after, source)
-                yield DeviceDrift(bdf, DeviceChange.IDENTITY, changed)
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.IDENTITY, finding=changed)
                 continue
             node = None if new.node is None else int(new.node)
             # Earlier versions certified the node that the firmware names.
             is_same = old.node == node or old.node == new.firmware_node is not None
             if not is_same and not host.nodes_assumed:
                 moved = _device(old.kind, bdf, f"node {old.node}", f"node {node}", source)
-                yield DeviceDrift(bdf, DeviceChange.NODE, moved)
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.NODE, finding=moved)
             for finding in _link(old, links.get(bdf), source):
-                yield DeviceDrift(bdf, DeviceChange.LINK, finding)
+                yield DeviceDrift(bdf=bdf, change=DeviceChange.LINK, finding=finding)
 
 
 def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterator[Finding]:
@@ -297,8 +294,7 @@ def _link(old: CertifiedDevice, found: "_Slowest | None", source: str) -> Iterat
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Slowest:
+class _Slowest(Struct, frozen=True):
     """The slowest link of a path. idle: what it has, where it may just be idle; then rate is that
     of the lanes that it has at the speed that both ends can."""
 

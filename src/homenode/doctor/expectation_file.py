@@ -138,7 +138,9 @@ def _device(table: DeviceTable) -> CertifiedDevice:
     rate = None
     if link is not None and link.max_gt_per_s is not None and link.max_width is not None:
         rate = LinkRate(link.max_gt_per_s, link.max_width)
-    return CertifiedDevice(table.bdf, table.kind, table.ids, table.node, rate)
+    return CertifiedDevice(
+        bdf=table.bdf, kind=table.kind, ids=table.ids, node=table.node, link=rate
+    )
 
 
 def _quoted(text: str) -> str:

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.doctor.expectation import CertifiedDevice, Expectation, certify, drift
 from homenode.findings import Finding, Severity
@@ -17,8 +19,7 @@ LEAST = 3
 """Hosts of one kind; of two that differ neither is known to be right."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostKind:
+class HostKind(Struct, frozen=True):
     """What makes hosts alike: their processor model and the model that most of their GPUs are."""
 
     cpu: str | None
@@ -28,8 +29,7 @@ class HostKind:
         return " with ".join(one for one in (self.cpu or "unknown CPU", self.gpu) if one)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """One way in which some hosts of a kind differ from the others. hosts: their names."""
 
     kind: HostKind
@@ -49,8 +49,7 @@ class Difference:
         return replace(self.finding, subject=subject, cost=cost)
 
 
-@dataclass(frozen=True, slots=True)
-class Fleet:
+class Fleet(Struct, frozen=True, kw_only=True):
     """differences: those of most hosts first, within the worst severity first. kinds: hosts of each
     kind. alone: hosts of which there are too few to compare."""
 
@@ -79,13 +78,13 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
                 key = (one.id, one.subject, one.expected, one.observed)
                 groups.setdefault(key, (one, []))[1].append(name)
         found += [
-            Difference(kind, finding, tuple(names), len(members))
+            Difference(kind=kind, finding=finding, hosts=tuple(names), of_hosts=len(members))
             for finding, names in groups.values()
         ]
     severities = list(Severity)
     found.sort(key=lambda one: (severities.index(one.finding.severity), -len(one.hosts)))
     sizes = tuple((kind, len(members)) for kind, members in kinds.items())
-    return Fleet(tuple(found), sizes, tuple(alone))
+    return Fleet(differences=tuple(found), kinds=sizes, alone=tuple(alone))
 
 
 def kind_of(host: Host) -> HostKind:

@@ -4,15 +4,15 @@ Source: Prometheus documentation, "Exposition formats", version 0.0.4.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.findings import Findings, Severity
 
 Labels = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
+class Gauge(Struct, frozen=True, kw_only=True):
     """A metric whose value may rise and fall, with its samples: labels and value."""
 
     name: str
@@ -45,14 +45,14 @@ def finding_gauges(findings: Findings, host: str) -> tuple[Gauge, ...]:
         counts[finding.severity] += 1
     return (
         Gauge(
-            "homenode_findings",
-            "Number of findings by severity.",
-            tuple(({"host": host, "severity": str(one)}, counts[one]) for one in counts),
+            name="homenode_findings",
+            help="Number of findings by severity.",
+            samples=tuple(({"host": host, "severity": str(one)}, counts[one]) for one in counts),
         ),
         Gauge(
-            "homenode_finding",
-            "One finding.",
-            tuple(
+            name="homenode_finding",
+            help="One finding.",
+            samples=tuple(
                 (
                     {
                         "host": host,

@@ -64,7 +64,7 @@ def check_fit(
         )
         if kubelet is not None and not refused:
             found += _verdict(vmi, kubelet, host)
-    return Findings(tuple(checked), in_order(found))
+    return Findings(checked=tuple(checked), findings=in_order(found))
 
 
 def _verdict(vmi: Vmi, kubelet: Kubelet, host: Host) -> Iterator[Finding]:

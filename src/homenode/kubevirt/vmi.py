@@ -270,13 +270,21 @@ def launcher_pod(vmi: Vmi) -> Pod:
             if isinstance(name, str):
                 devices[name] = devices.get(name, 0) + 1
     compute = Container(
-        "compute", 1000 * demand.pus, memory, devices, is_guaranteed=demand.dedicated
+        name="compute",
+        cpu_milli=1000 * demand.pus,
+        memory_bytes=memory,
+        devices=devices,
+        is_guaranteed=demand.dedicated,
     )
     hooks = [
-        Container(f"hook-sidecar-{i}", _SIDECAR["cpu"], {MEMORY: _SIDECAR[MEMORY]})
+        Container(
+            name=f"hook-sidecar-{i}",
+            cpu_milli=_SIDECAR["cpu"],
+            memory_bytes={MEMORY: _SIDECAR[MEMORY]},
+        )
         for i in range(1 if HOOK_ANNOTATION in vmi.annotations else 0)
     ]
-    return Pod(f"virt-launcher-{vmi.name}", (compute, *hooks))
+    return Pod(name=f"virt-launcher-{vmi.name}", containers=(compute, *hooks))
 
 
 def _overhead_bytes(vmi: Vmi, vcpus: int, passed: bool, dedicated: bool) -> int:

@@ -1,7 +1,8 @@
 """Assemble: a guest's topology from the host's PCIe tree and the guest's own addresses."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -34,8 +35,7 @@ _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "p
 _MOST_SWITCHES = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True, kw_only=True):
     """A device of the file. cpu: the host node that it hangs on. switch: the lowest virtual one."""
 
     bdf: Bdf
@@ -45,8 +45,7 @@ class Placed:
     switch: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Assembled:
+class Assembled(Struct, frozen=True, kw_only=True):
     """The topology, where each device is in it, and what to know of it."""
 
     topology: NcclTopology
@@ -70,7 +69,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: Flavour, source: st
     nodes = {node.index for node in host.nodes}
     placed = [device for device in devices if device.node in nodes]
     found += [device_without_node(device, host) for device in devices if device not in placed]
-    tree = _Tree(host, guest, found)
+    tree = _Tree(host=host, guest=guest, findings=found)
     vcpus_of_node = vcpus_of_nodes(host, guest)
     used = sorted({node for node, vcpus in vcpus_of_node.items() if vcpus} | _nodes(placed))
     numbers = numa_ids(used, guest)
@@ -84,7 +83,7 @@ def assemble_topology(host: Host, guest: GuestSide, flavour: Flavour, source: st
     found += cpu_unknown(host)
     _refuse_too_many(topology, source)
     found += too_many_nodes(topology, [device.kind for device in placed], source)
-    return Assembled(topology, tuple(tree.placed), tuple(found))
+    return Assembled(topology=topology, devices=tuple(tree.placed), findings=tuple(found))
 
 
 def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
@@ -139,18 +138,17 @@ def _nodes(devices: Iterable[PciDevice]) -> set[NodeIndex]:
 def _cpu(host: Host, numa_id: int, affinity: CpuSet, children: tuple[NcclPci, ...]) -> NcclCpu:
     is_x86 = host.architecture == "x86_64"
     return NcclCpu(
-        numa_id,
-        affinity,
-        _ARCHITECTURES.get(host.architecture or ""),
-        known_vendor(host) if is_x86 else None,
-        host.cpu.family if is_x86 else None,
-        host.cpu.model if is_x86 else None,
-        children,
+        numa_id=numa_id,
+        affinity=affinity,
+        architecture=_ARCHITECTURES.get(host.architecture or ""),
+        vendor=known_vendor(host) if is_x86 else None,
+        family=host.cpu.family if is_x86 else None,
+        model=host.cpu.model if is_x86 else None,
+        children=children,
     )
 
 
-@dataclass(slots=True)
-class _Tree:
+class _Tree(Struct, kw_only=True):
     """Builds the <pci> of each cpu, and numbers virtual switches through the whole file."""
 
     host: Host
@@ -186,18 +184,28 @@ class _Tree:
             inside = [p for p in paths if len(p[0]) > depth and p[0][depth].bdf == switch.bdf]
             children = self._group(node, inside, depth + 1, bus_id)
             speed, width = self._switch_link(switch, children)
-            found.append(NcclPci(bus_id, SWITCH_CLASS, speed, width, children))
+            found.append(
+                NcclPci(
+                    bus_id=bus_id,
+                    class_code=SWITCH_CLASS,
+                    gt_per_s=speed,
+                    width=width,
+                    children=children,
+                )
+            )
         return tuple(found)
 
     def _device(self, node: NodeIndex, device: PciDevice, switch_id: str | None) -> NcclPci:
         address = self.guest.bus_id(device.bdf)
         assert address is not None, "devices come from the guest's own bus ids"
         bus_id = str(address)
-        self.placed.append(Placed(device.bdf, device.kind, bus_id, node, switch_id))
+        self.placed.append(
+            Placed(bdf=device.bdf, kind=device.kind, bus_id=bus_id, node=node, switch=switch_id)
+        )
         speed, width = _link(self.host, device)
         if speed is None or width is None:
             self.findings.append(link_unknown(device))
-        return NcclPci(bus_id, device.class_code, speed, width)
+        return NcclPci(bus_id=bus_id, class_code=device.class_code, gt_per_s=speed, width=width)
 
     def _switch_link(self, switch: PciDevice, children: tuple[NcclPci, ...]) -> tuple[float, int]:
         """Its own, up to the root; else that of the fastest device below, and a finding."""

@@ -12,7 +12,8 @@ Source: pci_bios_init_bus_rec of SeaBIOS (src/fw/pciinit.c); PciScanBus of EDK I
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.domain.document import Document, Element
@@ -70,8 +71,7 @@ def kernel_address(address: GuestAddress, buses: dict[int, int]) -> Bdf | None:
     return None if number is None else Bdf(0, number, address.device, address.function)
 
 
-@dataclass(frozen=True, slots=True)
-class Loose:
+class Loose(Struct, frozen=True):
     """Something that libvirt has yet to plug in. what: in words; line: in the document."""
 
     what: str

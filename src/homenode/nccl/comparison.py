@@ -1,7 +1,8 @@
 """Comparison: a topology file against what the guest's devices and the host's tree ask for."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -13,8 +14,7 @@ from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology
 _Link = tuple[float | None, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True, kw_only=True):
     """Where a device hangs. next to: the devices below its lowest switch, itself included; only
     itself where there is none. links: (GT/s, lanes) of the switches above, from the CPU down, and
     of itself last; None where the file leaves it to the guest."""
@@ -157,7 +157,12 @@ def _of_topology(topology: NcclTopology) -> dict[str, _Place]:
                 visit(cpu, pci.children, links)
             else:
                 neighbours = frozenset(leaves if above else [pci.bus_id])
-                found[pci.bus_id] = _Place(str(cpu.numa_id), cpu.affinity, neighbours, links)
+                found[pci.bus_id] = _Place(
+                    numa_id=str(cpu.numa_id),
+                    affinity=cpu.affinity,
+                    neighbours=neighbours,
+                    links=links,
+                )
 
     for cpu in topology.cpus:
         visit(cpu, cpu.children, ())
@@ -181,7 +186,12 @@ def _of_file(read: ReadTopology) -> dict[str, _Place]:
                 neighbours = leaves if around is not cpu else [bus_id]
                 number = read_number(cpu.get("numaid"))
                 numa_id = "" if number is None else str(number)
-                found[bus_id] = _Place(numa_id, affinity, frozenset(neighbours), links)
+                found[bus_id] = _Place(
+                    numa_id=numa_id,
+                    affinity=affinity,
+                    neighbours=frozenset(neighbours),
+                    links=links,
+                )
 
     for system in read.systems:
         for cpu in (node for node in system.children if node.name == "cpu"):

@@ -6,8 +6,10 @@ differs.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -28,8 +30,7 @@ class Processes(StrEnum):
     ONE_ON_FIRST = "one process bound to the first node"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSeen:
+class NodeSeen(Struct, frozen=True, kw_only=True):
     """A NUMA node to NCCL. numa_id: -1 where the kernel gives its GPUs none."""
 
     numa_id: int
@@ -38,8 +39,7 @@ class NodeSeen:
     from_file: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PairSeen:
+class PairSeen(Struct, frozen=True, kw_only=True):
     """Pairs of one path, in NCCL's words (NVL, PIX, PXB, PHB, SYS). path, gb_per_s: without P2P,
     through the host; direct: with it.
 
@@ -55,16 +55,14 @@ class PairSeen:
     pairs: tuple[tuple[Bdf, Bdf], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """Where NCCL puts the threads of a GPU. cpus: None where it binds none."""
 
     gpu: Bdf
     cpus: CpuSet | None
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(Struct, frozen=True, kw_only=True):
     """Where the buffers that a GPU receives in are. nodes: one, or all that are possible."""
 
     processes: Processes
@@ -72,8 +70,7 @@ class Buffers:
     nodes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(Struct, frozen=True, kw_only=True):
     """The most that memory allows of a ring, in bytes/s of bus bandwidth.
 
     Each rank's buffer is written once and read once: 2 x ranks x bus bandwidth. least: with all
@@ -85,16 +82,14 @@ class Ceiling:
     most_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """STREAM of each node, ascending by node. source: who measured it."""
 
     bytes_per_s: tuple[float, ...]
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True, kw_only=True):
     """What is so, and which lines of NCCL make it so. libraries: that it is so of, of those of its
     view; () = of all."""
 
@@ -104,8 +99,7 @@ class Statement:
     libraries: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryView:
+class LibraryView(Struct, frozen=True, kw_only=True):
     """What libraries that agree make of a machine. libraries: their names."""
 
     libraries: tuple[str, ...]
@@ -117,8 +111,7 @@ class LibraryView:
     statements: tuple[Statement, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
+class Explanation(Struct, frozen=True, kw_only=True):
     """The answer. views: for each set of libraries that agree. file: that NCCL is given."""
 
     machine: str
@@ -145,12 +138,12 @@ def explain(
             group.append((view, graph))
     graphs = [group[-1][1] for group in alike]
     return Explanation(
-        tree.source,
-        None if file is None else file.source,
-        memory,
-        tuple(_merged([view for view, _ in group]) for group in alike),
-        tuple(_findings(tree, graphs, file)),
-        tree.gaps,
+        machine=tree.source,
+        file=None if file is None else file.source,
+        memory=memory,
+        views=tuple(_merged([view for view, _ in group]) for group in alike),
+        findings=tuple(_findings(tree, graphs, file)),
+        gaps=tree.gaps,
     )
 
 
@@ -198,23 +191,25 @@ def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
     library = graph.library
     nodes = tuple(
         NodeSeen(
-            cpu.numa_id,
-            cpu.affinity,
-            tuple(gpu.address for gpu in graph.gpus if gpu.cpu is cpu),
-            cpu.from_file,
+            numa_id=cpu.numa_id,
+            cpus=cpu.affinity,
+            gpus=tuple(gpu.address for gpu in graph.gpus if gpu.cpu is cpu),
+            from_file=cpu.from_file,
         )
         for cpu in graph.cpus
     )
     bindings = tuple(Binding(gpu.address, gpu.cpu.affinity or None) for gpu in graph.gpus)
     buffers = tuple(_buffers(graph, tree, bindings))
     return LibraryView(
-        (library.name,),
-        nodes,
-        _pairs(graph),
-        bindings,
-        buffers,
-        () if memory is None else tuple(_ceilings(buffers, tree, memory)),
-        tuple(_cited(one, library) for one in _statements(graph, tree, nodes, bindings, buffers)),
+        libraries=(library.name,),
+        nodes=nodes,
+        pairs=_pairs(graph),
+        bindings=bindings,
+        buffers=buffers,
+        ceilings=() if memory is None else tuple(_ceilings(buffers, tree, memory)),
+        statements=tuple(
+            _cited(one, library) for one in _statements(graph, tree, nodes, bindings, buffers)
+        ),
     )
 
 
@@ -242,7 +237,15 @@ def _pairs(graph: Graph) -> tuple[PairSeen, ...]:
         key = (host.type, host.gb_per_s, direct.type, direct.gb_per_s, one.is_peer)
         found.setdefault(key, []).append((one.a, one.b))
     return tuple(
-        PairSeen(path.name, rate, direct.name, direct_rate, peers, limit.name, tuple(pairs))
+        PairSeen(
+            path=path.name,
+            gb_per_s=rate,
+            direct=direct.name,
+            direct_gb_per_s=direct_rate,
+            peers=peers,
+            limit=limit.name,
+            pairs=tuple(pairs),
+        )
         for (path, rate, direct, direct_rate, peers), pairs in sorted(found.items())
     )
 
@@ -257,15 +260,15 @@ def _buffers(graph: Graph, tree: GuestTree, bindings: Sequence[Binding]) -> Iter
         for one in bindings
     }
     for gpu, nodes in by_thread.items():
-        yield Buffers(Processes.ONE, gpu, nodes)
+        yield Buffers(processes=Processes.ONE, gpu=gpu, nodes=nodes)
     for gpu, nodes in by_thread.items():
         own = node_of[gpu]
         if graph.library.buffers is BufferSource.HOST_NUMA_ID:
             nodes = (0,) if own is None else (own,)
-        yield Buffers(Processes.SEVERAL, gpu, nodes)
+        yield Buffers(processes=Processes.SEVERAL, gpu=gpu, nodes=nodes)
     if all(node is None for node in node_of.values()) and len(everywhere) > 1:
         for gpu in by_thread:
-            yield Buffers(Processes.ONE_ON_FIRST, gpu, first)
+            yield Buffers(processes=Processes.ONE_ON_FIRST, gpu=gpu, nodes=first)
 
 
 def _ceilings(buffers: Sequence[Buffers], tree: GuestTree, memory: Memory) -> Iterator[Ceiling]:
@@ -275,12 +278,12 @@ def _ceilings(buffers: Sequence[Buffers], tree: GuestTree, memory: Memory) -> It
         if not ours or any(node not in stream for one in ours for node in one.nodes):
             continue
         yield Ceiling(
-            processes,
-            min(
+            processes=processes,
+            least_bytes_per_s=min(
                 stream[node] / (2 * sum(node in one.nodes for one in ours))
                 for node in {node for one in ours for node in one.nodes}
             ),
-            _spread(ours, stream),
+            most_bytes_per_s=_spread(ours, stream),
         )
 
 
@@ -306,11 +309,15 @@ def _statements(
     if tree.nic_nodes:
         numbers = ", ".join(map(str, tree.nic_nodes))
         text += f"; and node {numbers} with NICs alone, where NCCL uses them"
-    yield Statement("nodes that NCCL sees", text, "src/graph/xml.cc:754-775, 2.30.7")
+    yield Statement(
+        subject="nodes that NCCL sees", text=text, source="src/graph/xml.cc:754-775, 2.30.7"
+    )
     if len(nodes) > 1:
         rate = library.gb_per_s_between_cpus(*_identity(graph.cpus[0]))
         yield Statement(
-            "link between nodes", f"{rate:g} GB/s by the CPU's model", library.cpu_link_source
+            subject="link between nodes",
+            text=f"{rate:g} GB/s by the CPU's model",
+            source=library.cpu_link_source,
         )
     link = (
         "src/graph/xml.cc:663-676, 2.30.7"
@@ -320,7 +327,7 @@ def _statements(
     rates = sorted({gpu.link_gb_per_s for gpu in graph.gpus})
     stated = ", ".join(f"{rate:g} GB/s" for rate in rates)
     how = "the file" if all(gpu.from_file for gpu in graph.gpus) else str(library.link_source)
-    yield Statement("links of GPUs", f"{stated}, from {how}", link)
+    yield Statement(subject="links of GPUs", text=f"{stated}, from {how}", source=link)
     yield from _peer_statements(graph)
     unbound = [one.gpu for one in bindings if one.cpus is None]
     if unbound:
@@ -330,17 +337,17 @@ def _statements(
             else "their node has no CPUs"
         )
         yield Statement(
-            "threads",
-            f"bound for {len(bindings) - len(unbound)} of {len(bindings)} GPUs: "
+            subject="threads",
+            text=f"bound for {len(bindings) - len(unbound)} of {len(bindings)} GPUs: "
             f"{reason}, and an empty mask skips binding",
-            "src/graph/xml.cc:482 and src/init.cc:1158-1161, 2.30.7",
+            source="src/graph/xml.cc:482 and src/init.cc:1158-1161, 2.30.7",
         )
     else:
         yield Statement(
-            "threads",
-            "bound to the CPUs of each GPU's node, before the proxy threads start, "
+            subject="threads",
+            text="bound to the CPUs of each GPU's node, before the proxy threads start, "
             "which inherit it",
-            "src/init.cc:1529, 2.30.7",
+            source="src/init.cc:1529, 2.30.7",
         )
     for processes in dict.fromkeys(one.processes for one in buffers):
         yield _buffer_statement(
@@ -375,7 +382,7 @@ def _peer_statements(graph: Graph) -> Iterator[Statement]:
         if graph.library.p2p_through_cpus
         else "src/graph/paths.cc:356, 2.30.7"
     )
-    yield Statement("P2P", text, source)
+    yield Statement(subject="P2P", text=text, source=source)
 
 
 def _buffer_statement(
@@ -389,25 +396,25 @@ def _buffer_statement(
         where = f"wherever its threads run then, of nodes {nodes}"
     if processes is Processes.SEVERAL and library.buffers is BufferSource.HOST_NUMA_ID:
         return Statement(
-            f"buffers, {processes}",
-            f"{where}: cuMem at HOST_NUMA_ID, a negative one is node 0; what CUDA returns where "
-            "sysfs says -1 is not known. Needs driver 12.6 or newer, and a node with CPUs; "
+            subject=f"buffers, {processes}",
+            text=f"{where}: cuMem at HOST_NUMA_ID, a negative one is node 0; what CUDA returns "
+            "where sysfs says -1 is not known. Needs driver 12.6 or newer, and a node with CPUs; "
             "else /dev/shm as for one process. Since 2.26.3 each process tries it for itself: "
             "where it works for some alone, jobs fail (NCCL_CUMEM_HOST_ENABLE=0)",
-            "src/include/alloc.h:74-79, src/transport/shm.cc:394, src/misc/cudawrap.cc:56-70, "
-            "2.30.7; since 2.24; NVIDIA/nccl issue 2190",
+            source="src/include/alloc.h:74-79, src/transport/shm.cc:394, "
+            "src/misc/cudawrap.cc:56-70, 2.30.7; since 2.24; NVIDIA/nccl issue 2190",
         )
     source = "src/transport/shm.cc:56, 105, 134, 138, src/os/linux.cc:789, 2.30.7"
     if processes is Processes.ONE_ON_FIRST:
         return Statement(
-            f"buffers, {processes}",
-            f"{where}: what the study's published script does where all GPUs show -1",
-            f"{source}; run script of the study",
+            subject=f"buffers, {processes}",
+            text=f"{where}: what the study's published script does where all GPUs show -1",
+            source=f"{source}; run script of the study",
         )
     return Statement(
-        f"buffers, {processes}",
-        f"{where}: a file in /dev/shm, allocated by the receiver's threads",
-        source,
+        subject=f"buffers, {processes}",
+        text=f"{where}: a file in /dev/shm, allocated by the receiver's threads",
+        source=source,
     )
 
 

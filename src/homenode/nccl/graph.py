@@ -5,8 +5,9 @@ those of the fewest links and, of these, the fastest. Source: src/graph/{xml.cc,
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import IntEnum
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -31,8 +32,7 @@ class PathType(IntEnum):
     SYS = 9  # the link between two nodes' CPUs
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Struct, frozen=True, kw_only=True):
     """links: how many it passes. gb_per_s: of the slowest of them, as NCCL counts."""
 
     type: PathType
@@ -40,8 +40,7 @@ class Path:
     links: int
 
 
-@dataclass(frozen=True, slots=True)
-class CpuNode:
+class CpuNode(Struct, frozen=True, kw_only=True):
     """A node that NCCL sees. numa_id: -1 where no node was given. affinity: CPUs of its mask that
     the machine has; empty where the kernel has no such node. from_file: the file names it."""
 
@@ -54,8 +53,7 @@ class CpuNode:
     from_file: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GpuNode:
+class GpuNode(Struct, frozen=True, kw_only=True):
     """A GPU. link_gb_per_s: its PCIe link, up. from_file: the file says where it is."""
 
     address: Bdf
@@ -64,8 +62,7 @@ class GpuNode:
     from_file: bool
 
 
-@dataclass(frozen=True, slots=True)
-class PairPath:
+class PairPath(Struct, frozen=True, kw_only=True):
     """Two GPUs. path: without regard to P2P. is_peer: whether NCCL's distance limit allows P2P;
     limit: that limit. through_host: the path where P2P is not used."""
 
@@ -77,8 +74,7 @@ class PairPath:
     through_host: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Struct, frozen=True, kw_only=True):
     """What a library makes of a machine. pairs: in the order of gpus."""
 
     library: Library
@@ -103,15 +99,13 @@ _Key = tuple[str, str]
 """("cpu", numa id), ("pci", bus id or key), ("gpu", address), ("nvs", "")."""
 
 
-@dataclass(slots=True)
-class _Link:
+class _Link(Struct, kw_only=True):
     to: _Key
     type: PathType
     gb_per_s: float
 
 
-@dataclass(slots=True)
-class _System:
+class _System(Struct):
     links: dict[_Key, list[_Link]] = field(default_factory=dict)
 
     def connect(self, a: _Key, b: _Key, kind: PathType, gb_per_s: float) -> None:
@@ -127,12 +121,12 @@ class _System:
                 link.gb_per_s += gb_per_s
                 break
         else:
-            links.append(_Link(other, kind, gb_per_s))
+            links.append(_Link(to=other, type=kind, gb_per_s=gb_per_s))
         links.sort(key=lambda link: -link.gb_per_s)
 
     def paths_to(self, base: _Key) -> dict[_Key, Path]:
         """From every node to one. A GPU in between is passed by NVLink alone, and one at most."""
-        found = {base: Path(PathType.LOC, _LOCAL_GB_PER_S, 0)}
+        found = {base: Path(type=PathType.LOC, gb_per_s=_LOCAL_GB_PER_S, links=0)}
         nodes = [base]
         while nodes:
             reached: list[_Key] = []
@@ -148,7 +142,7 @@ class _System:
                     ):
                         continue
                     kind = max(path.type, _step_type(node, link, path))
-                    found[link.to] = Path(kind, gb_per_s, path.links + 1)
+                    found[link.to] = Path(type=kind, gb_per_s=gb_per_s, links=path.links + 1)
                     if link.to not in reached:
                         reached.append(link.to)
             nodes = reached
@@ -168,8 +162,7 @@ def _step_type(node: _Key, link: _Link, path: Path) -> PathType:
     return PathType.NVB if is_second else link.type
 
 
-@dataclass(frozen=True, slots=True)
-class _Up:
+class _Up(Struct, frozen=True, kw_only=True):
     """A switch or a GPU on its way to the CPU. ids: of a switch, as TreeSwitch has them."""
 
     key: _Key
@@ -199,8 +192,10 @@ def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None
             cpu = cpus[-1 if stated is None else stated]
             up = tuple(_switches_of_file(place[1]))
             rate = _rate_of_file(place[2], gpu.link, library)
-        gpus.append(GpuNode(gpu.address, cpu, rate, place is not None))
-        ways.append((cpu, (*up, _Up(("gpu", str(gpu.address)), rate))))
+        gpus.append(
+            GpuNode(address=gpu.address, cpu=cpu, link_gb_per_s=rate, from_file=place is not None)
+        )
+        ways.append((cpu, (*up, _Up(key=("gpu", str(gpu.address)), gb_per_s=rate))))
     used = [cpu for cpu in cpus.values() if any(way[0] is cpu for way in ways)]
     _connect_tree(system, ways)
     _connect_nvlinks(system, tree)
@@ -211,7 +206,7 @@ def graph_of(tree: GuestTree, library: Library, file: ReadTopology | None = None
             system.connect(*ends, kind, _C2C_GB_PER_S)
     _connect_cpus(system, used, library)
     pairs = tuple(_pairs(system, used, gpus, library))
-    return Graph(library, tuple(used), tuple(gpus), pairs)
+    return Graph(library=library, cpus=tuple(used), gpus=tuple(gpus), pairs=pairs)
 
 
 def _places(
@@ -237,7 +232,15 @@ def _places(
 
 def _cpu_of_tree(number: int, tree: GuestTree) -> CpuNode:
     affinity = dict(tree.vcpus_of_node).get(number, CpuSet())
-    return CpuNode(number, affinity, tree.architecture, tree.vendor, tree.family, tree.model, False)
+    return CpuNode(
+        numa_id=number,
+        affinity=affinity,
+        architecture=tree.architecture,
+        vendor=tree.vendor,
+        family=tree.family,
+        model=tree.model,
+        from_file=False,
+    )
 
 
 def _cpu_of_file(cpu: XmlNode, tree: GuestTree) -> CpuNode:
@@ -249,13 +252,13 @@ def _cpu_of_file(cpu: XmlNode, tree: GuestTree) -> CpuNode:
     # NCCL fills in both where the family is missing.
     has_family = cpu.get("familyid") is not None
     return CpuNode(
-        own.numa_id,
-        affinity,
-        cpu.get("arch") or own.architecture,
-        cpu.get("vendor") or own.vendor,
-        read_number(cpu.get("familyid")) if has_family else own.family,
-        read_number(cpu.get("modelid")) if has_family else own.model,
-        True,
+        numa_id=own.numa_id,
+        affinity=affinity,
+        architecture=cpu.get("arch") or own.architecture,
+        vendor=cpu.get("vendor") or own.vendor,
+        family=read_number(cpu.get("familyid")) if has_family else own.family,
+        model=read_number(cpu.get("modelid")) if has_family else own.model,
+        from_file=True,
     )
 
 
@@ -269,7 +272,7 @@ def _mask(text: str) -> CpuSet:
 def _switches_of_tree(gpu: TreeGpu) -> Iterator[_Up]:
     for switch in gpu.switches:
         rate = _rate(_least(switch.link))
-        yield _Up(("pci", switch.key), rate, switch.ids)
+        yield _Up(key=("pci", switch.key), gb_per_s=rate, ids=switch.ids)
 
 
 def _switches_of_file(above: Sequence[XmlNode]) -> Iterator[_Up]:
@@ -277,7 +280,7 @@ def _switches_of_file(above: Sequence[XmlNode]) -> Iterator[_Up]:
         ids = 0
         for name in ("vendor", "device", "subsystem_vendor", "subsystem_device"):
             ids = ids << 16 | ((read_number(pci.get(name)) or 0) & 0xFFFF)
-        yield _Up(("pci", pci.get("busid") or ""), _rate_of_words(pci), ids)
+        yield _Up(key=("pci", pci.get("busid") or ""), gb_per_s=_rate_of_words(pci), ids=ids)
 
 
 def _rate_of_words(pci: XmlNode) -> float:
@@ -397,9 +400,18 @@ def _pairs(
             kind = max(up.type, down.type)
             if {up.type, down.type} == {PathType.PHB, PathType.C2C}:
                 kind = PathType.P2C
-            host = Path(kind, min(up.gb_per_s, down.gb_per_s), up.links + down.links)
+            host = Path(
+                type=kind, gb_per_s=min(up.gb_per_s, down.gb_per_s), links=up.links + down.links
+            )
             is_peer = direct.type <= limit
-            yield PairPath(gpus[a].address, gpus[b].address, direct, is_peer, limit, host)
+            yield PairPath(
+                a=gpus[a].address,
+                b=gpus[b].address,
+                path=direct,
+                is_peer=is_peer,
+                limit=limit,
+                through_host=host,
+            )
 
 
 def _nearest(gpu: _Key, cpus: Sequence[CpuNode], to_cpu: dict[int, dict[_Key, Path]]) -> int:

@@ -1,7 +1,8 @@
 """GuestSide: what of a guest its topology file needs: vCPUs by host node, nodes, bus ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
@@ -15,8 +16,7 @@ from homenode.verify.guest.observation import GuestPath, path_of_address, paths_
 from homenode.vm.model import GuestHostdev, GuestPciController, Vm, VmCell
 
 
-@dataclass(frozen=True, slots=True)
-class GuestSide:
+class GuestSide(Struct, frozen=True, kw_only=True):
     """vcpu_pins: PUs of each vCPU in vCPU order, None where it floats. cells: () for a flat guest.
 
     node_of_cell: the guest kernel's node of each cell, in cell order. bus_ids: host function ->
@@ -50,7 +50,12 @@ def guest_side(
     else:
         nodes = _nodes_of(vm.cells, guest, facts.source)
         bus_ids = _observed(facts, guest, facts.source)
-    return GuestSide(vm.vcpu_pins, vm.cells, nodes, tuple(sorted(bus_ids.items())))
+    return GuestSide(
+        vcpu_pins=vm.vcpu_pins,
+        cells=vm.cells,
+        node_of_cell=nodes,
+        bus_ids=tuple(sorted(bus_ids.items())),
+    )
 
 
 def _refuse_other_plan(plan: Plan, facts: Vm) -> None:

@@ -6,7 +6,8 @@ last one before the root complex. Source: ncclTopoGetXmlFromSys in src/graph/xml
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -31,16 +32,14 @@ _AMD = 0x1002
 ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}
 
 
-@dataclass(frozen=True, slots=True)
-class TreeLink:
+class TreeLink(Struct, frozen=True):
     """What sysfs gives of a function and of the port above it; None where it gives nothing."""
 
     own: PciLink | None
     port: PciLink | None
 
 
-@dataclass(frozen=True, slots=True)
-class TreeSwitch:
+class TreeSwitch(Struct, frozen=True, kw_only=True):
     """A function that NCCL makes a PCI node of. key: equal for the same function.
 
     ids: vendor, device, subsystem's two, 16 bits each, in one number; 0 where unknown.
@@ -51,8 +50,7 @@ class TreeSwitch:
     ids: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TreeGpu:
+class TreeGpu(Struct, frozen=True, kw_only=True):
     """A GPU. node: the kernel's, None for -1. switches: from the CPU down.
 
     nvlinks: (address, links) of the GPUs that it has NVLink or xGMI to. link_gb_per_s: of one of
@@ -69,8 +67,7 @@ class TreeGpu:
     has_c2c: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GuestTree:
+class GuestTree(Struct, frozen=True, kw_only=True):
     """A machine as NCCL sees it without a file. vcpus_of_node: of every node that has CPUs.
 
     gpus: ascending by address. nic_nodes: nodes with NICs and without GPUs, -1 for none.
@@ -114,15 +111,17 @@ def tree_of_host(host: Host) -> GuestTree:
         if gpu.link is None or gpu.link.max_gt_per_s is None
     ]
     return GuestTree(
-        host.name,
-        ARCHITECTURES.get(host.architecture or ""),
-        host.cpu.vendor,
-        host.cpu.family,
-        host.cpu.model,
-        tuple((int(node.index), node.pus & online) for node in host.nodes if node.pus),
-        tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
-        (*gaps, *_cpu_gaps(host)),
-        _nic_nodes((nic.node for nic in host.devices_of_kind(DeviceKind.NIC)), gpus),
+        source=host.name,
+        architecture=ARCHITECTURES.get(host.architecture or ""),
+        vendor=host.cpu.vendor,
+        family=host.cpu.family,
+        model=host.cpu.model,
+        vcpus_of_node=tuple(
+            (int(node.index), node.pus & online) for node in host.nodes if node.pus
+        ),
+        gpus=tuple(_gpu_of_host(host, gpu) for gpu in sorted(gpus, key=lambda gpu: gpu.bdf)),
+        gaps=(*gaps, *_cpu_gaps(host)),
+        nic_nodes=_nic_nodes((nic.node for nic in host.devices_of_kind(DeviceKind.NIC)), gpus),
     )
 
 
@@ -135,16 +134,19 @@ def _gpu_of_host(host: Host, gpu: PciDevice) -> TreeGpu:
     chain = [gpu, *host.bridges_above(gpu.bdf)]
     nodes = chain[::2]
     return TreeGpu(
-        gpu.bdf,
-        nodes[-1].node,
-        _link_of(host, gpu),
-        tuple(
-            TreeSwitch(str(one.bdf), _link_of(host, one), _ids(one)) for one in reversed(nodes[1:])
+        address=gpu.bdf,
+        node=nodes[-1].node,
+        link=_link_of(host, gpu),
+        switches=tuple(
+            TreeSwitch(key=str(one.bdf), link=_link_of(host, one), ids=_ids(one))
+            for one in reversed(nodes[1:])
         ),
-        _nvlinks(host, gpu.bdf, {gpu.bdf: gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}),
-        peer_link_gb_per_s(gpu.name),
-        gpu.vendor_id == _AMD,
-        _has_c2c(host, gpu.bdf),
+        nvlinks=_nvlinks(
+            host, gpu.bdf, {gpu.bdf: gpu.bdf for gpu in host.devices_of_kind(DeviceKind.GPU)}
+        ),
+        link_gb_per_s=peer_link_gb_per_s(gpu.name),
+        is_amd=gpu.vendor_id == _AMD,
+        has_c2c=_has_c2c(host, gpu.bdf),
     )
 
 
@@ -182,8 +184,7 @@ def _has_c2c(host: Host, gpu: Bdf) -> bool:
     return any(link.kind is LinkKind.C2C and link.a == gpu for link in host.links)
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
+class _Passed(Struct, frozen=True, kw_only=True):
     """A GPU of the host in the guest. address: the guest kernel's. at: where it is plugged in."""
 
     bdf: Bdf
@@ -206,7 +207,7 @@ def tree_of_document(facts: Vm, host: Host, addresses: Mapping[Bdf, Bdf]) -> Gue
         cell = cell_of_hostdev(facts, hostdev)
         node = None if cell is None else node_of_cell.get(cell)
         address = addresses.get(hostdev.bdf, hostdev.bdf)
-        passed.append(_Passed(hostdev.bdf, address, hostdev.address, node))
+        passed.append(_Passed(bdf=hostdev.bdf, address=address, at=hostdev.address, node=node))
     vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in facts.cells if cell.vcpus}
     everyone = {0: CpuSet(range(facts.vcpus))}
     return _tree(facts.source, vcpus or everyone, passed, facts.controllers, host)
@@ -227,7 +228,9 @@ def tree_of_plan(plan: Plan, host: Host) -> GuestTree:
     for device in plan.devices:
         address = None if device.address is None else kernel_address(device.address, numbers)
         node = None if device.cell is None else node_of_cell.get(device.cell)
-        passed.append(_Passed(device.bdf, address or device.bdf, device.address, node))
+        passed.append(
+            _Passed(bdf=device.bdf, address=address or device.bdf, at=device.address, node=node)
+        )
     vcpus = {node_of_cell[cell.id]: cell.vcpus for cell in cells if cell.id in node_of_cell}
     everyone = {0: CpuSet(range(plan.vcpus))}
     source = f"plan of layout {plan.layout.name}"
@@ -256,31 +259,33 @@ def _tree(
             port = QEMU_PORT
         gpus.append(
             TreeGpu(
-                one.address,
-                one.node,
-                TreeLink(device.link, port),
-                tuple(
-                    TreeSwitch(f"controller {switch.index}", TreeLink(_port_link(switch), above))
+                address=one.address,
+                node=one.node,
+                link=TreeLink(device.link, port),
+                switches=tuple(
+                    TreeSwitch(
+                        key=f"controller {switch.index}", link=TreeLink(_port_link(switch), above)
+                    )
                     for switch, above in reversed(_switches(bridges))
                 ),
-                _nvlinks(host, one.bdf, shown),
-                peer_link_gb_per_s(device.name),
-                device.vendor_id == _AMD,
-                _has_c2c(host, one.bdf),
+                nvlinks=_nvlinks(host, one.bdf, shown),
+                link_gb_per_s=peer_link_gb_per_s(device.name),
+                is_amd=device.vendor_id == _AMD,
+                has_c2c=_has_c2c(host, one.bdf),
             )
         )
     if not gpus:
         raise _no_gpu(source)
     return GuestTree(
-        source,
-        ARCHITECTURES.get(host.architecture or ""),
-        host.cpu.vendor,
-        host.cpu.family,
-        host.cpu.model,
-        tuple(sorted(vcpus.items())),
-        tuple(sorted(gpus, key=lambda gpu: gpu.address)),
-        tuple(_cpu_gaps(host)),
-        _nic_nodes(nics, gpus),
+        source=source,
+        architecture=ARCHITECTURES.get(host.architecture or ""),
+        vendor=host.cpu.vendor,
+        family=host.cpu.family,
+        model=host.cpu.model,
+        vcpus_of_node=tuple(sorted(vcpus.items())),
+        gpus=tuple(sorted(gpus, key=lambda gpu: gpu.address)),
+        gaps=tuple(_cpu_gaps(host)),
+        nic_nodes=_nic_nodes(nics, gpus),
     )
 
 

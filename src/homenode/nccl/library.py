@@ -5,8 +5,9 @@ and in ROCm/rccl. A version between two of these counts as the older one.
 """
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.nccl.topology import Flavour
 
@@ -25,8 +26,7 @@ class BufferSource(StrEnum):
     HOST_NUMA_ID = "cuMem at the GPU's HOST_NUMA_ID; a negative one becomes node 0"
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
+class Library(Struct, frozen=True, kw_only=True):
     """A version. version: (major, minor), None for RCCL. knows_newer_intel: it has rates for
     Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink."""
 
@@ -66,50 +66,50 @@ _INTEL = ((0xCF, 40.0), (0x8F, 22.0), *_OLDER_INTEL)
 """Least model number of family 6 -> GB/s: Emerald Rapids, Sapphire Rapids, Skylake on."""
 
 NCCL_2_20 = Library(
-    "2.20",
-    Flavour.NCCL,
-    (2, 20),
-    LinkSource.SYSFS,
-    BufferSource.SHARED_FILE,
-    False,
-    "src/graph/topo.cc (ncclTopoAddCpu), 2.20.5",
+    name="2.20",
+    flavour=Flavour.NCCL,
+    version=(2, 20),
+    link_source=LinkSource.SYSFS,
+    buffers=BufferSource.SHARED_FILE,
+    knows_newer_intel=False,
+    cpu_link_source="src/graph/topo.cc (ncclTopoAddCpu), 2.20.5",
 )
 NCCL_2_21 = Library(
-    "2.21",
-    Flavour.NCCL,
-    (2, 21),
-    LinkSource.SYSFS,
-    BufferSource.SHARED_FILE,
-    False,
-    "src/graph/topo.h:20-22, 2.22.3",
+    name="2.21",
+    flavour=Flavour.NCCL,
+    version=(2, 21),
+    link_source=LinkSource.SYSFS,
+    buffers=BufferSource.SHARED_FILE,
+    knows_newer_intel=False,
+    cpu_link_source="src/graph/topo.h:20-22, 2.22.3",
 )
 NCCL_2_26 = Library(
-    "2.26",
-    Flavour.NCCL,
-    (2, 26),
-    LinkSource.SYSFS,
-    BufferSource.HOST_NUMA_ID,
-    True,
-    "src/graph/topo.h:21-25, 2.26.2",
+    name="2.26",
+    flavour=Flavour.NCCL,
+    version=(2, 26),
+    link_source=LinkSource.SYSFS,
+    buffers=BufferSource.HOST_NUMA_ID,
+    knows_newer_intel=True,
+    cpu_link_source="src/graph/topo.h:21-25, 2.26.2",
 )
 NCCL_2_30 = Library(
-    "2.30",
-    Flavour.NCCL,
-    (2, 30),
-    LinkSource.DRIVER,
-    BufferSource.HOST_NUMA_ID,
-    True,
-    "src/graph/topo.h (ERP_QPI_BW), 2.30.7",
+    name="2.30",
+    flavour=Flavour.NCCL,
+    version=(2, 30),
+    link_source=LinkSource.DRIVER,
+    buffers=BufferSource.HOST_NUMA_ID,
+    knows_newer_intel=True,
+    cpu_link_source="src/graph/topo.h (ERP_QPI_BW), 2.30.7",
     knows_c2c=True,
 )
 RCCL = Library(
-    "RCCL",
-    Flavour.RCCL,
-    None,
-    LinkSource.SYSFS,
-    BufferSource.SHARED_FILE,
-    True,
-    "src/graph/topo.h of ROCm/rccl",
+    name="RCCL",
+    flavour=Flavour.RCCL,
+    version=None,
+    link_source=LinkSource.SYSFS,
+    buffers=BufferSource.SHARED_FILE,
+    knows_newer_intel=True,
+    cpu_link_source="src/graph/topo.h of ROCm/rccl",
     p2p_through_cpus=True,
 )
 

@@ -6,7 +6,8 @@ Source: INFO and WARN messages in src/graph/{xml.cc,xml.h,topo.cc}.
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, in_order
@@ -34,8 +35,7 @@ _VIRTUAL = "ffff:ff:"
 _MOST_SHOWN = 160
 
 
-@dataclass(frozen=True, slots=True)
-class LogVerdict:
+class LogVerdict(Struct, frozen=True, kw_only=True):
     """loaded: the files that NCCL read, each once. checked: what was looked at, for people."""
 
     loaded: tuple[str, ...]
@@ -52,7 +52,11 @@ def read_log(text: str, source: str) -> LogVerdict:
     findings = in_order([*_use(said, loaded, source), *_troubles(said, warned, source)])
     times = sum(loaded.values())
     stated = f"{source}: {len(said)} lines of NCCL's, topology files loaded {times} times"
-    return LogVerdict(tuple(loaded), (stated, *(f"loaded: {path}" for path in loaded)), findings)
+    return LogVerdict(
+        loaded=tuple(loaded),
+        checked=(stated, *(f"loaded: {path}" for path in loaded)),
+        findings=findings,
+    )
 
 
 def _use(said: list[str], loaded: Counter[str], source: str) -> Iterator[Finding]:

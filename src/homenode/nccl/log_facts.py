@@ -9,7 +9,8 @@ src/include/alloc.h; recorded logs in public issues of NVIDIA/nccl, nccl-tests a
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -56,8 +57,7 @@ _LOADED = re.compile(r"Loading topology file (\S.*)")
 _VARIABLE = re.compile(r"(NCCL_[A-Z0-9_]{1,60}) set (?:by environment )?to (\S.{0,199})")
 
 
-@dataclass(frozen=True, slots=True)
-class LogRank:
+class LogRank(Struct, frozen=True, kw_only=True):
     """A rank. device: NVML's number, CUDA's where the log has none."""
 
     rank: int
@@ -65,8 +65,7 @@ class LogRank:
     address: Bdf | None
 
 
-@dataclass(frozen=True, slots=True)
-class LogPath:
+class LogPath(Struct, frozen=True, kw_only=True):
     """A path of the log's own table. from, to: GPUs."""
 
     a: Bdf
@@ -76,8 +75,7 @@ class LogPath:
     type: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogGraph:
+class LogGraph(Struct, frozen=True, kw_only=True):
     """What the search came to. pattern: NCCL's number (4 = ring, 1 to 3 = trees, 5 = NVLS)."""
 
     pattern: int
@@ -86,8 +84,7 @@ class LogGraph:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class LogTransport:
+class LogTransport(Struct, frozen=True, kw_only=True):
     """How many channels go from a rank to another by a transport ("SHM", "P2P", "NET")."""
 
     sender: int
@@ -97,8 +94,7 @@ class LogTransport:
     channels: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogBuffers:
+class LogBuffers(Struct, frozen=True, kw_only=True):
     """Host buffers. kind: "shm" (a file in /dev/shm), "cumem". node: None where not given."""
 
     kind: str
@@ -108,8 +104,7 @@ class LogBuffers:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogFacts:
+class LogFacts(Struct, frozen=True, kw_only=True):
     """A log. cpu_nodes: NUMA ids in NCCL's order, -1 for none. rings: ranks of each channel.
 
     channels: of collectives, None where not given. affinities: (device, CPUs); empty where NCCL
@@ -140,8 +135,7 @@ class LogFacts:
         return tuple(sorted({one.transport for one in self.transports}))
 
 
-@dataclass(slots=True)
-class _Reading:
+class _Reading(Struct, kw_only=True):
     version: str | None = None
     ranks: dict[int, LogRank] = field(default_factory=dict)
     rank_count: int | None = None
@@ -182,27 +176,36 @@ def facts_of_log(text: str) -> LogFacts:
     gaps: list[Gap] = []
     affinities = tuple(_affinities(found, gaps))
     return LogFacts(
-        found.version,
-        tuple(found.ranks[rank] for rank in sorted(found.ranks)),
-        found.rank_count,
-        tuple(found.cpu_nodes),
-        tuple(found.paths.values()),
-        tuple(found.graphs[pattern] for pattern in sorted(found.graphs)),
-        found.channels,
-        tuple(found.rings[channel] for channel in sorted(found.rings)),
-        affinities,
-        tuple(
-            LogTransport(sender, receiver, transport, how, len(channels))
+        version=found.version,
+        ranks=tuple(found.ranks[rank] for rank in sorted(found.ranks)),
+        rank_count=found.rank_count,
+        cpu_nodes=tuple(found.cpu_nodes),
+        paths=tuple(found.paths.values()),
+        graphs=tuple(found.graphs[pattern] for pattern in sorted(found.graphs)),
+        channels=found.channels,
+        rings=tuple(found.rings[channel] for channel in sorted(found.rings)),
+        affinities=affinities,
+        transports=tuple(
+            LogTransport(
+                sender=sender,
+                receiver=receiver,
+                transport=transport,
+                how=how,
+                channels=len(channels),
+            )
             for (sender, receiver, transport, how), channels in sorted(found.transports.items())
         ),
-        tuple(
-            LogBuffers(*key, count, found.sizes[key])
+        buffers=tuple(
+            LogBuffers(
+                kind=kind, node=node, device=device, count=count, size_bytes=found.sizes[key]
+            )
             for key, count in sorted(found.buffers.items(), key=str)
+            for kind, node, device in (key,)
         ),
-        tuple(found.threads),
-        tuple(found.files),
-        tuple(found.variables.items()),
-        tuple(gaps),
+        threads=tuple(found.threads),
+        files=tuple(found.files),
+        variables=tuple(found.variables.items()),
+        gaps=tuple(gaps),
     )
 
 
@@ -211,7 +214,9 @@ def _read(found: _Reading, words: str) -> None:
         number = int(rank[1])
         if number < _MOST_RANKS:
             device = int(rank[4] or rank[3])
-            found.ranks.setdefault(number, LogRank(number, device, _address(rank[5])))
+            found.ranks.setdefault(
+                number, LogRank(rank=number, device=device, address=_address(rank[5]))
+            )
             found.rank_count = found.rank_count or int(rank[2])
     elif (cpu := _CPU_NODE.match(words)) is not None:
         found.cpu_nodes[_numa_id(cpu[1])] = None
@@ -222,7 +227,13 @@ def _read(found: _Reading, words: str) -> None:
     elif (pattern := _PATTERN.match(words)) is not None:
         number = int(pattern[1])
         found.graphs.setdefault(
-            number, LogGraph(number, int(pattern[2]), _float(pattern[3]), pattern[5])
+            number,
+            LogGraph(
+                pattern=number,
+                channels=int(pattern[2]),
+                gb_per_s=_float(pattern[3]),
+                path=pattern[5],
+            ),
         )
     elif (way := _TRANSPORT.match(words)) is not None:
         transport, _, how = way[4].partition("/")
@@ -268,7 +279,9 @@ def _read_paths(found: _Reading, own: str, words: str) -> None:
     for path in _PATH.finditer(words):
         other = _address(path[2]) if path[1] == "GPU" else None
         if other is not None and other != one:
-            there = LogPath(one, other, int(path[3]), _float(path[4]), path[5])
+            there = LogPath(
+                a=one, b=other, links=int(path[3]), gb_per_s=_float(path[4]), type=path[5]
+            )
             found.paths.setdefault((one, other), there)
 
 

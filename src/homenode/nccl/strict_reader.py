@@ -10,7 +10,8 @@ Source: xmlGetNode, xmlGetToken, xmlGetValue, xmlSkipComment and xmlLoadSub in s
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.errors import ParseError
 from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, Flavour
@@ -39,8 +40,7 @@ _BLANK = " \n\r"
 _ENDS_WORD = " >/\n\r"
 
 
-@dataclass(frozen=True, slots=True)
-class XmlNode:
+class XmlNode(Struct, frozen=True, kw_only=True):
     """An element as NCCL keeps it. attributes: (name, value), in order; a lost slot is ("", "").
 
     parent: name of the element around it. surplus: attributes beyond the 16 that it keeps.
@@ -63,16 +63,14 @@ class XmlNode:
             yield from child.walk()
 
 
-@dataclass(frozen=True, slots=True)
-class Ignored:
+class Ignored(Struct, frozen=True):
     """An element that NCCL leaves out."""
 
     name: str
     line: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadTopology:
+class ReadTopology(Struct, frozen=True, kw_only=True):
     """What NCCL has after reading. systems: usually one. nodes: elements kept. single_quotes: lines
     with values in single quotes, ascending."""
 
@@ -87,10 +85,16 @@ def read_topology(data: bytes, source: str) -> ReadTopology:
     """The file as NCCL reads it. Raises ParseError, with the line, where NCCL would fail."""
     if len(data) > LARGEST_FILE:
         raise ParseError(source, f"at most {LARGEST_FILE} bytes", f"{len(data)} bytes")
-    reader = _Reader(data.decode("latin-1"), source)
+    reader = _Reader(text=data.decode("latin-1"), source=source)
     systems = reader.children(None)
     lines = tuple(dict.fromkeys(reader.single_quotes))
-    return ReadTopology(source, systems, tuple(reader.ignored), reader.nodes, lines)
+    return ReadTopology(
+        source=source,
+        systems=systems,
+        ignored=tuple(reader.ignored),
+        nodes=reader.nodes,
+        single_quotes=lines,
+    )
 
 
 def read_number(text: str | None) -> int | None:
@@ -116,8 +120,7 @@ def read_link_speed(text: str) -> float | None:
     return None
 
 
-@dataclass(slots=True)
-class _Tag:
+class _Tag(Struct, kw_only=True):
     kind: str  # "open", "close", "single"
     name: str
     line: int
@@ -125,8 +128,7 @@ class _Tag:
     surplus: int = 0
 
 
-@dataclass(slots=True)
-class _Reader:
+class _Reader(Struct, kw_only=True):
     text: str
     source: str
     at: int = 0
@@ -162,7 +164,15 @@ class _Reader:
             if tag.name == "system" and ("version", Flavour.RCCL.version) in tag.attributes:
                 self.most_nodes = Flavour.RCCL.most_nodes
             inside = () if tag.kind == "single" else self.children(tag)
-            found.append(XmlNode(tag.name, tag.line, tag.attributes, inside, tag.surplus))
+            found.append(
+                XmlNode(
+                    name=tag.name,
+                    line=tag.line,
+                    attributes=tag.attributes,
+                    children=inside,
+                    surplus=tag.surplus,
+                )
+            )
 
     def skip(self, tag: _Tag) -> None:
         """What is in an element that NCCL ignores: it must still be tags, and closed."""
@@ -194,7 +204,7 @@ class _Reader:
             name, _, last = self.token(with_value=False)
             if last != ">":
                 raise self.error(f"'>' right after </{name}", last)
-            return _Tag("close", name, line)
+            return _Tag(kind="close", name=name, line=line)
         attributes: list[tuple[str, str]] = []
         while last == " ":
             key, value, last = self.token(with_value=True)
@@ -206,7 +216,13 @@ class _Reader:
         if last != ">":
             raise self.error(f"'>' at the end of <{name}, on one line", last)
         surplus = max(0, len(attributes) - MOST_ATTRIBUTES)
-        return _Tag(kind, name, line, tuple(attributes[:MOST_ATTRIBUTES]), surplus)
+        return _Tag(
+            kind=kind,
+            name=name,
+            line=line,
+            attributes=tuple(attributes[:MOST_ATTRIBUTES]),
+            surplus=surplus,
+        )
 
     def token(self, *, with_value: bool) -> tuple[str, str, str]:
         """(name, value, the character that ended it)."""

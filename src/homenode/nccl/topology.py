@@ -4,8 +4,9 @@ Source: src/graph/{xml.h,xml.cc,topo.cc} of NVIDIA/nccl and ROCm/rccl.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 
@@ -45,8 +46,7 @@ class Flavour(StrEnum):
         return 255 if self is Flavour.NCCL else 8191
 
 
-@dataclass(frozen=True, slots=True)
-class NcclPci:
+class NcclPci(Struct, frozen=True, kw_only=True):
     """A <pci>: a switch with children, or a GPU or NIC without.
 
     bus_id: the guest kernel's address, or one that no guest has for a virtual switch. class_code:
@@ -70,8 +70,7 @@ class NcclPci:
         return self.bus_id.startswith("ffff:ff:")
 
 
-@dataclass(frozen=True, slots=True)
-class NcclCpu:
+class NcclCpu(Struct, frozen=True, kw_only=True):
     """A <cpu>: the part of the guest's vCPUs that runs on one host node, and what hangs there.
 
     numa_id: the guest's node where it has one for it. affinity: vCPUs. architecture: NCCL's word
@@ -87,8 +86,7 @@ class NcclCpu:
     children: tuple[NcclPci, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NcclTopology:
+class NcclTopology(Struct, frozen=True):
     """A whole file. cpus: ascending by host node."""
 
     flavour: Flavour

@@ -9,7 +9,9 @@ The tests compare with that code.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.pods.cpu_assignment import assign
 from homenode.pods.hints import ANY, Hint, Hints, Merged, bits, masks, mean_distance, merge
@@ -21,8 +23,7 @@ SMT_ALIGNMENT = "SMTAlignmentError"
 UNEXPECTED = "UnexpectedAdmissionError"
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True, kw_only=True):
     """What a container gets. mask: the nodes of its hint, None where any node does."""
 
     name: str
@@ -31,8 +32,7 @@ class Given:
     devices: Mapping[str, frozenset[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True, kw_only=True):
     """reason: the pod's status.reason. container: None = the whole pod. hints: of each manager at
     that moment, for whoever explains it."""
 
@@ -42,8 +42,7 @@ class Refusal:
     hints: tuple[Hints, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True, kw_only=True):
     """refusal None: admitted. node: as it is with the pod, or as it was."""
 
     refusal: Refusal | None
@@ -51,8 +50,7 @@ class Admission:
     node: Node
 
 
-@dataclass(slots=True)
-class _Reusable:
+class _Reusable(Struct, kw_only=True):
     """What init containers leave to the containers after them."""
 
     cpus: frozenset[int] = frozenset()
@@ -96,14 +94,18 @@ def admit(pod: Pod, node: Node) -> Admission:
             return _refused(error.reason, error.detail, container.name, (), before)
         assigned[container.name] = cpus
         mask = None if policies.topology_policy == "none" else merged.mask
-        given.append(Given(container.name, mask, cpus, devices))
-    return Admission(None, tuple(given), node)
+        given.append(Given(name=container.name, mask=mask, cpus=cpus, devices=devices))
+    return Admission(refusal=None, given=tuple(given), node=node)
 
 
 def _refused(
     reason: str, detail: str, container: str | None, hints: tuple[Hints, ...], node: Node
 ) -> Admission:
-    return Admission(Refusal(reason, detail, container, hints), (), node)
+    return Admission(
+        refusal=Refusal(reason=reason, detail=detail, container=container, hints=hints),
+        given=(),
+        node=node,
+    )
 
 
 def _admits(merged: Merged, policy: str) -> bool:
@@ -418,7 +420,9 @@ def _take_memory(memory: dict[int, NodeMemory], nodes: Sequence[int], name: str,
         in_use = min(table.free, size)
         size -= in_use
         tables[name] = MemoryTable(table.allocatable, table.free - in_use)
-        memory[n] = NodeMemory(tables, tuple(nodes), of_node.assignments + 1)
+        memory[n] = NodeMemory(
+            tables=tables, cells=tuple(nodes), assignments=of_node.assignments + 1
+        )
 
 
 def _keep_reusable(

@@ -5,8 +5,10 @@ device-plugins/kubelet_internal_checkpoint, as Kubernetes 1.26 to 1.36 write the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -16,8 +18,7 @@ from homenode.pods.objects import down, read_object
 FILES = ("cpu_manager_state", "memory_manager_state", "kubelet_internal_checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
+class Checkpoints(Struct, frozen=True, kw_only=True):
     """free_cpus, memory: None where the file is not given or its policy keeps none. devices:
     resource -> NUMA node -> devices in use; node -1 is none.
     """
@@ -34,9 +35,9 @@ def read_checkpoints(texts: Mapping[str, str], source: str) -> Checkpoints:
         for name, text in texts.items()
     }
     return Checkpoints(
-        _cpus(documents.get("cpu_manager_state"), source),
-        _memory(documents.get("memory_manager_state"), source),
-        _devices(documents.get("kubelet_internal_checkpoint")),
+        free_cpus=_cpus(documents.get("cpu_manager_state"), source),
+        memory=_memory(documents.get("memory_manager_state"), source),
+        devices=_devices(documents.get("kubelet_internal_checkpoint")),
     )
 
 
@@ -84,7 +85,7 @@ def _memory(document: Mapping[str, Any] | None, source: str) -> dict[int, NodeMe
             raise InputError(f"{source}/memory_manager_state: expected a node, found {number!r}")
         listed = cells if isinstance(cells, list) else [int(number)]
         found[int(number)] = NodeMemory(
-            tables, tuple(listed), _count(of_node, "numberOfAssignments")
+            tables=tables, cells=tuple(listed), assignments=_count(of_node, "numberOfAssignments")
         )
     return found
 

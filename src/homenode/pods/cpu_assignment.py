@@ -10,12 +10,12 @@ tests compare with that code.
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class CpuPlace:
+
+class CpuPlace(Struct, frozen=True, kw_only=True):
     """Where one CPU is. core: the lowest CPU of its core. uncore: its last-level cache."""
 
     core: int
@@ -24,8 +24,7 @@ class CpuPlace:
     uncore: int
 
 
-@dataclass(frozen=True)
-class CpuTopology:
+class CpuTopology(Struct, frozen=True, dict=True):
     """The CPUs of a machine as the kubelet numbers them. sockets: their number."""
 
     places: dict[int, CpuPlace]
@@ -71,8 +70,7 @@ def _grouped(topology: CpuTopology, level: str, cpus: Iterable[int]) -> dict[int
     return {number: frozenset(members) for number, members in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class AssignmentOptions:
+class AssignmentOptions(Struct, frozen=True, kw_only=True):
     """Options of the static policy that change which CPUs are taken. Names are the kubelet's."""
 
     full_pcpus_only: bool = False

@@ -1,7 +1,9 @@
 """Fit: whether a pod is admitted to a node, why not, and the smallest change that is admitted."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Findings, in_order
@@ -30,16 +32,14 @@ NOT_STARTED = "the kubelet does not start"
 UNANSWERED = "not known"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What one Topology Manager policy answers."""
 
     policy: str
     admission: Admission
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True, kw_only=True):
     """What would be admitted. text: for people."""
 
     text: str
@@ -47,8 +47,7 @@ class Change:
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """policy: the one that the kubelet has. answers: of every policy, in the order of POLICIES.
     change: the smallest change of the pod, setting: of the kubelet, that is admitted; None where
     there is none, or none is needed."""
@@ -81,15 +80,36 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
         change = _smallest_change(pod, node)
     if is_answered and own.refusal is not None and not lacking:
         setting = _smallest_setting(pod, node)
-    return Fit(pod, node, policy, answers, lacking, change, setting, gaps)
+    return Fit(
+        pod=pod,
+        node=node,
+        policy=policy,
+        answers=answers,
+        lacking=lacking,
+        change=change,
+        setting=setting,
+        gaps=gaps,
+    )
 
 
 def _answer(pod: Pod, node: Node) -> Admission:
     nodes, searched = len(node.numa_nodes), _searched_nodes(node)
     if any(one.id == "numa-nodes-many" for one in kubelet_findings(node.policies, nodes)):
-        return Admission(Refusal(NOT_STARTED, f"{nodes} NUMA nodes", None, ()), (), node)
+        return Admission(
+            refusal=Refusal(
+                reason=NOT_STARTED, detail=f"{nodes} NUMA nodes", container=None, hints=()
+            ),
+            given=(),
+            node=node,
+        )
     if searched > MOST_NODES:
-        return Admission(Refusal(UNANSWERED, f"2^{searched} sets of nodes", None, ()), (), node)
+        return Admission(
+            refusal=Refusal(
+                reason=UNANSWERED, detail=f"2^{searched} sets of nodes", container=None, hints=()
+            ),
+            given=(),
+            node=node,
+        )
     return admit(pod, node)
 
 
@@ -108,7 +128,7 @@ def _searched_nodes(node: Node) -> int:
 
 
 def _with(node: Node, **changes: object) -> Node:
-    policies: KubeletPolicies = replace(node.policies, **changes)  # type: ignore[arg-type]
+    policies: KubeletPolicies = replace(node.policies, **changes)
     return replace(node, policies=policies)
 
 
@@ -141,7 +161,7 @@ def _smallest_change(pod: Pod, node: Node) -> Change | None:
             containers = (*pod.containers[:i], changed, *pod.containers[i + 1 :])
             other = replace(pod, containers=containers)
             if _is_admitted(other, node):
-                best = (loss, Change(f"{container.name}: {text}", other, node))
+                best = (loss, Change(text=f"{container.name}: {text}", pod=other, node=node))
                 break
     return None if best is None else best[1]
 
@@ -210,7 +230,7 @@ def _smallest_setting(pod: Pod, node: Node) -> Change | None:
     for text, changes in candidates:
         changed = _with(node, **changes)
         if _is_admitted(pod, changed):
-            return Change(text, pod, changed)
+            return Change(text=text, pod=pod, node=changed)
     return None
 
 
@@ -227,7 +247,7 @@ def fit_findings(found: Fit, host_name: str) -> Findings:
         f"kubelet: topologyManagerPolicy {policies.topology_policy} (scope {policies.scope}), "
         f"cpuManagerPolicy {policies.cpu_policy}, memoryManagerPolicy {policies.memory_policy}",
     )
-    return Findings(checked, in_order(_findings(found)))
+    return Findings(checked=checked, findings=in_order(_findings(found)))
 
 
 def kubelet_findings(policies: KubeletPolicies, nodes: int) -> Iterator[Finding]:

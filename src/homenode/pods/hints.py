@@ -8,14 +8,14 @@ Source: pkg/kubelet/cm/topologymanager (policy.go, numa_info.go) of Kubernetes 1
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
+
+from msgspec import Struct
 
 SINGLE = "single-numa-node"
 
 
-@dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Struct, frozen=True):
     """mask: None = any node does."""
 
     mask: int | None
@@ -27,8 +27,7 @@ Hints = Mapping[str, Sequence[Hint] | None]
 """By resource; None: it has no node; empty: no set of nodes has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """What all hints come to. mask None: no node is preferred to another."""
 
     mask: int | None

@@ -5,8 +5,9 @@ Source: kubelet.config.k8s.io/v1beta1, KubeletConfiguration;
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -20,8 +21,7 @@ _TRUE = ("1", "t", "true")
 _HINT = "try: kubectl get --raw /api/v1/nodes/NODE/proxy/configz"
 
 
-@dataclass(frozen=True, slots=True)
-class Kubelet:
+class Kubelet(Struct, frozen=True, kw_only=True):
     """Policies as kubelet names them; its defaults where the configuration says nothing.
 
     reserved_pus: never given to a container. reserved_cpu_count: CPUs that are reserved by number;
@@ -53,10 +53,12 @@ class Kubelet:
             most_nodes=int(most) if most.isdecimal() and len(most) < 6 else 8,
             cpu_policy=self.cpu_policy,
             assignment=AssignmentOptions(
-                self.has_cpu_option("full-pcpus-only"),
-                self.has_cpu_option("distribute-cpus-across-numa"),
-                self.has_cpu_option("distribute-cpus-across-cores"),
-                self.has_cpu_option("prefer-align-cpus-by-uncorecache"),
+                full_pcpus_only=self.has_cpu_option("full-pcpus-only"),
+                distribute_cpus_across_numa=self.has_cpu_option("distribute-cpus-across-numa"),
+                distribute_cpus_across_cores=self.has_cpu_option("distribute-cpus-across-cores"),
+                prefer_align_cpus_by_uncorecache=self.has_cpu_option(
+                    "prefer-align-cpus-by-uncorecache"
+                ),
             ),
             align_by_socket=self.has_cpu_option("align-by-socket"),
             reserved_cpus=frozenset(map(int, self.reserved_pus)) if self.reserved_pus else None,

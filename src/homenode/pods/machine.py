@@ -4,7 +4,8 @@ Source: google/cadvisor (machine information), pkg/kubelet/cm/cpumanager/topolog
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -84,7 +85,9 @@ def _cpus(host: Host) -> CpuTopology:
             socket = 0 if pu.package is None else int(pu.package)
             cache = socket if pu.llc is None else int(pu.llc)
             core = int(cores.get(pu.index, pu.index))
-            places[int(pu.index)] = CpuPlace(core, socket, int(pu.node), cache)
+            places[int(pu.index)] = CpuPlace(
+                core=core, socket=socket, node=int(pu.node), uncore=cache
+            )
     if not places:
         raise InputError(
             f"host {host.name!r}: expected PUs on NUMA nodes, found none in its source",

@@ -4,13 +4,13 @@ NUMA nodes are bits of a mask throughout, as in the kubelet's hints: node 2 is 1
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.pods.cpu_assignment import AssignmentOptions, CpuTopology, assign
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletPolicies:
+class KubeletPolicies(Struct, frozen=True, kw_only=True):
     """The settings that admission depends on, with the kubelet's own names for their values.
 
     most_nodes: NUMA nodes of a machine on which the Topology Manager agrees to work.
@@ -31,16 +31,14 @@ class KubeletPolicies:
     reserved_memory_bytes: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryTable:
+class MemoryTable(Struct, frozen=True):
     """Memory of one kind on one node that pods may have."""
 
     allocatable: int
     free: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True, kw_only=True):
     """cells: the nodes that share their memory with this one. assignments: containers' blocks."""
 
     tables: Mapping[str, MemoryTable]
@@ -48,8 +46,7 @@ class NodeMemory:
     assignments: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Struct, frozen=True, kw_only=True):
     """A node of the cluster and what its pods have left free.
 
     numa_nodes: every node, those without CPUs among them. distances: [from][to] by position.
@@ -104,15 +101,15 @@ def empty_node(
             name: MemoryTable(size - kept.get(name, 0), size - kept.get(name, 0))
             for name, size in of_node.items()
         }
-        memory[node] = NodeMemory(tables, (node,))
+        memory[node] = NodeMemory(tables=tables, cells=(node,))
     return Node(
-        policies,
-        numa_nodes,
-        distances,
-        cpus,
-        reserved or frozenset(),
-        frozenset(cpus.places),
-        memory,
-        devices,
-        {},
+        policies=policies,
+        numa_nodes=numa_nodes,
+        distances=distances,
+        cpus=cpus,
+        reserved_cpus=reserved or frozenset(),
+        free_cpus=frozenset(cpus.places),
+        memory=memory,
+        devices=devices,
+        used_devices={},
     )

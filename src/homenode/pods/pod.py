@@ -5,8 +5,9 @@ pkg/apis/core/v1/helper/qos for the class.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from homenode.errors import InputError
 from homenode.pods.objects import down
@@ -17,8 +18,7 @@ HUGE_PAGES = "hugepages-"
 _OTHERS = ("ephemeral-storage", "storage")
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True, kw_only=True):
     """cpu_milli: thousandths of a CPU that it requests. memory_bytes: by resource, `memory` and
     `hugepages-SIZE`. devices: by resource name. is_init: it runs before the others; restarts: an
     init container that stays (restartPolicy Always). is_guaranteed: CPU and memory have limits that
@@ -35,8 +35,7 @@ class Container:
     has_whole_bytes: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Struct, frozen=True, kw_only=True):
     """containers: init containers first, in the order in which the kubelet admits them.
 
     pod_level: resources of the pod as a whole are set, which the managers of Kubernetes up to 1.35
@@ -99,7 +98,9 @@ def read_pod(document: Mapping[str, Any], source: str) -> Pod:
     ]
     if not any(not c.is_init for c in containers):
         raise InputError(f"{source}: expected containers in the pod's spec, found none")
-    return Pod(name, tuple(containers), down(spec, "resources") is not None)
+    return Pod(
+        name=name, containers=tuple(containers), pod_level=down(spec, "resources") is not None
+    )
 
 
 def _pod_spec(document: Mapping[str, Any], source: str) -> tuple[Mapping[str, Any], str]:
@@ -141,14 +142,16 @@ def _container(value: Mapping[str, Any], source: str, is_init: bool) -> Containe
         if "/" in resource and resource not in _OTHERS
     }
     return Container(
-        name,
-        parse_milli(requests.get("cpu", 0), f"{where}: cpu"),
-        memory,
-        {resource: count for resource, count in devices.items() if count},
-        is_init,
-        is_init and value.get("restartPolicy") == "Always",
-        _is_guaranteed(limits, requests, where),
-        all(is_whole(requests[resource], f"{where}: {resource}") for resource in memory),
+        name=name,
+        cpu_milli=parse_milli(requests.get("cpu", 0), f"{where}: cpu"),
+        memory_bytes=memory,
+        devices={resource: count for resource, count in devices.items() if count},
+        is_init=is_init,
+        restarts=is_init and value.get("restartPolicy") == "Always",
+        is_guaranteed=_is_guaranteed(limits, requests, where),
+        has_whole_bytes=all(
+            is_whole(requests[resource], f"{where}: {resource}") for resource in memory
+        ),
     )
 
 

@@ -1,7 +1,9 @@
 """PoolFit: which nodes of a cluster admit a pod, and what the others answer."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.findings import Finding, Findings, Severity, in_order
@@ -11,8 +13,7 @@ from homenode.wording import plural
 MOST_NAMES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGroup:
+class NodeGroup(Struct, frozen=True, kw_only=True):
     """Nodes with one answer. answer: for people. findings: the same for each of them."""
 
     answer: str
@@ -25,8 +26,7 @@ class NodeGroup:
         return self.is_admitted and not any(one.id == "pod-not-aligned" for one in self.findings)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolFit:
+class PoolFit(Struct, frozen=True):
     """fits: by node name, in the pool's order. groups: those that admit the pod first, larger
     groups before smaller ones."""
 
@@ -44,7 +44,7 @@ def pool_fit(fits: tuple[tuple[str, Fit], ...]) -> PoolFit:
         key = _answer(found, findings), findings, _is_admitted(found)
         grouped.setdefault(key, []).append(name)
     groups = [
-        NodeGroup(answer, tuple(nodes), findings, is_admitted)
+        NodeGroup(answer=answer, nodes=tuple(nodes), findings=findings, is_admitted=is_admitted)
         for (answer, findings, is_admitted), nodes in grouped.items()
     ]
     groups.sort(key=lambda one: (not one.is_aligned, not one.is_admitted, -len(one.nodes)))
@@ -85,7 +85,7 @@ def pool_fit_findings(found: PoolFit) -> Findings:
     for group in found.groups:
         for one in group.findings:
             nodes_of.setdefault(one, []).extend(group.nodes)
-    return Findings(checked, in_order(_findings(nodes_of, every, good)))
+    return Findings(checked=checked, findings=in_order(_findings(nodes_of, every, good)))
 
 
 def _findings(nodes_of: dict[Finding, list[str]], every: int, good: list[str]) -> Iterator[Finding]:

@@ -4,11 +4,10 @@ The key of each is a digest of all that it depends on: shape and state of the ho
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
 
 from homenode import formats
 from homenode.pool.flavour import Flavour
@@ -25,8 +24,7 @@ CountsAnswer = tuple[Count, Count]
 StrandedAnswer = tuple[tuple[str, tuple[str, ...]], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredAnswers:
+class StoredAnswers(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """The file. program: the homenode that wrote it, since another may plan otherwise.
 
     By digest: runs: clean, number, free_gpus and memory of a Run. counts: VMs that fit with full
@@ -78,10 +76,10 @@ class Answers:
         if _size(own) <= MOST_ANSWERS:
             return own
         return StoredAnswers(
-            own.program,
-            {key: own.runs[key] for key in own.runs.keys() & self._used},
-            {key: own.counts[key] for key in own.counts.keys() & self._used},
-            {key: own.stranded[key] for key in own.stranded.keys() & self._used},
+            program=own.program,
+            runs={key: own.runs[key] for key in own.runs.keys() & self._used},
+            counts={key: own.counts[key] for key in own.counts.keys() & self._used},
+            stranded={key: own.stranded[key] for key in own.stranded.keys() & self._used},
         )
 
 

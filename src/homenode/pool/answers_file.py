@@ -28,7 +28,7 @@ def read_answers(folder: Path) -> Answers:
             stored = formats.decode(content, "pool-answers", StoredAnswers, ANSWERS_FILE)
             if stored.program == program:
                 return Answers(stored)
-    return Answers(StoredAnswers(program))
+    return Answers(StoredAnswers(program=program))
 
 
 def write_answers(folder: Path, answers: Answers) -> None:

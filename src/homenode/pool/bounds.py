@@ -6,7 +6,8 @@ package, each VM with full locality has too, and what is free on each package li
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -28,8 +29,7 @@ UNREACHED = 1 << 62
 """More than a pool can lose: the host has no placement that costs as little as the bound."""
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Struct, frozen=True, kw_only=True):
     """GPUs, whole cores and bytes: what is free, or what a VM needs."""
 
     gpus: int
@@ -49,14 +49,13 @@ class Amount:
 
     def without(self, other: "Amount") -> "Amount":
         return Amount(
-            self.gpus - other.gpus,
-            self.cores - other.cores,
-            self.memory_bytes - other.memory_bytes,
+            gpus=self.gpus - other.gpus,
+            cores=self.cores - other.cores,
+            memory_bytes=self.memory_bytes - other.memory_bytes,
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Nodes:
+class _Nodes(Struct, frozen=True, kw_only=True):
     """The nodes of a shape. position: of each node in the list of nodes. packages: the package of
     each node, by position. classes: (position of the node, number of cores) of each class of cores.
     gpus: position of each GPU's node. widest: most PUs of a core; None if all cores are alike."""
@@ -68,8 +67,7 @@ class _Nodes:
     widest: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Empty:
+class _Empty(Struct, frozen=True, kw_only=True):
     """A VM on the empty host. own: its cost, if that is certainly the least. rest: cost terms of
     the host. needs: the least that it allocates there without a fallback. home: position of its
     node; None if it has several, or a GPU is on another. one_package: whether it is on one package
@@ -82,8 +80,7 @@ class _Empty:
     one_package: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Fits:
+class _Fits(Struct, frozen=True, kw_only=True):
     """How many VMs with full locality a host takes at most. parts: what is free on each package, or
     on the whole host. most: VMs that each part takes. part_of: the part of each node."""
 
@@ -134,7 +131,7 @@ class Bounds:
         """How many VMs with full locality no longer fit, at least: by flavour, then by node of the
         VM. Ends at the first flavour of which the present number is not known."""
         unfit = self._planner.unfit(state.shape, flavour)
-        without_gpus = Amount(0, needs.cores, needs.memory_bytes)
+        without_gpus = Amount(gpus=0, cores=needs.cores, memory_bytes=needs.memory_bytes)
         found = []
         for other in self._flavours:
             before = self._planner.known_counts(state, other)
@@ -254,7 +251,7 @@ class Bounds:
         part_of = nodes.packages if empty.one_package else (0,) * len(nodes.packages)
         parts = _parts(self._free_of(state, flavour, nodes), part_of)
         most = tuple(part.holds(empty.needs) for part in parts)
-        return _Fits(empty.needs, parts, most, part_of)
+        return _Fits(needs=empty.needs, parts=parts, most=most, part_of=part_of)
 
     def _on_empty(self, state: HostState, flavour: Flavour) -> _Empty | None:
         """The VM on the empty host; None where it does not fit there."""
@@ -289,18 +286,18 @@ class Bounds:
         if nodes is not None and not has_whole_cores:
             cores = min(cores, -(-request.vcpus // nodes.widest))
         needs = Amount(
-            flavour.gpus if flavour.options.gpu_profile is None else 0,
-            cores,
-            request.memory_bytes if is_bound else 0,
+            gpus=flavour.gpus if flavour.options.gpu_profile is None else 0,
+            cores=cores,
+            memory_bytes=request.memory_bytes if is_bound else 0,
         )
         return _Empty(
-            (0, *own) if is_least and nodes is not None else None,
-            tuple(rest),
-            needs,
-            nodes.position[step.placement.nodes[0]]
+            own=(0, *own) if is_least and nodes is not None else None,
+            rest=tuple(rest),
+            needs=needs,
+            home=nodes.position[step.placement.nodes[0]]
             if on_one and nodes is not None and not is_anywhere and not names_parts(request)
             else None,
-            is_near
+            one_package=is_near
             if is_local and flavour.options.gpu_profile is None and not is_anywhere
             else None,
         )
@@ -319,7 +316,10 @@ class Bounds:
             for (node, number), (busy, _) in zip(nodes.classes, state.cores, strict=True):
                 cores[node] += number - busy
             memory = (UNREACHED if free is None else max(0, free) for _, free, _ in state.memory)
-            found = self._free[state, unfit] = tuple(map(Amount, gpus, cores, memory))
+            found = self._free[state, unfit] = tuple(
+                Amount(gpus=gpu, cores=core, memory_bytes=free)
+                for gpu, core, free in zip(gpus, cores, memory, strict=True)
+            )
         return found
 
     def _nodes_of(self, shape: int) -> _Nodes | None:
@@ -339,7 +339,9 @@ def _parts(free: Sequence[Amount], part_of: Sequence[int]) -> tuple[Amount, ...]
     for number in range(max(part_of) + 1):
         own = [one for one, part in zip(free, part_of, strict=True) if part == number]
         gpus, cores = sum([one.gpus for one in own]), sum([one.cores for one in own])
-        parts.append(Amount(gpus, cores, sum([one.memory_bytes for one in own])))
+        parts.append(
+            Amount(gpus=gpus, cores=cores, memory_bytes=sum([one.memory_bytes for one in own]))
+        )
     return tuple(parts)
 
 
@@ -391,4 +393,6 @@ def _nodes(
         numbers[packages[i]] if i in packages else len(numbers) + i for i in range(len(position))
     ]
     widest = max(len(core.pus) for core in host.cores)
-    return _Nodes(position, tuple(of_nodes), tuple(found), homes, widest)
+    return _Nodes(
+        position=position, packages=tuple(of_nodes), classes=tuple(found), gpus=homes, widest=widest
+    )

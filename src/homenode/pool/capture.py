@@ -2,9 +2,11 @@
 
 import re
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain
@@ -20,8 +22,7 @@ _SERVER = re.compile(r"[A-Za-z0-9\[][A-Za-z0-9_.:@%\[\]+-]{0,255}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]{0,254}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class ListedHost:
+class ListedHost(Struct, frozen=True, kw_only=True):
     """A line of a list: where ssh finds the host, its name in the pool, and its fault domain."""
 
     server: str
@@ -29,8 +30,7 @@ class ListedHost:
     fault_domain: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedPool:
+class CapturedPool(Struct, frozen=True):
     """The pool as the folder has it now. read: hosts that were read this time."""
 
     pool: Pool
@@ -144,9 +144,7 @@ def _kept(record: RecordFolder) -> dict[str, bytes]:
         for host in pool.hosts:
             alone = PoolBuilder()
             alone.shape(pool.shapes[host.shape])
-            alone.add_known(
-                type(host)(host.name, 0, host.nodes, host.domains, host.source, host.fault_domain)
-            )
+            alone.add_known(replace(host, shape=0))
             kept[host.name] = "".join(encode_pool(alone.pool())).encode()
     for path in sorted(record.path.glob(PART_FILES)):
         content = record.read(path.name)
@@ -187,7 +185,9 @@ def read_list(text: str, source: str) -> tuple[tuple[ListedHost, ...], list[tupl
             failures.append((f"{source}:{number}", reason))
             continue
         lines[name] = number
-        found[name] = ListedHost(words[0], name, keys.get("fault_domain") or None)
+        found[name] = ListedHost(
+            server=words[0], name=name, fault_domain=keys.get("fault_domain") or None
+        )
     if not found:
         where, reason = failures[0] if failures else (source, "expected hosts, found none")
         raise InputError(f"{where}: {reason}")

@@ -1,9 +1,9 @@
 """Division: which VM goes to which host and nodes, as a linear program in whole numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -26,8 +26,7 @@ ALLOWED = {Concession.UNEQUAL_CELLS, Concession.UNEVEN_MEMORY}
 """What may give way in a packing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True, kw_only=True):
     """What a VM has to do with other VMs: names of groups; None = no group.
 
     affinity: the group is on one host. anti_affinity: no two VMs of the group are on one host.
@@ -43,16 +42,14 @@ class Rules:
         return self == Rules()
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDocument:
+class RequestDocument(Struct, frozen=True):
     """A domain document that VMs are tuned from. source: what to call it in messages."""
 
     source: str
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PackRequest:
+class PackRequest(Struct, frozen=True, kw_only=True):
     """Equal VMs. names: one for each VM. document: None = plans only."""
 
     flavour: Flavour
@@ -61,8 +58,7 @@ class PackRequest:
     document: RequestDocument | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True, kw_only=True):
     """One way to place a VM on a host. nodes: positions; () = anywhere on the host. away: GPUs that
     may be on other nodes. crossed: packages beyond the first."""
 
@@ -71,8 +67,7 @@ class Option:
     away: int
 
 
-@dataclass(slots=True)
-class Model:
+class Model(Struct, kw_only=True):
     program: IntegerProgram = field(default_factory=IntegerProgram)
     chosen: dict[tuple[int, int, int], int] = field(default_factory=dict)
     options: dict[tuple[int, int], tuple[Option, ...]] = field(default_factory=dict)
@@ -337,8 +332,8 @@ def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tup
         if any((capacity.limit((key, node)) or 0) < gpus // count for node in one):
             continue
         crossed = len({capacity.packages[node] for node in one}) - 1
-        found.append(Option(one, crossed, 0))
-    found.append(Option((), max(0, len(by_package) - 1), max(1, gpus)))
+        found.append(Option(nodes=one, crossed=crossed, away=0))
+    found.append(Option(nodes=(), crossed=max(0, len(by_package) - 1), away=max(1, gpus)))
     return tuple(found)
 
 

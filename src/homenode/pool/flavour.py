@@ -1,9 +1,8 @@
 """Flavour: a size of VM, and the planner's request for it on a host."""
 
-from dataclasses import dataclass, field
 from typing import Annotated
 
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, field, structs
 
 from homenode.errors import InputError
 from homenode.pci import PciDevice
@@ -25,8 +24,7 @@ DEFAULT_GPUS = (1, 2, 4, 8)
 _MOST = 1 << 16
 
 
-@dataclass(frozen=True, slots=True)
-class Flavour:
+class Flavour(Struct, frozen=True, kw_only=True):
     """A size of VM.
 
     vcpus, memory_bytes: None = the share of the host's cores and memory that belongs to so many of
@@ -135,7 +133,7 @@ def _for_vms(node: NumaNode) -> int:
 
 def default_flavours() -> tuple[Flavour, ...]:
     """1, 2, 4 and 8 GPUs, each with its share of the host."""
-    return tuple(Flavour(f"gpu{count}", count) for count in DEFAULT_GPUS)
+    return tuple(Flavour(name=f"gpu{count}", gpus=count) for count in DEFAULT_GPUS)
 
 
 def _blank_guest(name: str, vcpus: int, memory_bytes: int, architecture: str) -> Vm:

@@ -1,10 +1,11 @@
 """Hook: one request of a scheduler as a line of JSON, and the answer as another."""
 
-from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError
@@ -38,8 +39,7 @@ class HookRequest(SizeTable, kw_only=True, forbid_unknown_fields=False):
     hosts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HookPlace:
+class HookPlace(Struct, frozen=True, kw_only=True):
     """A host that takes the VM. nodes: host nodes; gpus: addresses; fallback: as in a plan."""
 
     host: str
@@ -49,8 +49,7 @@ class HookPlace:
     lost: tuple[LostFits, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class HookAnswer:
+class HookAnswer(Struct, frozen=True, kw_only=True):
     """The answer. host: None if no host takes the VM; `reason` says why. places: the first three.
     error: the line was no valid request, and nothing was done."""
 
@@ -91,12 +90,14 @@ class Hook:
             vm = request.vm
             answer = self._answer(request)
         except HomenodeError as error:
-            answer = HookAnswer(vm, "none", error=error.message)
+            answer = HookAnswer(vm=vm, op="none", error=error.message)
         return _encoded(answer) + "\n"
 
     def _answer(self, request: HookRequest) -> HookAnswer:
         if request.op == "remove":
-            return HookAnswer(request.vm, request.op, removed_from=self._places.remove(request.vm))
+            return HookAnswer(
+                vm=request.vm, op=request.op, removed_from=self._places.remove(request.vm)
+            )
         if request.op == "place" and (there := self._places.hosts_of(request.vm)):
             raise InputError(f"vm: expected a new one, found {request.vm!r} on {there[0]}")
         flavour = self._flavour(request)
@@ -104,11 +105,11 @@ class Hook:
         ranked = list(islice(self._places.ranked(flavour, among=among), _MOST_SHOWN))
         shown = tuple(self._shown(one) for one in ranked)
         if not ranked:
-            return HookAnswer(request.vm, request.op, reason="no host takes it")
+            return HookAnswer(vm=request.vm, op=request.op, reason="no host takes it")
         best = ranked[0]
         if request.op == "place":
             self._places.add(best.host.name, self._placed(best, flavour, request.vm))
-        return HookAnswer(request.vm, request.op, best.host.name, shown)
+        return HookAnswer(vm=request.vm, op=request.op, host=best.host.name, places=shown)
 
     def _placed(self, best: RankedPlace, flavour: Flavour, vm: str) -> RunningDomain:
         """The VM as the planner places it on this host."""
@@ -118,7 +119,13 @@ class Hook:
         gpus = self._places.planner.gpus(one.state.shape)
         placement = one.placement
         own = tuple(bdf for bdf in placement.devices if bdf in gpus)
-        return HookPlace(one.host.name, placement.nodes, own, placement.fallback, one.lost)
+        return HookPlace(
+            host=one.host.name,
+            nodes=placement.nodes,
+            gpus=own,
+            rung=placement.fallback,
+            lost=one.lost,
+        )
 
     def _flavour(self, request: HookRequest) -> Flavour:
         if request.flavour is not None:

@@ -1,8 +1,8 @@
 """Pool: hosts as values. Equal machines share one Host and differ in a few numbers."""
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.analyse.health import link_health
@@ -14,8 +14,7 @@ from homenode.plan.gpu_parts import is_divided, parts_at
 from homenode.topology import Host, NumaNode, PagePool, RunningDomain
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemoryState:
+class NodeMemoryState(Struct, frozen=True, kw_only=True):
     """The memory of a node on one machine; fields as in NumaNode."""
 
     memory_bytes: int | None
@@ -23,8 +22,7 @@ class NodeMemoryState:
     page_pools: tuple[PagePool, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolHost:
+class PoolHost(Struct, frozen=True, kw_only=True):
     """One machine of a pool.
 
     shape: which of the pool's shapes it is. nodes: its memory, in the shape's order of nodes.
@@ -48,16 +46,14 @@ class PoolHost:
         return f"qemu+ssh://{self.source if is_server else self.name}/system"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolFailure:
+class PoolFailure(Struct, frozen=True):
     """A source of a pool that gave no host, and why."""
 
     source: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True, kw_only=True):
     """Hosts, ascending by name. shapes: machines without name, memory and domains."""
 
     shapes: tuple[Host, ...]
@@ -79,8 +75,7 @@ class Pool:
         return replace(shape, name=one.name, nodes=nodes, domains=one.domains)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolVm:
+class PoolVm(Struct, frozen=True, kw_only=True):
     """A VM of a host. state: "running", "placed" (it counts, and has not started), "shut off" (it
     does not count).
 
@@ -99,8 +94,7 @@ class PoolVm:
     mediated: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolVms:
+class PoolVms(Struct, frozen=True):
     """The VMs of a pool, by host."""
 
     vms: tuple[PoolVm, ...]
@@ -132,15 +126,15 @@ def _vm_of(shape: Host, host: str, vm: RunningDomain) -> PoolVm:
     if nodes is not None and None not in homes:
         away = sum(home not in nodes for home in homes)
     return PoolVm(
-        vm.name,
-        host,
-        "running" if vm.running else "placed" if vm.planned else "shut off",
-        len(vm.vcpu_pins),
-        vm.memory_bytes,
-        nodes,
-        tuple(gpu.bdf for gpu in gpus),
-        away,
-        vm.mediated,
+        name=vm.name,
+        host=host,
+        state="running" if vm.running else "placed" if vm.planned else "shut off",
+        vcpus=len(vm.vcpu_pins),
+        memory_bytes=vm.memory_bytes,
+        nodes=nodes,
+        gpus=tuple(gpu.bdf for gpu in gpus),
+        gpus_away=away,
+        mediated=vm.mediated,
     )
 
 
@@ -216,15 +210,19 @@ class PoolBuilder:
         """Add a machine. None if the pool has its name already, which becomes a failure."""
         added = self.add_known(
             PoolHost(
-                name,
-                self.shape(shape_of(host)),
-                tuple(
-                    NodeMemoryState(node.memory_bytes, node.memory_free_bytes, node.page_pools)
+                name=name,
+                shape=self.shape(shape_of(host)),
+                nodes=tuple(
+                    NodeMemoryState(
+                        memory_bytes=node.memory_bytes,
+                        memory_free_bytes=node.memory_free_bytes,
+                        page_pools=node.page_pools,
+                    )
                     for node in host.nodes
                 ),
-                host.domains,
-                source,
-                fault_domain,
+                domains=host.domains,
+                source=source,
+                fault_domain=fault_domain,
             )
         )
         if added is not None:
@@ -269,9 +267,9 @@ class PoolBuilder:
     def pool(self) -> Pool:
         """What was collected."""
         return Pool(
-            tuple(self._kept),
-            tuple(sorted(self._hosts, key=lambda host: natural_key(host.name))),
-            tuple(self._failures),
+            shapes=tuple(self._kept),
+            hosts=tuple(sorted(self._hosts, key=lambda host: natural_key(host.name))),
+            failures=tuple(self._failures),
         )
 
 

@@ -1,8 +1,9 @@
 """Moves: which VMs to move, and where, to empty a host or to make a large VM fit again."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations, islice
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, UsageError
@@ -33,8 +34,7 @@ _MOST_SETS = 200
 """Sets of VMs of one host that are tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(Struct, frozen=True, kw_only=True):
     """A VM from one host to another. restart: it has passed-through devices and moves by stop and
     start; other VMs may migrate live."""
 
@@ -45,8 +45,7 @@ class Move:
     restart: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MoveGroup:
+class MoveGroup(Struct, frozen=True, kw_only=True):
     """Moves that belong together. gain: how many more VMs of `flavour` fit in the pool with full
     locality after them; 0 for a drained host."""
 
@@ -55,8 +54,7 @@ class MoveGroup:
     moves: tuple[Move, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StuckVm:
+class StuckVm(Struct, frozen=True, kw_only=True):
     """A VM that fits on no other host. reason: what it needs."""
 
     vm: str
@@ -64,8 +62,7 @@ class StuckVm:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class MovePlan:
+class MovePlan(Struct, frozen=True, kw_only=True):
     """Groups of moves in their order, the fewest moves first. fits_before: VMs of the flavour that
     fit with full locality before all moves; None for a drained host."""
 
@@ -98,15 +95,18 @@ def drain(
     for order in (sorted(largest, key=lambda one: bool(_devices(one))), largest):
         moves = _all_moved(places, order, host, _Tries(len(places.pool().hosts), MOST_TRIES))
         if moves is not None:
-            return MovePlan(tuple(MoveGroup(0, None, (move,)) for move in moves), ())
+            return MovePlan(
+                groups=tuple(MoveGroup(gain=0, flavour=None, moves=(move,)) for move in moves),
+                stuck=(),
+            )
     groups, stuck = [], []
     for vm in largest:
         found = next(_moves(places, vm, host), None)
         if found is None:
-            stuck.append(StuckVm(vm.name, host, _unmovable(places, vm, host)))
+            stuck.append(StuckVm(vm=vm.name, host=host, reason=_unmovable(places, vm, host)))
         else:
-            groups.append(MoveGroup(0, None, (found[0],)))
-    return MovePlan(tuple(groups), tuple(stuck))
+            groups.append(MoveGroup(gain=0, flavour=None, moves=(found[0],)))
+    return MovePlan(groups=tuple(groups), stuck=tuple(stuck))
 
 
 def defragment(
@@ -127,7 +127,7 @@ def defragment(
         if found is None:
             break
         groups.append(found)
-    return MovePlan(tuple(groups), (), before)
+    return MovePlan(groups=tuple(groups), stuck=(), fits_before=before)
 
 
 def _next_gain(places: PoolPlaces, flavour: Flavour) -> MoveGroup | None:
@@ -180,11 +180,10 @@ def _tried(
     moves = _all_moved(places, order, name, tries, lambda: _fits(places, flavour) > before)
     if moves is None:
         return None
-    return MoveGroup(_fits(places, flavour) - before, flavour.name, moves)
+    return MoveGroup(gain=_fits(places, flavour) - before, flavour=flavour.name, moves=moves)
 
 
-@dataclass(slots=True)
-class _Tries:
+class _Tries(Struct):
     """targets: how many kinds of host are tried for each VM. left: moves that may be undone."""
 
     targets: int
@@ -245,12 +244,12 @@ def flavour_of_vm(places: PoolPlaces, vm: RunningDomain, host: str) -> Flavour |
         return None
     has_siblings = _shares_cores(shape, vm)
     return Flavour(
-        "a VM that moves",  # one name for all: equal sizes are planned once
-        len(gpus),
-        max(1, len(vm.vcpu_pins)),
-        vm.memory_bytes or 1 << 30,
-        vm.page_bytes,
-        next(iter(models), None),
+        name="a VM that moves",  # one name for all: equal sizes are planned once
+        gpus=len(gpus),
+        vcpus=max(1, len(vm.vcpu_pins)),
+        memory_bytes=vm.memory_bytes or 1 << 30,
+        page_bytes=vm.page_bytes,
+        gpu_model=next(iter(models), None),
         options=PlanOptions(
             layout=LAYOUT_WITH_SIBLINGS if has_siblings else DEFAULT_LAYOUT,
             keep_vcpus=has_siblings,
@@ -318,4 +317,13 @@ def _moves(places: PoolPlaces, vm: RunningDomain, host: str) -> Iterator[tuple[M
         places.take_from(host, vm.name)
         places.add(one.host.name, placed)
         restart = bool(vm.devices or vm.mediated)
-        yield Move(vm.name, host, one.host.name, flavour.gpus, restart), there
+        yield (
+            Move(
+                vm=vm.name,
+                from_host=host,
+                to_host=one.host.name,
+                gpus=flavour.gpus,
+                restart=restart,
+            ),
+            there,
+        )

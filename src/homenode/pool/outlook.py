@@ -3,7 +3,9 @@ stranded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolFailure, PoolHost
@@ -12,8 +14,7 @@ from homenode.pool.state import HostState
 from homenode.pool.stranded import StrandedGpus, StrandedSearch
 
 
-@dataclass(frozen=True, slots=True)
-class FlavourFit:
+class FlavourFit(Struct, frozen=True, kw_only=True):
     """How many more VMs of a flavour fit, placed one after the other.
 
     local: with full locality: every GPU on a chosen node, and nothing worse than on the empty host.
@@ -25,8 +26,7 @@ class FlavourFit:
     degraded: int
 
 
-@dataclass(frozen=True, slots=True)
-class Free:
+class Free(Struct, frozen=True, kw_only=True):
     """What exists and what is free of it. Memory: bytes that the planner may give to VMs with
     ordinary pages; None if a node's memory is unknown."""
 
@@ -39,8 +39,7 @@ class Free:
     vms: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostOutlook:
+class HostOutlook(Struct, frozen=True, kw_only=True):
     """One host. fits: in the order of the flavours."""
 
     name: str
@@ -53,16 +52,14 @@ class HostOutlook:
         return sum(len(one.gpus) for one in self.stranded)
 
 
-@dataclass(frozen=True, slots=True)
-class MissingResource:
+class MissingResource(Struct, frozen=True):
     """How many free GPUs of a pool are stranded because a resource is missing."""
 
     missing: str
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOutlook:
+class PoolOutlook(Struct, frozen=True, kw_only=True):
     """A whole pool: the sums, then the hosts. shapes: number of kinds of machine. states: number of
     different allocations of them."""
 
@@ -103,20 +100,20 @@ def outlook(
         for stranded in one.stranded:
             missing[stranded.missing] += len(stranded.gpus)
     return PoolOutlook(
-        tuple(hosts),
-        _sum(one.free for one in hosts),
-        tuple(
+        hosts=tuple(hosts),
+        free=_sum(one.free for one in hosts),
+        fits=tuple(
             FlavourFit(
-                flavour.name,
-                sum(one.fits[i].local for one in hosts),
-                sum(one.fits[i].degraded for one in hosts),
+                flavour=flavour.name,
+                local=sum(one.fits[i].local for one in hosts),
+                degraded=sum(one.fits[i].degraded for one in hosts),
             )
             for i, flavour in enumerate(flavours)
         ),
-        tuple(MissingResource(name, count) for name, count in missing.most_common()),
-        len(pool.shapes),
-        len(by_state),
-        pool.failures,
+        stranded=tuple(MissingResource(name, count) for name, count in missing.most_common()),
+        shapes=len(pool.shapes),
+        states=len(by_state),
+        failures=pool.failures,
     )
 
 
@@ -131,13 +128,13 @@ def _sum(parts: Iterable[Free]) -> Free:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
     return Free(
-        sum(one.gpus for one in every),
-        sum(one.free_gpus for one in every),
-        sum(one.cores for one in every),
-        sum(one.free_cores for one in every),
-        known([one.memory_bytes for one in every]),
-        known([one.free_memory_bytes for one in every]),
-        sum(one.vms for one in every),
+        gpus=sum(one.gpus for one in every),
+        free_gpus=sum(one.free_gpus for one in every),
+        cores=sum(one.cores for one in every),
+        free_cores=sum(one.free_cores for one in every),
+        memory_bytes=known([one.memory_bytes for one in every]),
+        free_memory_bytes=known([one.free_memory_bytes for one in every]),
+        vms=sum(one.vms for one in every),
     )
 
 
@@ -147,18 +144,20 @@ def _of_state(
     fits = []
     for flavour in flavours:
         clean, number = planner.counts(state, flavour)
-        fits.append(FlavourFit(flavour.name, clean, number - clean))
+        fits.append(FlavourFit(flavour=flavour.name, local=clean, degraded=number - clean))
     sizes = [size for size, _, _ in state.memory]
     frees = [free for _, free, _ in state.memory]
     classes = planner.core_classes(state.shape)
     cores = sum(map(len, classes))
     free = Free(
-        len(planner.gpus(state.shape)),
-        len(planner.free_gpus(state)),
-        cores,
-        cores - sum(busy + service for busy, service in state.cores),
-        None if None in sizes else sum(size for size in sizes if size is not None),
-        None if None in frees else sum(size for size in frees if size is not None),
-        0,
+        gpus=len(planner.gpus(state.shape)),
+        free_gpus=len(planner.free_gpus(state)),
+        cores=cores,
+        free_cores=cores - sum(busy + service for busy, service in state.cores),
+        memory_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        free_memory_bytes=None
+        if None in frees
+        else sum(size for size in frees if size is not None),
+        vms=0,
     )
-    return HostOutlook("", free, tuple(fits), search.of(state))
+    return HostOutlook(name="", free=free, fits=tuple(fits), stranded=search.of(state))

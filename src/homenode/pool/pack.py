@@ -7,11 +7,11 @@ packings on whole cores; the gap between the packing and the bound is printed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Annotated
 
-from msgspec import Meta, structs
+from msgspec import Meta, Struct, structs
 
 from homenode.domain.read import read_vm
 from homenode.errors import InputError
@@ -44,8 +44,7 @@ from homenode.wording import plural
 MOST_VMS = 5000
 
 
-@dataclass(frozen=True, slots=True)
-class PackedVm:
+class PackedVm(Struct, frozen=True, kw_only=True):
     """A VM with its host and its plan. document: what it is tuned from; None = plans only."""
 
     name: str
@@ -55,8 +54,7 @@ class PackedVm:
     document: RequestDocument | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
+class Packing(Struct, frozen=True, kw_only=True):
     """The outcome. bound: the most value that any packing on whole cores can have; None if the
     solver found nothing. packages_crossed: packages beyond the first of each VM. gpus_away: GPUs on
     none of their VM's nodes. hosts: number of hosts with one of these VMs. unplaced: (name,
@@ -120,8 +118,16 @@ def parse_requests(
         names |= set(own)
         if len(names) > MOST_VMS:
             raise InputError(f"{source}: expected at most {MOST_VMS} VMs, found more")
-        rules = Rules(table.affinity, table.anti_affinity, table.fault_domains)
-        found.append(PackRequest(table.named(table.name, guest), own, rules, document))
+        rules = Rules(
+            affinity=table.affinity,
+            anti_affinity=table.anti_affinity,
+            fault_domains=table.fault_domains,
+        )
+        found.append(
+            PackRequest(
+                flavour=table.named(table.name, guest), names=own, rules=rules, document=document
+            )
+        )
     return tuple(found)
 
 
@@ -252,13 +258,13 @@ class _Realised:
         away = sum(self._term(vm.plan, "gpus_away_from_home") for vm in self.vms)
         value = sum(vm.value for vm in self.vms)
         return Packing(
-            tuple(self.vms),
-            unplaced,
-            value,
-            bound,
-            max(0, crossed),
-            away,
-            len({vm.host for vm in self.vms}),
+            vms=tuple(self.vms),
+            unplaced=unplaced,
+            value=value,
+            bound=bound,
+            packages_crossed=max(0, crossed),
+            gpus_away=away,
+            hosts=len({vm.host for vm in self.vms}),
         )
 
     @staticmethod
@@ -302,7 +308,7 @@ class _Realised:
             if plan is not None:
                 made.append((t, plan))
                 in_use[t] = at + 1
-                host = replace(host, domains=(*host.domains, domain_of_plan(plan)))
+                host = structs.replace(host, domains=(*host.domains, domain_of_plan(plan)))
         return made
 
     def _plan(
@@ -372,7 +378,13 @@ class _Realised:
         self.left[t].remove(plan.domain_name)
         self.places.add(name, domain_of_plan(plan))
         self.vms.append(
-            PackedVm(plan.domain_name, name, request.flavour.worth, plan, request.document)
+            PackedVm(
+                name=plan.domain_name,
+                host=name,
+                value=request.flavour.worth,
+                plan=plan,
+                document=request.document,
+            )
         )
         for kind in ("affinity", "anti_affinity", "fault_domains"):
             group = getattr(request.rules, kind)

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.domain.read import read_vm
 from homenode.domain.restore import write_tuned
@@ -20,8 +21,7 @@ from homenode.wording import plural
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,200}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class PackedLine:
+class PackedLine(Struct, frozen=True, kw_only=True):
     """Where a VM goes."""
 
     vm: str
@@ -29,16 +29,14 @@ class PackedLine:
     rung: str
 
 
-@dataclass(frozen=True, slots=True)
-class UnplacedLine:
+class UnplacedLine(Struct, frozen=True):
     """A VM that stays out, and why."""
 
     vm: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PackingSummary:
+class PackingSummary(Struct, frozen=True, kw_only=True):
     """A packing without its plans. gap: 1 - value / bound."""
 
     value: int
@@ -56,14 +54,16 @@ def encode_packing(packing: Packing) -> str:
     return encode(
         "pool-packing",
         PackingSummary(
-            packing.value,
-            packing.bound,
-            packing.gap,
-            packing.packages_crossed,
-            packing.gpus_away,
-            packing.hosts,
-            tuple(PackedLine(vm.name, vm.host, vm.plan.fallback) for vm in packing.vms),
-            tuple(UnplacedLine(*one) for one in packing.unplaced),
+            value=packing.value,
+            bound=packing.bound,
+            gap=packing.gap,
+            packages_crossed=packing.packages_crossed,
+            gpus_away=packing.gpus_away,
+            hosts=packing.hosts,
+            vms=tuple(
+                PackedLine(vm=vm.name, host=vm.host, rung=vm.plan.fallback) for vm in packing.vms
+            ),
+            unplaced=tuple(UnplacedLine(*one) for one in packing.unplaced),
         ),
     )
 

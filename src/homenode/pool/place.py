@@ -2,9 +2,10 @@
 
 import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
@@ -21,8 +22,7 @@ from homenode.pool.state import HostState
 from homenode.topology import Host, RunningDomain
 
 
-@dataclass(frozen=True, slots=True)
-class LostFits:
+class LostFits(Struct, frozen=True):
     """How many VMs of a flavour no longer fit with full locality."""
 
     flavour: str
@@ -61,8 +61,7 @@ def _without_record(host: Host, vm: str | None) -> Host:
     return structs.replace(host, domains=left)
 
 
-@dataclass(frozen=True, slots=True)
-class RefusedHosts:
+class RefusedHosts(Struct, frozen=True, kw_only=True):
     """Hosts that refuse the VM for one reason. hosts: their names. nearest: the one of them with
     the most free GPUs and memory. detail: what was found there; "" where the reason says it."""
 
@@ -301,7 +300,12 @@ class PoolPlaces:
         _, state, detail = max(groups, key=space)
         hosts = [name for _, one, _ in groups for name in self._members[one]]
         nearest = next(iter(self._members[state]))
-        return RefusedHosts(reason, tuple(sorted(hosts, key=self.position)), nearest, detail)
+        return RefusedHosts(
+            reason=reason,
+            hosts=tuple(sorted(hosts, key=self.position)),
+            nearest=nearest,
+            detail=detail,
+        )
 
     def _too_few_gpus(self, state: HostState, flavour: Flavour, free: int) -> tuple[str, str]:
         every = sum(self.planner.free_units(self.planner.empty(state), flavour).values())

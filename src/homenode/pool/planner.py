@@ -1,9 +1,9 @@
 """Planner: the ordinary planner for the hosts of a pool, run once for all equal hosts."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -28,8 +28,7 @@ from homenode.vm.layout import MemoryBinding, Pinning
 _POOL_TERM = "gpu_sets_lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """A VM on a host: where the planner puts it, and the state after.
 
     nearness: class of device distance, packages, GPUs away from home. given: what gave way.
@@ -54,8 +53,7 @@ class Step:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True):
     """VMs placed one after the other. clean: those with full locality; number: all. free_gpus: how
     many are left. memory: of each node the bytes that must be free for it, the host's included."""
 
@@ -139,7 +137,7 @@ class Planner(States):
                     return self._asked(state, flavour)
                 free -= used
             memory.append((size, free, pools))
-        return replace(found, after=self.known(replace(found.after, memory=tuple(memory))))
+        return structs.replace(found, after=self.known(replace(found.after, memory=tuple(memory))))
 
     def _asked(self, state: HostState, flavour: Flavour) -> Step | None:
         free = self.free_gpus(state)
@@ -310,7 +308,9 @@ class Planner(States):
         if run is None and self.answers is not None:
             found = self.answers.stored.runs.get(self.digest(*key))
             if found is not None and len(found[3]) == len(key[0].memory):
-                run = self._runs[key] = Run(*found)
+                run = self._runs[key] = Run(
+                    clean=found[0], number=found[1], free_gpus=found[2], memory=found[3]
+                )
         return run
 
     def _new_run(self, key: _RunKey) -> "Run":
@@ -338,7 +338,9 @@ class Planner(States):
             if step is None or (only_clean and not clean):
                 if len(flavours) == 1:
                     free = len(self.free_gpus(at))
-                    self._runs[key] = Run(0, 0, free, tuple(0 for _ in at.memory))
+                    self._runs[key] = Run(
+                        clean=0, number=0, free_gpus=free, memory=tuple(0 for _ in at.memory)
+                    )
                     break
                 chain.append((key, None, False, (), flavour))
                 flavours = flavours[1:]
@@ -355,7 +357,12 @@ class Planner(States):
                     max(used + needed, used + kept) if used else needed
                     for needed, (used, kept) in zip(memory, self._used(step, flavour), strict=True)
                 ]
-                run = Run(run.clean + clean, run.number + 1, run.free_gpus, tuple(memory))
+                run = Run(
+                    clean=run.clean + clean,
+                    number=run.number + 1,
+                    free_gpus=run.free_gpus,
+                    memory=tuple(memory),
+                )
             self._runs[key] = run
         return run
 
@@ -415,9 +422,9 @@ def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> Step
         return found if isinstance(found, int) else 0
 
     return Step(
-        placement,
-        after,
-        (value("device_class"), value("packages_spanned"), value("gpus_away_from_home")),
-        placement.given_up,
-        len(set(placement.devices) & set(gpus)),
+        placement=placement,
+        after=after,
+        nearness=(value("device_class"), value("packages_spanned"), value("gpus_away_from_home")),
+        given=placement.given_up,
+        gpus=len(set(placement.devices) & set(gpus)),
     )

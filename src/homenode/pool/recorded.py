@@ -6,8 +6,10 @@ running.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.pool.model import Pool
@@ -17,15 +19,13 @@ from homenode.topology import RunningDomain
 PLACEMENTS = "placements.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementsHead:
+class PlacementsHead(Struct, omit_defaults=True, frozen=True):
     """The first line."""
 
     about: str = "VMs that homenode has placed with --record"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacementLine:
+class PlacementLine(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """A VM that was placed on a host, or (vm None) one that was removed."""
 
     host: str
@@ -98,7 +98,7 @@ class PlacementRecord:
         """Count the VM on this host from now on, and no longer where it was placed before."""
         if not self._record.has_journal:
             self._record.begin(formats.head_line("pool-placements", PlacementsHead()))
-        self._record.append(formats.line(PlacementLine(host, vm.name, vm)))
+        self._record.append(formats.line(PlacementLine(host=host, name=vm.name, vm=vm)))
         self._placed[host, vm.name] = vm
         self._remove(vm.name, kept=host)
 
@@ -109,7 +109,7 @@ class PlacementRecord:
     def _remove(self, vm: str, kept: str | None) -> tuple[str, ...]:
         hosts = tuple(host for host, name in self._placed if name == vm and host != kept)
         for host in hosts:
-            self._record.append(formats.line(PlacementLine(host, vm)))
+            self._record.append(formats.line(PlacementLine(host=host, name=vm)))
             del self._placed[host, vm]
         return hosts
 

@@ -5,9 +5,10 @@ The libraries belong to the extra `pool` and are loaded when they are needed.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
+
+from msgspec import Struct, field
 
 from homenode.errors import UsageError
 
@@ -37,8 +38,7 @@ def install_hint() -> str:
     return f"{sys.executable} -m pip install {_LIBRARIES}"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True):
     """low <= sum of coefficient x variable <= high; None = no limit on that side."""
 
     terms: tuple[tuple[int, int], ...]
@@ -46,8 +46,7 @@ class Row:
     high: int | None
 
 
-@dataclass(slots=True)
-class IntegerProgram:
+class IntegerProgram(Struct):
     """Variables are whole numbers from 0 to their limit."""
 
     limits: list[int] = field(default_factory=list)
@@ -59,14 +58,13 @@ class IntegerProgram:
 
     def at_most(self, terms: Sequence[tuple[int, int]], high: int) -> None:
         if terms:
-            self.rows.append(Row(tuple(terms), None, high))
+            self.rows.append(Row(terms=tuple(terms), low=None, high=high))
 
     def at_least(self, terms: Sequence[tuple[int, int]], low: int) -> None:
-        self.rows.append(Row(tuple(terms), low, None))
+        self.rows.append(Row(terms=tuple(terms), low=low, high=None))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """values: of each variable. gain: their sum. bound: no solution has more. seconds: run time."""
 
     values: tuple[int, ...]
@@ -104,5 +102,8 @@ def solve(
         return None
     values = tuple(int(found.value(variable)) for variable in variables)
     return Answer(
-        values, round(found.objective_value), float(found.best_objective_bound), found.wall_time
+        values=values,
+        gain=round(found.objective_value),
+        bound=float(found.best_objective_bound),
+        seconds=found.wall_time,
     )

@@ -133,12 +133,25 @@ def _add_times(
     host = load_host(what)
     shape = builder.shape(shape_of(host))
     nodes = tuple(
-        NodeMemoryState(node.memory_bytes, node.memory_free_bytes, node.page_pools)
+        NodeMemoryState(
+            memory_bytes=node.memory_bytes,
+            memory_free_bytes=node.memory_free_bytes,
+            page_pools=node.page_pools,
+        )
         for node in host.nodes
     )
     for number in range(1, count + 1):
         own = f"{name or host.name or what}-{number}"
-        builder.add_known(PoolHost(own, shape, nodes, host.domains, source, fault_domain))
+        builder.add_known(
+            PoolHost(
+                name=own,
+                shape=shape,
+                nodes=nodes,
+                domains=host.domains,
+                source=source,
+                fault_domain=fault_domain,
+            )
+        )
 
 
 def _add_folder(builder: PoolBuilder, folder: Path, progress: Progress, jobs: int) -> None:

@@ -96,7 +96,7 @@ class States:
             for node, size in vm.memory_by_node if vm.running and vm.name in gone else ():
                 freed[node, vm.page_bytes] += size
         nodes = zip(self.pool.shapes[one.shape].nodes, one.nodes, strict=True)
-        return replace(
+        return structs.replace(
             one,
             nodes=tuple(_with_freed(state, node.index, freed) for node, state in nodes),
             domains=tuple(vm for vm in one.domains if vm.name not in gone),
@@ -348,9 +348,9 @@ class States:
 
     def probe(self, shape: int) -> GuestRequest:
         if shape not in self._probe:
-            self._probe[shape] = Flavour("\0\0\0", 0, 1, MEMORY_STEP_BYTES).request(
-                self.pool.shapes[shape]
-            )
+            self._probe[shape] = Flavour(
+                name="\0\0\0", gpus=0, vcpus=1, memory_bytes=MEMORY_STEP_BYTES
+            ).request(self.pool.shapes[shape])
         return self._probe[shape]
 
 
@@ -404,7 +404,9 @@ def _with_freed(
         free += freed.get((node, None), 0)
         if state.memory_bytes is not None:
             free = min(free, state.memory_bytes - _pooled(pools))
-    return NodeMemoryState(state.memory_bytes, free, pools)
+    return NodeMemoryState(
+        memory_bytes=state.memory_bytes, memory_free_bytes=free, page_pools=pools
+    )
 
 
 def _pooled(pools: Sequence[PagePool]) -> int:

@@ -1,7 +1,8 @@
 """Stored pools: a file of lines: a head, each shape, each host. Read line by line."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode import formats
 from homenode.errors import InputError
@@ -9,16 +10,14 @@ from homenode.pool.model import Pool, PoolBuilder, PoolFailure, PoolHost
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class PoolHead:
+class PoolHead(Struct, omit_defaults=True, frozen=True):
     """The first line. shapes, hosts: how many lines of each follow."""
 
     shapes: int
     hosts: int
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLine:
+class PoolLine(Struct, omit_defaults=True, frozen=True, kw_only=True):
     """A line: one of the three."""
 
     shape: Host | None = None
@@ -64,12 +63,12 @@ def read_pool(content: bytes, source: str, builder: PoolBuilder) -> None:
             hosts += 1
             builder.add_known(
                 PoolHost(
-                    one.name,
-                    numbers[one.shape],
-                    one.nodes,
-                    one.domains,
-                    one.source,
-                    one.fault_domain,
+                    name=one.name,
+                    shape=numbers[one.shape],
+                    nodes=one.nodes,
+                    domains=one.domains,
+                    source=one.source,
+                    fault_domain=one.fault_domain,
                 )
             )
         elif line.failure is not None:

@@ -1,9 +1,9 @@
 """Stranded GPUs: those that no combination of VMs with full locality can use on a host."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -27,8 +27,7 @@ _OF_MEMORY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StrandedGpus:
+class StrandedGpus(Struct, frozen=True):
     """Free GPUs that no combination of flavours can use with full locality. missing: the resource
     that they lack: cores, memory, pages, gpus (too few together), or another constraint of the
     planner."""

@@ -6,8 +6,9 @@ state and for its canonical form differ only in the indices.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -25,15 +26,13 @@ _NODES_TO_ORDER = 8
 CoreCounts = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuClass:
+class GpuClass(Struct, frozen=True):
     """Interchangeable GPUs. units: the functions of each slot, the GPU first."""
 
     units: tuple[tuple[Bdf, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeOrder:
+class NodeOrder(Struct, frozen=True, kw_only=True):
     """One way to rename the nodes. nodes: the node that comes to each position. cores, gpus: the
     class that comes to each class."""
 
@@ -42,8 +41,7 @@ class NodeOrder:
     gpus: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Symmetry:
+class Symmetry(Struct, frozen=True, kw_only=True):
     """The interchangeable parts of machines of one shape. gpus: classes of GPUs. llcs: groups of
     classes of cores on one node that can be exchanged, class by class. orders: ways to rename the
     nodes; the first changes nothing."""
@@ -113,19 +111,18 @@ def symmetry(
     nodes_of_llc = [{node for node, one in by_llc if one == llc} for _, llc in by_llc]
     orders = [
         NodeOrder(
-            tuple(range(len(host.nodes))),
-            tuple(range(len(classes))),
-            tuple(range(len(gpu_classes))),
+            nodes=tuple(range(len(host.nodes))),
+            cores=tuple(range(len(classes))),
+            gpus=tuple(range(len(gpu_classes))),
         )
     ]
     if all(len(nodes) == 1 for nodes in nodes_of_llc) and len(host.nodes) <= _NODES_TO_ORDER:
         orders += _node_orders(host, sets, gpu_classes, gpu_keys, alike, position)
     groups = (tuple(group) for group in alike.values() if len(group) > 1)
-    return Symmetry(tuple(gpu_classes), tuple(groups), tuple(orders))
+    return Symmetry(gpus=tuple(gpu_classes), llcs=tuple(groups), orders=tuple(orders))
 
 
-@dataclass(frozen=True, slots=True)
-class _CorePlace:
+class _CorePlace(Struct, frozen=True, kw_only=True):
     """Where cores of a class are: position of their node, LLC; and what they are."""
 
     node: int
@@ -146,7 +143,7 @@ def _place_of(
     flags = tuple((pu.online, pu.allowed, pu.isolated, pu.nohz_full) for pu in pus)
     llc = next(iter(llcs))
     size = None if llc is None else host.llcs[llc].size_bytes
-    return _CorePlace(position[node], llc, (core.kind, flags, size))
+    return _CorePlace(node=position[node], llc=llc, kind=(core.kind, flags, size))
 
 
 def _gpu_classes(
@@ -261,9 +258,9 @@ def _node_orders(
         )
         if memory and {frozenset(map(renamed.__getitem__, one)) for one in family} == family:
             yield NodeOrder(
-                order,
-                tuple(cores[i] for i in range(len(cores))),
-                tuple(gpus[i] for i in range(len(gpus))),
+                nodes=order,
+                cores=tuple(cores[i] for i in range(len(cores))),
+                gpus=tuple(gpus[i] for i in range(len(gpus))),
             )
 
 

@@ -53,7 +53,9 @@ def pool_table(
 ) -> Table:
     """A row for each group of hosts that take the same VMs, and one for all. is_wide: with how many
     cores there are next to those that are free."""
-    total = _row("total", (HostOutlook("", outlook.free, outlook.fits, ()),), is_wide)
+    total = _row(
+        "total", (HostOutlook(name="", free=outlook.free, fits=outlook.fits, stranded=()),), is_wide
+    )
     figures = ("VMs", "GPUs", "cores", "memory", *(fit.flavour for fit in outlook.fits))
     return Table(
         heads=("host", *figures, "stranded"),

@@ -53,7 +53,7 @@ def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findi
         findings += [_unjudged(*why, ones) for why, ones in unknown.items()]
     if left_out:
         checked.append(f"{plural(len(left_out), 'job')} left out, whose records cannot be trusted")
-    return Findings(tuple(checked) or ("no job with GPUs",), in_order(findings))
+    return Findings(checked=tuple(checked) or ("no job with GPUs",), findings=in_order(findings))
 
 
 def _left_out(jobs: Iterable[Job]) -> Iterator[Finding]:

@@ -108,7 +108,8 @@ def check(
     right_slurm = corrected_slurm(slurm, classes, host, version)
     return Checked(
         Findings(
-            (stated, f"{gres.source} and {slurm.source}: {subjects}", *read), in_order(findings)
+            checked=(stated, f"{gres.source} and {slurm.source}: {subjects}", *read),
+            findings=in_order(findings),
         ),
         right_gres[gres.source],
         right_slurm[slurm.source],

@@ -4,8 +4,9 @@ Source: slurm.conf(5) and cgroup.conf(5) of 22.05; Slurm's release notes of 23.1
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity

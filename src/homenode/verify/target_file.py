@@ -70,7 +70,8 @@ def verify_target(
         found += _missing_lines(content, written.document, source)
     found += lost_findings(module, lost, source)
     return Findings(
-        (f"{source}: {module.title} against plan of layout {plan.layout.name}",), in_order(found)
+        checked=(f"{source}: {module.title} against plan of layout {plan.layout.name}",),
+        findings=in_order(found),
     )
 
 

@@ -68,4 +68,4 @@ def verify_target_file(
         views = (view_of_stand_in(expected, booted.stand_in, booted.guest),)
         guests = (as_passed_through(booted.guest, expected, booted.stand_in, host),)
         extra += views[0].findings
-    return Findings(checked, in_order([*found.findings, *extra])), views, guests
+    return Findings(checked=checked, findings=in_order([*found.findings, *extra])), views, guests

@@ -125,7 +125,9 @@ def verify(wanted: VerifyRequest, notify: Notify) -> Verified:
             checked.append(f"guest {guest.name}: its own view")
         views.append(view_of_guest(expected, guest, host, firmware))
     found += [finding for view in views for finding in view.findings]
-    answers = Findings(tuple(checked), in_order(merged(found)), tuple(left))
+    answers = Findings(
+        checked=tuple(checked), findings=in_order(merged(found)), not_checked=tuple(left)
+    )
     return Verified(answers, tuple(views), tuple(guests), host, plan)
 
 
@@ -143,7 +145,7 @@ def _of_target(content: bytes, path: Path, wanted: VerifyRequest, notify: Notify
     )
     host, skipped = _host(wanted, plan, None)
     found, views, guests = verify_target_file(content, path, plan, host, wanted.boot, notify)
-    answers = Findings(found.checked, in_order([*skipped, *found.findings]))
+    answers = Findings(checked=found.checked, findings=in_order([*skipped, *found.findings]))
     return Verified(answers, views, guests, host, plan)
 
 

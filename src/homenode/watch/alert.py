@@ -1,7 +1,8 @@
 """Alert: one thing that an operator must look at, with all findings that have the same cause."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -26,8 +27,7 @@ PRESENCE = frozenset({"device-silent", "pcie-link-unknown"})
 _TOPOLOGY = frozenset({*CPU_COUNTS, "memory", "distances"})
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True, kw_only=True):
     """id, severity, subject: of the first finding, which names the cause. findings: all of them.
 
     domains: running VMs that it concerns, by name. devices: host addresses that it is about.
@@ -46,8 +46,7 @@ class Alert:
         return self.id, self.subject
 
 
-@dataclass(frozen=True, slots=True)
-class DomainState:
+class DomainState(Struct, frozen=True, kw_only=True):
     """A running VM that homenode has tuned. devices: host functions that it has.
 
     is_foreign: planned for another host, or for this one before its topology changed.
@@ -128,12 +127,12 @@ def _add_domain(found: list[Alert], domain: DomainState) -> None:
         is_cause = alert.id == "drift-topology" and alert.subject == "topology"
         if is_cause or set(alert.devices) & set(domain.devices):
             found[number] = Alert(
-                alert.id,
-                alert.severity,
-                alert.subject,
-                (*alert.findings, *bad),
-                (*alert.domains, domain.name),
-                alert.devices,
+                id=alert.id,
+                severity=alert.severity,
+                subject=alert.subject,
+                findings=(*alert.findings, *bad),
+                domains=(*alert.domains, domain.name),
+                devices=alert.devices,
             )
             return
     if domain.is_foreign:
@@ -161,4 +160,11 @@ def _alert(
 ) -> Alert:
     first = findings[0]
     worst = in_order(findings)[0].severity
-    return Alert(first.id, worst, subject or first.subject, findings, domains, devices)
+    return Alert(
+        id=first.id,
+        severity=worst,
+        subject=subject or first.subject,
+        findings=findings,
+        domains=domains,
+        devices=devices,
+    )

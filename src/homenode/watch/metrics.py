@@ -25,37 +25,39 @@ def metrics(state: WatchState, host: Host, cpu_s: float) -> str:
     return exposition(
         (
             Gauge(
-                "homenode_watch_last_run_timestamp_seconds",
-                "When homenode watch ran last.",
-                (({}, round(state.time_s, 3)),),
+                name="homenode_watch_last_run_timestamp_seconds",
+                help="When homenode watch ran last.",
+                samples=(({}, round(state.time_s, 3)),),
             ),
             Gauge(
-                "homenode_watch_cpu_seconds",
-                "Processor time of the last run.",
-                (({}, round(cpu_s, 3)),),
+                name="homenode_watch_cpu_seconds",
+                help="Processor time of the last run.",
+                samples=(({}, round(cpu_s, 3)),),
             ),
             Gauge(
-                "homenode_watch_not_read",
-                "Things that the last run could not look at.",
-                (({}, len(state.not_read)),),
+                name="homenode_watch_not_read",
+                help="Things that the last run could not look at.",
+                samples=(({}, len(state.not_read)),),
             ),
             Gauge(
-                "homenode_alerts",
-                "Alerts by severity.",
-                tuple(({"severity": str(one)}, count) for one, count in by_severity.items()),
+                name="homenode_alerts",
+                help="Alerts by severity.",
+                samples=tuple(
+                    ({"severity": str(one)}, count) for one, count in by_severity.items()
+                ),
             ),
             Gauge(
-                "homenode_alert",
-                "One alert; it is absent when it is cleared.",
-                tuple(
+                name="homenode_alert",
+                help="One alert; it is absent when it is cleared.",
+                samples=tuple(
                     ({"id": one.id, "severity": str(one.severity), "subject": one.subject}, 1)
                     for one in state.alerts[:_MOST]
                 ),
             ),
             Gauge(
-                "homenode_domain_as_planned",
-                "1 where a tuned VM runs as planned, else 0.",
-                tuple(
+                name="homenode_domain_as_planned",
+                help="1 where a tuned VM runs as planned, else 0.",
+                samples=tuple(
                     ({"domain": name}, int(name not in troubled)) for name in state.domains[:_MOST]
                 ),
             ),
@@ -70,14 +72,14 @@ def _pages(host: Host) -> tuple[Gauge, Gauge]:
     labels = [{"node": str(node.index), "page_bytes": str(pool.page_bytes)} for node, pool in pools]
     return (
         Gauge(
-            "homenode_huge_pages",
-            "Huge pages reserved on a node.",
-            tuple(zip(labels, (float(pool.total_pages) for _, pool in pools), strict=True)),
+            name="homenode_huge_pages",
+            help="Huge pages reserved on a node.",
+            samples=tuple(zip(labels, (float(pool.total_pages) for _, pool in pools), strict=True)),
         ),
         Gauge(
-            "homenode_huge_pages_free",
-            "Huge pages of a node that nothing uses.",
-            tuple(zip(labels, (float(pool.free_pages) for _, pool in pools), strict=True)),
+            name="homenode_huge_pages_free",
+            help="Huge pages of a node that nothing uses.",
+            samples=tuple(zip(labels, (float(pool.free_pages) for _, pool in pools), strict=True)),
         ),
     )
 
@@ -93,9 +95,9 @@ def _links(host: Host) -> tuple[Gauge]:
     }
     return (
         Gauge(
-            "homenode_pcie_path_bytes_per_second",
-            "Rate of the slowest PCIe link between a device and its processor, as it is now.",
-            tuple(
+            name="homenode_pcie_path_bytes_per_second",
+            help="Rate of the slowest PCIe link between a device and its processor, as it is now.",
+            samples=tuple(
                 ({"device": str(device.bdf), "kind": str(device.kind)}, rate)
                 for device, rate in rates.items()
                 if rate is not None

@@ -6,8 +6,9 @@ Nothing is changed, and no GPU, NIC or drive is woken: only sysfs, /proc and lib
 import resource
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from homenode.discover.host import discover
 from homenode.doctor.expectation import UNREAD, Expectation, topology_drift
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True, kw_only=True):
     """state: what is kept. host: as it was read. cpu_s: processor time of this process
     and the programs that it ran."""
 
@@ -54,14 +54,14 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
         unread = (finding for name, finding in topology_drift(expected, host) if name == UNREAD)
         not_read += [Gap(finding.subject, finding.observed) for finding in unread]
     state = WatchState(
-        host.name,
-        time.time(),
-        found,
-        tuple(one.name for one in domains),
-        tuple(not_read),
+        host=host.name,
+        time_s=time.time(),
+        alerts=found,
+        domains=tuple(one.name for one in domains),
+        not_read=tuple(not_read),
     )
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Look(state, host, sum(one.ru_utime + one.ru_stime for one in used))
+    return Look(state=state, host=host, cpu_s=sum(one.ru_utime + one.ru_stime for one in used))
 
 
 def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
@@ -115,7 +115,11 @@ def _domains(
             findings += _changed(facts, connect, uuid, child.get("id"), not_read)
             findings += _live(facts, uuid, files, not_read)
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
-        found.append(DomainState(name, devices, is_ours is False, tuple(findings)))
+        found.append(
+            DomainState(
+                name=name, devices=devices, is_foreign=is_ours is False, findings=tuple(findings)
+            )
+        )
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """WatchState: the outcome of one look, kept for the next: what is new follows from it."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.watch.alert import Alert
@@ -8,8 +8,7 @@ from homenode.watch.alert import Alert
 KIND = "watch"
 
 
-@dataclass(frozen=True, slots=True)
-class WatchState:
+class WatchState(Struct, frozen=True, kw_only=True):
     """time_s: seconds since 1970 (UTC). domains: tuned VMs that ran. not_read: what could not be
     looked at, with the reason."""
 
@@ -20,8 +19,7 @@ class WatchState:
     not_read: tuple[Gap, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True, kw_only=True):
     """What differs from the look before, in the order of the alerts."""
 
     raised: tuple[Alert, ...]
@@ -38,11 +36,11 @@ def changes(before: WatchState | None, now: WatchState) -> Changes:
     new = {alert.key: alert for alert in now.alerts}
     known = set() if before is None else set(before.not_read)
     return Changes(
-        tuple(
+        raised=tuple(
             alert
             for key, alert in new.items()
             if key not in old or old[key].severity != alert.severity
         ),
-        tuple(alert for key, alert in old.items() if key not in new),
-        tuple(gap for gap in now.not_read if gap not in known),
+        cleared=tuple(alert for key, alert in old.items() if key not in new),
+        newly_unread=tuple(gap for gap in now.not_read if gap not in known),
     )

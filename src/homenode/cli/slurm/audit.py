@@ -1,9 +1,10 @@
 """homenode slurm audit: are jobs' CPUs, GPUs and memory on the same nodes. [I/O]"""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.cli.arguments.slurm import SlurmAuditArguments
 from homenode.cli.terminal import (

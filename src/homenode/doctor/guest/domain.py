@@ -1,6 +1,6 @@
 """Domain: every finding about one domain on its host, and what was looked at."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from homenode.doctor.guest.core_isolation import isolation_findings
 from homenode.doctor.guest.core_threads import thread_findings

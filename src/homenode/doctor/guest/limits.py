@@ -5,7 +5,8 @@ vIOMMU); vfio_iommu_type1's dma_entry_limit; QEMU's default of 40 physical addre
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.domain.document import Document
@@ -30,8 +31,7 @@ _CONFIDENTIAL_PAGE_BYTES = 2 * MIB
 _LOW_WINDOW_BYTES = 4 * GIB
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """What a VM of this size and these devices needs.
 
     memlock_bytes: RLIMIT_MEMLOCK of QEMU. mapped_bytes: memory and BARs that the IOMMU maps.
@@ -67,12 +67,12 @@ def limits(facts: Vm, devices: list[PciDevice]) -> Limits:
     if guest.launch_security is not None:
         entries += -(-whole // _CONFIDENTIAL_PAGE_BYTES)
     return Limits(
-        factor * (whole + GIB),
-        mapped,
-        -(-mapped // page),
-        entries,
-        window,
-        _address_bits(max(whole, guest.max_memory_bytes or 0), window),
+        memlock_bytes=factor * (whole + GIB),
+        mapped_bytes=mapped,
+        iommu_pages=-(-mapped // page),
+        dma_entries=entries,
+        window_bytes=window,
+        address_bits=_address_bits(max(whole, guest.max_memory_bytes or 0), window),
     )
 
 

@@ -1,7 +1,9 @@
 """DevicePath: the devices whose links are judged, each with its links up to the root port."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.doctor.links.path import Link, links_above, path_rate
@@ -18,8 +20,7 @@ JUDGED = {
 """The kinds of device whose links are looked at, as people call them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePath:
+class DevicePath(Struct, frozen=True, kw_only=True):
     """A device of interest and the links that are judged for it, the nearest first.
 
     expected: what the path can carry; None where no link says.
@@ -51,7 +52,7 @@ def device_paths(
             for link in links_above(device, by_bdf)
             if not (link.is_inside_a_card or link.is_virtual or link.capable is None)
         )
-        found.append(DevicePath(device, links, path_rate(links)))
+        found.append(DevicePath(device=device, links=links, expected=path_rate(links)))
     return tuple(_in_known_slots(path, known_widths or {}) for path in found)
 
 
@@ -65,4 +66,4 @@ def _in_known_slots(path: DevicePath, known: Mapping[Bdf, int]) -> DevicePath:
     links = tuple(
         replace(link, known_width=width) for link, width in zip(path.links, lanes, strict=True)
     )
-    return DevicePath(path.device, links, path_rate(links))
+    return DevicePath(device=path.device, links=links, expected=path_rate(links))

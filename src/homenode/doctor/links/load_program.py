@@ -4,8 +4,9 @@ The first that is there: nvbandwidth, rocm-bandwidth-test, our own program in a 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import median
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.errors import ToolError, UsageError
@@ -27,8 +28,7 @@ _H2D = "h2d-bandwidth"
 _ASK_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class LoadProgram:
+class LoadProgram(Struct, frozen=True):
     """is_torch: argv is of a Python that runs our torch_copies, and prints homenode.torch/1."""
 
     argv: tuple[str, ...]
@@ -41,8 +41,7 @@ class LoadProgram:
         return run(self.argv, timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Struct, frozen=True):
     """gpus: to which it copied, None where it does not say. h2d: bytes/s, host to device."""
 
     gpus: frozenset[Bdf] | None = None

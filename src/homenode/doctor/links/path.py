@@ -1,7 +1,8 @@
 """Path: the links from a function up to its root port, each with both of its ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.doctor.links.rate import WIDTHS, LinkRate, least
@@ -15,8 +16,7 @@ _CARD_MAKERS_WITH_SWITCHES = frozenset({0x1002, 0x8086, 0x15B3})
 """AMD's and Intel's GPUs and NVIDIA's BlueFields sit behind a switch on their own card."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """One link. upper: the root port or downstream port. lower: the function right below it.
 
     known_width: lanes of a slot that is wired narrower than its port says, where a person said so.
@@ -91,7 +91,7 @@ def links_above(device: PciDevice, by_bdf: Mapping[Bdf, PciDevice]) -> tuple[Lin
     while lower.parent is not None and lower.parent in by_bdf and len(links) < _DEEPEST:
         upper = by_bdf[lower.parent]
         if _may_be_wired(upper, lower):
-            links.append(Link(upper, lower))
+            links.append(Link(upper=upper, lower=lower))
         lower = upper
     return tuple(links)
 

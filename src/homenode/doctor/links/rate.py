@@ -3,7 +3,7 @@
 Source: PCIe 6.0, 4.2 (8b/10b and 128b/130b encoding; 236 of 256 bytes of a flit are payload).
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 SPEEDS = (2.5, 5.0, 8.0, 16.0, 32.0, 64.0)
 """GT/s of generations 1 to 6."""
@@ -16,8 +16,7 @@ _REACHED = 0.6
 the rate. Measured: 26 of 31.5, 57 of 63, 12.6 of 15.8 and 5.3 of 8 GB/s."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRate:
+class LinkRate(Struct, frozen=True):
     """Speed in GT/s a lane, and lanes.
 
     >>> str(LinkRate(5.0, 16)), round(LinkRate(32.0, 16).bytes_per_s / 1e9, 1)

@@ -191,7 +191,7 @@ def _lower_end(host: Host, bdf: Bdf) -> PciDevice:
 def _outside_its_card(host: Host, device: PciDevice) -> PciDevice:
     """The function at the slot: of a GPU behind a switch on its own card that switch."""
     port = None if device.parent is None else host.device(device.parent)
-    if port is None or port.parent is None or not Link(port, device).is_inside_a_card:
+    if port is None or port.parent is None or not Link(upper=port, lower=device).is_inside_a_card:
         return device
     return host.device(port.parent) or device
 

@@ -8,9 +8,10 @@ closed form of arXiv 2604.15033 for its nodes.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.pool.replay.trace import CellVm, Spread, TwoNodeServer
 from homenode.pool.solver import optional_module
@@ -25,8 +26,7 @@ class CellPolicy(StrEnum):
     HOMENODE = "homenode"
 
 
-@dataclass(frozen=True, slots=True)
-class CellReplay:
+class CellReplay(Struct, frozen=True, kw_only=True):
     """One order of arrivals. before_refusal: VMs placed before the first one was refused. cores:
     share of the cores that VMs have at the end. spanning: VMs of one cell that fitted only on
     two nodes of a server, refused for that. curve: (VMs arrived, VMs placed) now and then."""
@@ -232,4 +232,10 @@ def replay_cells(
             cores += vm.cores
         if number % 50 == 0:
             curve.append((number, placed))
-    return CellReplay(placed, min(first, placed), len(vms), cores / state.total, tuple(curve))
+    return CellReplay(
+        placed=placed,
+        before_refusal=min(first, placed),
+        arrived=len(vms),
+        cores=cores / state.total,
+        curve=tuple(curve),
+    )

@@ -6,10 +6,11 @@ differs. The load is drawn, so that results are simulated.
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import le
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
@@ -37,8 +38,7 @@ class HostPolicy(StrEnum):
     HOMENODE = "homenode"  # the VM's locality, then what the pool loses
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True, kw_only=True):
     """A VM: when it comes, when it goes, and its flavour's position."""
 
     at: float
@@ -46,8 +46,7 @@ class Arrival:
     flavour: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostReplay:
+class HostReplay(Struct, frozen=True, kw_only=True):
     """One drawn load. allocated, stranded: mean GPUs over time, as shares of all. refused: VMs.
     degraded: VMs placed with less than full locality. crossed: packages beyond those that an
     empty host would need. curve: (time, share allocated)."""
@@ -83,7 +82,11 @@ def drawn_load(
     for _ in range(count):
         at += float(rng.exponential(1 / rate))
         arrivals.append(
-            Arrival(at, at + float(rng.exponential(1.0)), int(rng.choice(len(share), p=share)))
+            Arrival(
+                at=at,
+                until=at + float(rng.exponential(1.0)),
+                flavour=int(rng.choice(len(share), p=share)),
+            )
         )
     return tuple(arrivals)
 
@@ -146,13 +149,13 @@ def replay_hosts(
         curve.append((now, used / total))
     span = max(1e-9, now)
     return HostReplay(
-        allocated / span / total,
-        lost / span / total,
-        refused,
-        len(load),
-        degraded,
-        crossed,
-        tuple(curve),
+        allocated=allocated / span / total,
+        stranded=lost / span / total,
+        refused=refused,
+        arrived=len(load),
+        degraded=degraded,
+        crossed=crossed,
+        curve=tuple(curve),
     )
 
 
@@ -174,7 +177,7 @@ class Repacking:
         if any(all(map(le, known, counts)) for known in self._too_many):
             return False
         kinds = [
-            (PackRequest(flavour, names), names)
+            (PackRequest(flavour=flavour, names=names), names)
             for flavour, count in zip(self._flavours, counts, strict=True)
             if (names := tuple(f"{flavour.name}-{number}" for number in range(count)))
         ]
@@ -211,7 +214,15 @@ def _repacked(
             refused += 1
         curve.append((now, used() / total))
     share = allocated / max(1e-9, now) / total
-    return HostReplay(share, 0.0, refused, len(load), 0, 0, tuple(curve))
+    return HostReplay(
+        allocated=share,
+        stranded=0.0,
+        refused=refused,
+        arrived=len(load),
+        degraded=0,
+        crossed=0,
+        curve=tuple(curve),
+    )
 
 
 def _stranded(places: PoolPlaces, search: StrandedSearch, known: dict[HostState, int]) -> int:

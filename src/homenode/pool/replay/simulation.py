@@ -1,9 +1,10 @@
 """Simulation: several policies over several drawn orders, with intervals, marked as simulated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from statistics import mean, stdev
+
+from msgspec import Struct
 
 from homenode.analyse.t_distribution import t_quantile
 from homenode.errors import UsageError
@@ -21,8 +22,7 @@ Curve = tuple[tuple[float, float], ...]
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(Struct, frozen=True, kw_only=True):
     """A figure over the orders: mean, and the interval of 95 % of the mean; None of one order."""
 
     name: str
@@ -31,8 +31,7 @@ class Figure:
     high: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyOutcome:
+class PolicyOutcome(Struct, frozen=True, kw_only=True):
     """What a policy came to. curve: of the first order."""
 
     policy: str
@@ -40,8 +39,7 @@ class PolicyOutcome:
     curve: Curve
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
+class Simulation(Struct, frozen=True, kw_only=True):
     """A simulation. what: the load. simulated: always true: arrivals were drawn or replayed, no VM
     ran. bound: a bound on every policy's figure of that name; None where it is not known."""
 
@@ -57,9 +55,9 @@ def figure(name: str, values: Sequence[float]) -> Figure:
     """The mean with its interval over orders."""
     middle = mean(values)
     if len(values) < 2:
-        return Figure(name, middle, None, None)
+        return Figure(name=name, mean=middle, low=None, high=None)
     half = t_quantile(0.95, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return Figure(name, middle, middle - half, middle + half)
+    return Figure(name=name, mean=middle, low=middle - half, high=middle + half)
 
 
 def chosen_policies(asked: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -83,9 +81,11 @@ def _outcomes(
         progress(number, total)
     return tuple(
         PolicyOutcome(
-            policy,
-            tuple(figure(name, [values[name] for values, _ in found]) for name in found[0][0]),
-            found[0][1],
+            policy=policy,
+            figures=tuple(
+                figure(name, [values[name] for values, _ in found]) for name in found[0][0]
+            ),
+            curve=found[0][1],
         )
         for policy, found in runs.items()
     )
@@ -115,12 +115,12 @@ def simulate_tasks(
         most_allocated(nodes, arrivals(tasks, capacity, seed)) * 100 for seed in range(orders)
     ]
     return Simulation(
-        what,
-        True,
-        orders,
-        outcomes,
-        figure("allocated_percent", bounds),
-        ("share of the GPUs that has arrived", "share allocated"),
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=figure("allocated_percent", bounds),
+        curve_of=("share of the GPUs that has arrived", "share allocated"),
     )
 
 
@@ -148,7 +148,14 @@ def simulate_cells(
 
     names = chosen_policies(policies, tuple(CellPolicy))
     outcomes = _outcomes(names, orders, one, progress)
-    return Simulation(what, True, orders, outcomes, None, ("VMs arrived", "VMs placed"))
+    return Simulation(
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=None,
+        curve_of=("VMs arrived", "VMs placed"),
+    )
 
 
 def simulate_hosts(
@@ -188,5 +195,10 @@ def simulate_hosts(
         intervals = [(vm.at, vm.until, flavours[vm.flavour].gpus) for vm in order]
         bounds.append((1 - most_accepted(intervals, gpus) / max(1, vms)) * 100)
     return Simulation(
-        what, True, orders, outcomes, figure("refused_percent", bounds), ("time", "share allocated")
+        what=what,
+        simulated=True,
+        orders=orders,
+        outcomes=outcomes,
+        bound=figure("refused_percent", bounds),
+        curve_of=("time", "share allocated"),
     )

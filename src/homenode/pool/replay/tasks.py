@@ -8,9 +8,10 @@ still be filled with each kind of task, and how many GPUs will be left without C
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.pool.replay.trace import MILLI, GpuNode, Task
 from homenode.pool.solver import optional_module
@@ -34,8 +35,7 @@ class TaskPolicy(StrEnum):
     HOMENODE = "homenode"
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReplay:
+class TaskReplay(Struct, frozen=True, kw_only=True):
     """One order of arrivals. allocated: share of the GPUs that tasks have at the end. curve:
     (share arrived, share allocated) at every per cent arrived."""
 
@@ -348,4 +348,6 @@ def replay_tasks(
             refused += 1
         if arrived * 100 // capacity > len(curve):
             curve.append((arrived / capacity, allocated / capacity))
-    return TaskReplay(allocated / capacity, refused, len(order), tuple(curve))
+    return TaskReplay(
+        allocated=allocated / capacity, refused=refused, arrived=len(order), curve=tuple(curve)
+    )

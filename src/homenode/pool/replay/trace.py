@@ -5,8 +5,9 @@ servers and requests of Dataset-for-topology-aware-VM-placement.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 
@@ -22,8 +23,7 @@ class TraceKind(StrEnum):
     CELLS = "cells"  # VMs of one or two NUMA cells
 
 
-@dataclass(frozen=True, slots=True)
-class GpuNode:
+class GpuNode(Struct, frozen=True, kw_only=True):
     """A machine. cpu_milli: thousandths of a CPU. gpus: how many, each of a thousand parts."""
 
     cpu_milli: int
@@ -32,8 +32,7 @@ class GpuNode:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """A task. gpus: whole GPUs, or 1 of which it asks for gpu_milli parts; 0 = none. models: of
     GPUs that it takes, () = any."""
 
@@ -48,8 +47,7 @@ class Task:
         return self.gpus * self.gpu_milli
 
 
-@dataclass(frozen=True, slots=True)
-class TwoNodeServer:
+class TwoNodeServer(Struct, frozen=True):
     """Free cores and GiB of each node."""
 
     cores: tuple[int, int]
@@ -65,8 +63,7 @@ class Spread(StrEnum):
     FAULT_DOMAINS = "fault_domain"  # those of different domains on different servers
 
 
-@dataclass(frozen=True, slots=True)
-class CellVm:
+class CellVm(Struct, frozen=True, kw_only=True):
     """A VM of so many cells, each with an equal part of cores and memory on a node of its own."""
 
     cores: int
@@ -123,10 +120,10 @@ def parse_gpu_nodes(text: str, source: str) -> tuple[GpuNode, ...]:
         where = f"{source}:{number}"
         nodes.append(
             GpuNode(
-                _count(row, "cpu_milli", where),
-                _count(row, "memory_mib", where),
-                _count(row, "gpu", where),
-                row.get("model", ""),
+                cpu_milli=_count(row, "cpu_milli", where),
+                memory_mib=_count(row, "memory_mib", where),
+                gpus=_count(row, "gpu", where),
+                model=row.get("model", ""),
             )
         )
     if not nodes:
@@ -149,11 +146,11 @@ def parse_tasks(text: str, source: str) -> tuple[Task, ...]:
         models = tuple(filter(None, row.get("gpu_spec", "").split("|")))
         tasks.append(
             Task(
-                _count(row, "cpu_milli", where),
-                _count(row, "memory_mib", where),
-                gpus,
-                milli,
-                models,
+                cpu_milli=_count(row, "cpu_milli", where),
+                memory_mib=_count(row, "memory_mib", where),
+                gpus=gpus,
+                gpu_milli=milli,
+                models=models,
             )
         )
     if not tasks:
@@ -198,7 +195,14 @@ def parse_cell_vms(text: str, source: str) -> tuple[CellVm, ...]:
                 f"{cores} cores and {memory} GiB"
             )
         vms.append(
-            CellVm(cores, memory, cells, spread, row.get("group", ""), row.get("domain", ""))
+            CellVm(
+                cores=cores,
+                memory_gib=memory,
+                cells=cells,
+                spread=spread,
+                group=row.get("group", ""),
+                domain=row.get("domain", ""),
+            )
         )
     if not vms:
         raise InputError(f"{source}: expected VMs, found none")

@@ -6,9 +6,10 @@ by the host that they name.
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import Alternative, alternatives
 from homenode.analyse.compare import compare_series
@@ -227,7 +228,12 @@ def _bare_metal(runs: Sequence[Run]) -> Alternative | None:
     on_host = tuple(run for run in runs if run.head.vantage is Vantage.HOST)
     head = on_host[0].head
     return Alternative(
-        BARE, head.switches, head.arrangement, head.memory_mode, head.page_bytes, on_host
+        label=BARE,
+        switches=head.switches,
+        arrangement=head.arrangement,
+        memory_mode=head.memory_mode,
+        page_bytes=head.page_bytes,
+        runs=on_host,
     )
 
 

@@ -63,7 +63,7 @@ def verify_document(
             found = [one for one in found if one.id != "device-without-cell"]
             found += _left_on_root(facts, plan)
     left = () if host is None else (_NOT_CHECKED,)
-    return Findings(tuple(checked), in_order(merged(found)), left)
+    return Findings(checked=tuple(checked), findings=in_order(merged(found)), not_checked=left)
 
 
 def _record(facts: Vm, host: Host) -> list[Finding]:

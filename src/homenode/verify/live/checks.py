@@ -239,7 +239,7 @@ def verify_live(expected: Vm, vm: RunningVm) -> Findings:
             for gap in vm.gaps
         ),
     ]
-    return Findings(_checked(expected, vm), in_order(found))
+    return Findings(checked=_checked(expected, vm), findings=in_order(found))
 
 
 def _checked(expected: Vm, vm: RunningVm) -> tuple[str, ...]:

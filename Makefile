@@ -7,6 +7,7 @@
 # make bench  speed of planning and of commands, as ratios measured in one run
 # make gpu-check  on a machine with a GPU: what is measured there, and the tests that need one
 # make fuzz   10,000 mutated inputs for each parser and for the KubeVirt hook
+# make kills  every command that changes a host, killed 500 times, with edits of others in between
 # make docs   the pages of docs/ as a site with search: build/site/index.html
 # make pyz    dist/homenode.pyz: one file that needs Python alone, the probe in it
 # make deb    dist/homenode_VERSION_ARCH.deb: programs, manual pages, completion, units
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 
-.PHONY: gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz bench docs pyz deb dist lock clean help
+.PHONY: gpu-check wheel runtime setup probe demo test test-lab conformance check style types fuzz kills bench docs pyz deb dist lock clean help
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -77,6 +78,10 @@ fuzz: $(STAMP)
 	HOMENODE_FUZZ=10000 HOMENODE_FUZZ_MUTATIONS=10000 $(BIN)/pytest --hypothesis-profile=thorough \
 	  -k "damaged or fuzz" tests
 	HOMENODE_FUZZ_SECONDS=200 $(BIN)/pytest -s -m "lab or libvirt or not lab" tests/verify/test_fuzz_whole_way.py
+
+kills: $(STAMP)
+	HOMENODE_KILLS=500 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/change/test_killed.py
+	HOMENODE_KILLS=100 $(BIN)/pytest -s -n0 -m "libvirt or not lab" tests/apply/test_killed.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/plan_speed.py

@@ -100,6 +100,13 @@ def _cell(cell: str | Cell) -> Line:
     return _line(cell.lines[0] if len(cell.lines) == 1 else plain(cell), cell.look)
 
 
+def _apart(row: Sequence[str | Cell]) -> Iterator[str | Cell]:
+    """A cell for each column; of one that takes several the rest are empty."""
+    for cell in row:
+        yield cell
+        yield from [""] * (cell.across - 1 if isinstance(cell, Cell) else 0)
+
+
 class AsciiWhereNeeded:
     """Renders as what it holds; where the output's encoding is not Unicode, letters that it lacks
     become question marks instead of an error in the middle of the page."""
@@ -120,9 +127,9 @@ class TableOrList:
     """A table where its columns fit, else each row as lines of "head: text"; see `Table`."""
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self._table = replace(table, rows=tuple(tuple(_apart(row)) for row in table.rows))
         self._heads = tuple(map(plain, table.heads))
-        self._rows = tuple(tuple(map(_cell, row)) for row in table.rows)
+        self._rows = tuple(tuple(map(_cell, row)) for row in self._table.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table, space = self._table, options.max_width

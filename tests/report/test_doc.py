@@ -1,0 +1,113 @@
+"""A document, whatever its texts are: the same letters on a terminal, on a page and on paper."""
+
+import io
+import re
+from html import unescape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from homenode.doc import (
+    LOOKS,
+    Cell,
+    Commands,
+    Doc,
+    Gallery,
+    Items,
+    Picture,
+    Section,
+    Span,
+    Table,
+    Text,
+)
+from homenode.report.html import html_for_paper, html_page
+from homenode.report.svg_canvas import SvgCanvas
+from homenode.report.terminal_text import PrintableConsole
+from homenode.wording import printable
+from tests.report.test_page import parsed
+
+HOSTILE = st.text(st.sampled_from("ab <>&\"'{}%=/\\\x1b\u202e\n"), min_size=1, max_size=12)
+
+
+def doc_of(text: str) -> Doc:
+    """A document with the text wherever one can stand."""
+    canvas = SvgCanvas.chart(text)
+    canvas.text(0, 10, text)
+    cell = Cell((Span(text, "dim", "s"), (text, Span(text, "bad"))), "best", text)
+    table = Table(
+        heads=(text, Cell((text, Span(text, "dim")))),
+        rows=((text, cell), (Cell((text,), across=2),)),
+        caption=text,
+        name=text,
+    )
+    parts = (
+        Text((text, Span(text, "bold")), "warn", 2),
+        Items((text, (Span(text, "dim"),))),
+        Commands((text,)),
+        table,
+        Gallery((Picture(text, canvas.svg(20), (text,)),)),
+        Section(text, (Text(text),), is_open=False),
+    )
+    return Doc(text, (Section(text, parts, "s", text, text),), text, text)
+
+
+@given(HOSTILE)
+def test_no_text_is_markup_of_a_page_and_none_is_lost(text: str) -> None:
+    doc = doc_of(text)
+    for html in (html_page(doc), html_for_paper(doc)):
+        found = parsed(html)
+        allowed = {name for name, _ in parsed(html_page(doc_of("a"))).attributes}
+        assert {name for name, _ in found.attributes} <= allowed
+        assert found.tags.count("script") == ("Content-Security-Policy" in html)
+        assert not [letter for letter in "\x1b\u202e" if letter in html]
+        body = unescape(re.sub(r"<[^>]*>", "", html.partition("<body>")[2]))
+        assert body.count(printable(text).replace(" %", "\u00a0%").strip()) >= 10
+
+
+@given(HOSTILE, st.sampled_from([20, 60, 200]))
+def test_no_text_steers_a_terminal_or_is_markup_of_it(text: str, width: int) -> None:
+    out = io.StringIO()
+    PrintableConsole(file=out, width=width, color_system=None).print(doc_of(text))
+    assert out.getvalue().replace("\n", "").isprintable()
+
+
+def printed(table: Table, width: int) -> list[str]:
+    out = io.StringIO()
+    PrintableConsole(file=out, width=width, color_system=None).print(Doc("", (table,)))
+    return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize(
+    ("width", "first"),
+    [(80, " name    figure  why"), (30, " name    figure"), (16, "- name: host-1")],
+)
+def test_a_table_is_folded_then_shortened_then_a_list(width: int, first: str) -> None:
+    why = "a sentence that is longer than the column may be"
+    heads = ("name", "figure", "why")
+    table = Table(heads=heads, rows=(("host-1", "12", why),), folds=heads[-1:])
+    lines = printed(table, width)
+    assert lines[0] == first
+    assert " ".join(" ".join(lines).split()).count("12") == 1
+    assert all(len(line) <= width for line in lines)
+
+
+def test_what_is_sorted_linked_and_folded_on_a_page_is_plain_on_paper() -> None:
+    table = Table(
+        heads=("a", "b"),
+        rows=((Cell((Span("x", link="s"),)), Cell(("1.5",), order=1.5)),),
+        numeric=("b",),
+        is_sortable=True,
+    )
+    doc = Doc(
+        "t", (Section("s", (table, Section("more", (Text("in"),), is_open=False)), "s", "S"),)
+    )
+    page, paper = html_page(doc), html_for_paper(doc)
+    for there in ('<a href="#s">x</a>', "<button", "<details><summary>more", "<nav aria-label"):
+        assert there in page and there not in paper
+    assert '<td class="number" data-label="b" data-order="1.5">1.5</td>' in page
+
+
+def test_every_look_of_a_terminal_has_a_class_of_the_style_sheet() -> None:
+    style = html_page(Doc("t", ())).partition("<style>")[2].partition("</style>")[0]
+    assert not [look for look in LOOKS if not re.search(rf"\.{look}\b", style)]

@@ -84,16 +84,16 @@ def hgx_host() -> Host:
 def after(request: GuestRequest, plan: Plan) -> GuestRequest:
     """The same request on the document as the plan leaves it."""
     guest = request.guest
-    planned = {controller.index: controller for controller in plan.controllers}
+    planned = {controller.index: controller for controller in plan.vm.controllers}
     controllers = [c for c in guest.controllers if c.index not in planned]
     controllers += [
         GuestPciController(c.index, str(c.model), c.address, c.bus_nr, c.cell)
-        for c in plan.controllers
+        for c in plan.vm.controllers
     ]
     hostdevs = tuple(GuestHostdev(device.bdf, device.address) for device in plan.devices)
     moved = {hostdev.address for hostdev in guest.hostdevs}
     addresses = {address for address in guest.addresses if address not in moved}
-    addresses |= {c.address for c in plan.controllers if c.address is not None}
+    addresses |= {c.address for c in plan.vm.controllers if c.address is not None}
     addresses |= {hostdev.address for hostdev in hostdevs if hostdev.address is not None}
     return replace(
         request,
@@ -155,7 +155,7 @@ def on_devices(plan: Plan) -> list[PlanFinding]:
 
 
 def of_model(plan: Plan, model: PortModel) -> list[GuestPciController]:
-    return [controller for controller in plan.controllers if controller.model is model]
+    return [controller for controller in plan.vm.controllers if controller.model is model]
 
 
 def addresses(plan: Plan) -> dict[Bdf, GuestAddress | None]:
@@ -176,7 +176,7 @@ def check_tree(request: GuestRequest, plan: Plan) -> None:
     plugs += [hostdev.address for hostdev in final.hostdevs if hostdev.address is not None]
     assert max(Counter(plugs).values(), default=1) == 1, "two devices at one address"
     windows: list[tuple[int, int, int]] = []
-    for planned in plan.controllers:
+    for planned in plan.vm.controllers:
         assert planned.address is not None
         parent = controllers.get(planned.address.bus)
         if planned.model == PortModel.EXPANDER_BUS:

@@ -86,7 +86,7 @@ def _text(element: etree._Element | None) -> str:
 @needs_shared
 def test_hgx_h100_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     tuning = tune(document(96, 512, (*GPUS, *NICS)), "vm.xml", PlanOptions("pin-numa-pci"), hgx())
-    models = [controller.model for controller in tuning.plan.controllers]
+    models = [controller.model for controller in tuning.plan.vm.controllers]
     assert models.count(PortModel.EXPANDER_BUS) == 2
     assert models.count(PortModel.ROOT_PORT) == 16
     cell_of = {device.bdf: device.cell for device in tuning.plan.devices}

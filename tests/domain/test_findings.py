@@ -24,7 +24,7 @@ def test_spare_ports_that_libvirt_would_fill_are_reported() -> None:
     plan = hand_plan(read_vm(xml, "x"), "pin-numa-pci")
     assert _findings(xml, plan) == ()
     spare = GuestPciController(9, PortModel.ROOT_PORT, GuestAddress(0, 1, 31, 0), existing=False)
-    roomy = with_vm(plan, controllers=(*plan.controllers, spare))
+    roomy = with_vm(plan, controllers=(*plan.vm.controllers, spare))
     (finding,) = _findings(xml, roomy)
     assert finding.id == "libvirt-fills-ports"
     assert finding.subject == "1 empty ports on expander buses"

@@ -141,7 +141,7 @@ def test_grace_gpus_without_an_smmu_of_their_own_are_a_finding(
 
 def test_a_new_libvirt_gives_each_bus_of_a_grace_gpu_an_accelerated_smmu() -> None:
     once = grace(b"", "12.7", "11.1")
-    buses = [c.index for c in once.plan.controllers if c.model == "pcie-expander-bus"]
+    buses = [c.index for c in once.plan.vm.controllers if c.model == "pcie-expander-bus"]
     for bus in buses:
         assert f"<driver pciBus='{bus}' accel='on'/>".encode() in once.document
     assert once.document.count(b"<iommu model='smmuv3'>") == len(buses) == 2

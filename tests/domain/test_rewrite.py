@@ -397,7 +397,7 @@ def test_a_broken_result_is_refused_whole() -> None:
         structs.replace(controller, bus_nr=64 if controller.cell == 0 else 65)
         if controller.bus_nr
         else controller
-        for controller in plan.controllers
+        for controller in plan.vm.controllers
     )
     with pytest.raises(InputError, match=r"expander bus 1 at busNr 64: expected 2 buses, found 1"):
         rewrite(xml, with_vm(plan, controllers=squeezed))

@@ -86,7 +86,7 @@ def test_a_device_that_the_plan_adds_is_written() -> None:
 
 def test_a_plan_for_another_document_is_refused_and_says_so() -> None:
     xml, plan = planned("study", "pin-numa-pci")
-    there = tuple(structs.replace(controller, existing=True) for controller in plan.controllers)
+    there = tuple(structs.replace(controller, existing=True) for controller in plan.vm.controllers)
     with pytest.raises(InputError, match="expected PCI controller 1 to be pcie-expander-bus"):
         rewrite(xml, with_vm(plan, controllers=there))
     with pytest.raises(InputError, match="plan again"):

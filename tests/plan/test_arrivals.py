@@ -52,7 +52,7 @@ def running(planned: Plan) -> RunningDomain:
         for node in cell.host_nodes:
             memory[node] += cell.memory_bytes // len(cell.host_nodes)
     return RunningDomain(
-        name=planned.domain_name,
+        name=planned.vm.name,
         running=False,
         vcpu_pins=planned.vcpu_pins,
         emulator_pus=planned.emulator_pus,

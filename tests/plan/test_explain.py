@@ -319,7 +319,7 @@ def test_a_runner_up_is_not_compared_by_memory_that_is_unknown() -> None:
 @pytest.mark.parametrize(("layout", "threads"), [("pin-numa", False), ("pin-numa-smt", True)])
 def test_topoext_is_for_threads_only_where_the_guest_has_some(layout: str, threads: bool) -> None:
     plan = plan_on(even_host(2), small_request(2, layout=layout))
-    assert plan.topoext
+    assert plan.vm.topoext
     stated = " ".join(_section(plan, None, "CPU topology and caches of the guest").lines)
     assert "topoext is required" in stated
     assert ("does not see threads" in stated) is threads

@@ -168,13 +168,13 @@ def test_the_virt_machines_window_has_a_limit() -> None:
 
 def test_a_guest_without_devices_has_no_aperture() -> None:
     plan = assemble(hgx_host(), small_request(4), placed((2, 2)))
-    assert plan.aperture is None and not plan.iommu_needed
+    assert plan.aperture is None and not plan.vm.has_iommu
 
 
 @pytest.mark.parametrize(("vcpus", "needed"), [(254, False), (256, True)])
 def test_a_viommu_is_needed_above_255_vcpus(vcpus: int, needed: bool) -> None:
     plan = assemble(None, small_request(vcpus, 512 * GIB), placed((vcpus // 2,) * 2))
-    assert plan.iommu_needed is needed
+    assert plan.vm.has_iommu is needed
     request = small_request(4)
     request = replace(request, guest=structs.replace(request.guest, has_iommu=True))
-    assert assemble(None, request, placed((2, 2))).iommu_needed
+    assert assemble(None, request, placed((2, 2))).vm.has_iommu

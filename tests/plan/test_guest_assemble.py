@@ -52,7 +52,7 @@ def test_what_the_placement_says_is_in_the_plan() -> None:
     assert (plan.cost, plan.optimal) == (placement.cost, None)
     assert plan.runners_up == placement.runners_up and plan.rejections == placement.rejections
     assert placement.gaps[0] in plan.gaps and plan.fallback == "test"
-    assert plan.host_name == "even" and plan.domain_name == "vm"
+    assert plan.host_name == "even" and plan.vm.name == "vm"
 
 
 def test_a_moved_nic_changes_its_name_and_this_is_reported() -> None:

@@ -51,7 +51,7 @@ def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
     plan = assemble(hgx_host(), request, placed((2, 2), devices=devices))
     assert len(of_model(plan, PortModel.EXPANDER_BUS)) == 2
     assert len(of_model(plan, PortModel.ROOT_PORT)) == 16
-    assert len(plan.controllers) == 18
+    assert len(plan.vm.controllers) == 18
     cells = {device.bdf: device.cell for device in plan.devices}
     assert [cells[bdf] for bdf in HGX_GPUS] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [cells[bdf] for bdf in HGX_NICS] == [0, 0, 0, 0, 1, 1, 1, 1]
@@ -61,7 +61,7 @@ def test_hgx_gets_two_expander_buses_and_sixteen_root_ports() -> None:
 def test_slots_follow_the_hosts_order_of_gpus_and_their_nics() -> None:
     devices = tuple(sorted(HGX_GPUS + HGX_NICS))
     plan = assemble(hgx_host(), ask(devices), placed((2, 2), devices=devices))
-    port = {c.index: c.address for c in plan.controllers if c.address is not None}
+    port = {c.index: c.address for c in plan.vm.controllers if c.address is not None}
     for cell in (0, 1):
         mine = [d for d in plan.devices if d.cell == cell and d.address is not None]
         slots = [port[d.address.bus].device for d in mine if d.address is not None]
@@ -77,7 +77,7 @@ def test_every_cell_has_its_expander_bus_even_without_a_device() -> None:
     request = ask(())
     plan = assemble(hgx_host(), request, placed((2, 2)))
     assert [c.cell for c in of_model(plan, PortModel.EXPANDER_BUS)] == [0, 1]
-    assert [c.bus_nr for c in plan.controllers] == [128, 192]
+    assert [c.bus_nr for c in plan.vm.controllers] == [128, 192]
     check_tree(request, plan)
 
 
@@ -313,8 +313,10 @@ def test_an_expander_bus_of_no_cell_is_left_its_numbers() -> None:
     foreign = GuestPciController(15, "pcie-expander-bus", GuestAddress(0, 0, 9, 0), 40)
     guest = structs.replace(request.guest, controllers=(*request.guest.controllers, foreign))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
-    assert 15 not in {controller.index for controller in plan.controllers}
-    windows = [range(c.bus_nr, c.bus_nr + (c.bus_count or 0)) for c in plan.controllers if c.bus_nr]
+    assert 15 not in {controller.index for controller in plan.vm.controllers}
+    windows = [
+        range(c.bus_nr, c.bus_nr + (c.bus_count or 0)) for c in plan.vm.controllers if c.bus_nr
+    ]
     assert len(windows) == 2 and not any(40 in window for window in windows)
 
 
@@ -337,14 +339,14 @@ def test_ports_that_libvirt_adds_for_left_out_indices_have_their_numbers_too() -
     far = GuestPciController(200, "pcie-root-port", None)
     guest = structs.replace(request.guest, controllers=(*request.guest.controllers, far))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2, 2), devices=HGX_GPUS))
-    assert min(c.bus_nr for c in plan.controllers if c.bus_nr) >= 201
+    assert min(c.bus_nr for c in plan.vm.controllers if c.bus_nr) >= 201
 
 
 def test_layouts_that_leave_pcie_as_it_was_keep_every_address() -> None:
     request = ask(HGX_GPUS)
     request = replace(request, layout=PRESETS["pin-numa"])
     plan = assemble(hgx_host(), request, placed((2, 2), devices=HGX_GPUS))
-    assert plan.controllers == ()
+    assert plan.vm.controllers == ()
     assert addresses(plan) == {h.bdf: h.address for h in request.guest.hostdevs}
 
 
@@ -395,7 +397,9 @@ def test_cells_without_devices_have_no_bus_where_pcie_0_has_no_slots() -> None:
     assert "cells-without-bus" in [finding.id for finding in plan.findings]
     check_tree(request, plan)
     again = assemble(host, after(request, plan), placement)
-    assert again.controllers == tuple(structs.replace(c, existing=True) for c in plan.controllers)
+    assert again.vm.controllers == tuple(
+        structs.replace(c, existing=True) for c in plan.vm.controllers
+    )
 
 
 def test_devices_of_a_hybrid_host_hang_on_the_cell_of_performance_cores() -> None:

@@ -65,10 +65,10 @@ def test_a_second_run_changes_nothing() -> None:
         placement = placed((2, 2), devices=devices)
         first = assemble(hgx_host(), request, placement)
         second = assemble(hgx_host(), after(request, first), placement)
-        assert all(controller.existing for controller in second.controllers)
+        assert all(controller.existing for controller in second.vm.controllers)
         assert addresses(second) == addresses(first)
-        assert [structs.replace(c, existing=True) for c in first.controllers] == list(
-            second.controllers
+        assert [structs.replace(c, existing=True) for c in first.vm.controllers] == list(
+            second.vm.controllers
         )
 
 
@@ -83,7 +83,7 @@ def test_dropping_one_device_moves_no_other() -> None:
         rest = {other: at for other, at in addresses(full).items() if other != bdf}
         assert addresses(fresh) == rest
         assert addresses(again) == rest
-        assert all(controller.existing for controller in again.controllers)
+        assert all(controller.existing for controller in again.vm.controllers)
         numbers = {c.index: c.bus_nr for c in of_model(full, PortModel.EXPANDER_BUS)}
         assert {c.index: c.bus_nr for c in of_model(fresh, PortModel.EXPANDER_BUS)} == numbers
 
@@ -109,7 +109,7 @@ def test_a_device_added_after_foreign_ports_takes_the_next_index() -> None:
     plan = assemble(hgx_host(), tuned, placement)
     before = {h.bdf: h.address for h in tuned.guest.hostdevs}
     assert all(addresses(plan)[bdf] == before[bdf] for bdf in HGX_GPUS[:2])
-    assert last + 1 not in {controller.index for controller in plan.controllers}
+    assert last + 1 not in {controller.index for controller in plan.vm.controllers}
     check_tree(tuned, plan)
 
 
@@ -136,7 +136,7 @@ def test_a_hand_made_tree_is_kept_and_extended() -> None:
     assert [c.cell for c in of_model(plan, PortModel.EXPANDER_BUS)] == [0, 1]
     check_tree(request, plan)
     # Its window was too small for the new ports: the number changes, the index does not.
-    assert [(c.index, c.existing) for c in plan.controllers[:2]] == [(1, False), (2, True)]
+    assert [(c.index, c.existing) for c in plan.vm.controllers[:2]] == [(1, False), (2, True)]
 
 
 def test_a_device_on_the_wrong_cell_moves_and_the_others_stay() -> None:
@@ -286,7 +286,7 @@ def test_any_machine_gets_a_sound_tree_that_stays_and_shrinks_in_place(
             assert device.cell == min(far, key=lambda cell: (far[cell] or 0, cell))
     tuned = after(request, plan)
     again = assemble(host, tuned, placement)
-    assert all(controller.existing for controller in again.controllers)
+    assert all(controller.existing for controller in again.vm.controllers)
     assert addresses(again) == addresses(plan)
     for bdf in placement.devices:
         rest = {other: at for other, at in addresses(plan).items() if other != bdf}
@@ -324,7 +324,7 @@ def test_new_controllers_follow_the_highest_index_of_the_document() -> None:
     port = GuestPciController(7, "pcie-root-port", GuestAddress(0, 0, 2, 0))
     guest = structs.replace(request.guest, controllers=(GuestPciController(0, "pcie-root"), port))
     plan = assemble(hgx_host(), replace(request, guest=guest), placed((2,), devices=HGX_GPUS[:1]))
-    assert [controller.index for controller in plan.controllers] == [8, 9]
+    assert [controller.index for controller in plan.vm.controllers] == [8, 9]
     assert plan.devices[0].address == GuestAddress(0, 9, 0, 0)
     full = structs.replace(guest, controllers=(GuestPciController(255, "pcie-root-port"),))
     with pytest.raises(Unplannable, match=r"255.* 256"):
@@ -387,12 +387,12 @@ def test_any_document_gets_a_sound_tree_and_keeps_what_is_right(
     plan = assemble(hgx_host(), request, placement)
     check_tree(request, plan)
     had = {controller.index: controller for controller in request.guest.controllers}
-    for controller in plan.controllers:
+    for controller in plan.vm.controllers:
         if controller.index in had:
             before = had[controller.index]
             assert before.model == controller.model
             assert before.address in (None, controller.address)
     tuned = after(request, plan)
     again = assemble(hgx_host(), tuned, placement)
-    assert all(controller.existing for controller in again.controllers)
+    assert all(controller.existing for controller in again.vm.controllers)
     assert addresses(again) == addresses(plan)

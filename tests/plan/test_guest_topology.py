@@ -46,7 +46,7 @@ def shaped(
 def test_the_studys_listing_b_has_a_socket_for_each_cell() -> None:
     plan = shaped((28, 28))
     assert plan.topology == GuestTopology(2, 1, 28, 1)
-    assert plan.cache is None and not plan.topoext
+    assert plan.cache is None and not plan.vm.topoext
     assert [cell.distances for cell in plan.cells] == [(), ()]
 
 
@@ -60,7 +60,7 @@ def test_the_studys_listing_a_leaves_the_cpu_as_it_was() -> None:
     request = small_request(56, layout="pin")
     plan = assemble(None, request, placed((28, 28), bound=False))
     assert plan.topology is None and plan.cache is None
-    assert plan.aperture is None and plan.controllers == () and plan.host_fingerprint == ""
+    assert plan.aperture is None and plan.vm.controllers == () and plan.host_fingerprint == ""
 
 
 @pytest.mark.parametrize(
@@ -175,17 +175,17 @@ def test_half_a_core_is_refused() -> None:
 
 
 def test_topoext_is_asked_for_on_amd_when_a_topology_is_set() -> None:
-    assert shaped((4, 4), host=even_host(2)).topoext
-    assert not shaped((4, 4), host=even_host(2, vendor="GenuineIntel")).topoext
-    assert not shaped((4, 4), host=even_host(2), layout="pin").topoext
+    assert shaped((4, 4), host=even_host(2)).vm.topoext
+    assert not shaped((4, 4), host=even_host(2, vendor="GenuineIntel")).vm.topoext
+    assert not shaped((4, 4), host=even_host(2), layout="pin").vm.topoext
 
 
 def test_topoext_waits_for_a_cpu_model_unless_siblings_need_it() -> None:
     host = even_host(2)
     request = small_request(8)
     request = replace(request, guest=structs.replace(request.guest, cpu_mode=None))
-    assert not assemble(host, request, placed((4, 4))).topoext
-    assert assemble(host, request, placed((4, 4), threads=2)).topoext
+    assert not assemble(host, request, placed((4, 4))).vm.topoext
+    assert assemble(host, request, placed((4, 4), threads=2)).vm.topoext
 
 
 def whole_llcs(vendor: str, *, siblings: bool, take: int = 4) -> tuple[Host, Placement]:
@@ -217,7 +217,7 @@ def test_amd_is_shown_a_die_for_each_llc_with_topoext() -> None:
     host, placement = whole_llcs("AuthenticAMD", siblings=False)
     plan = assemble(host, small_request(16), placement)
     assert plan.topology == GuestTopology(2, 2, 4, 1)
-    assert plan.cache is GuestCache.EMULATED and plan.topoext
+    assert plan.cache is GuestCache.EMULATED and plan.vm.topoext
     assert not plan.gaps
 
 
@@ -241,7 +241,7 @@ def test_llcs_that_are_not_filled_equally_are_not_shown_and_amd_loses_topoext(ve
     plan = assemble(host, small_request(12), placed((6, 6), pins=pins))
     assert plan.topology == GuestTopology(2, 1, 6, 1)
     assert plan.cache is GuestCache.DISABLED
-    assert plan.topoext is (None if vendor == "GenuineIntel" else False)
+    assert plan.vm.topoext is (None if vendor == "GenuineIntel" else False)
     assert [(f.id, f.severity) for f in plan.findings] == [("guest-l3-not-mirrored", "info")]
 
 
@@ -250,7 +250,7 @@ def test_siblings_of_amd_keep_an_l3_that_is_false_with_a_warning() -> None:
     pins = pins_of(host, (0, 3), (1, 2), (2, 3), (3, 2), siblings=True)
     placement = placed((10, 10), pins=pins, threads=2)
     plan = assemble(host, small_request(20, layout="pin-numa-smt"), placement)
-    assert plan.cache is GuestCache.DISABLED and plan.topoext
+    assert plan.cache is GuestCache.DISABLED and plan.vm.topoext
     found = [f for f in plan.findings if f.id == "guest-l3-not-mirrored"]
     assert [f.severity for f in found] == ["warning"] and "each guest socket" in found[0].detail
 
@@ -345,7 +345,7 @@ def test_a_flat_guest_that_is_pinned_keeps_its_caches_only_where_they_are_true(
 def test_the_default_layout_leaves_caches_that_are_false() -> None:
     request = small_request(4, layout="default")
     plan = assemble(even_host(2), request, replace(placed(()), vcpu_nodes=()))
-    assert plan.cache is None and plan.topoext is None and not plan.findings
+    assert plan.cache is None and plan.vm.topoext is None and not plan.findings
 
 
 def test_zen_1_takes_eight_apic_ids_for_an_llc_whatever_it_is_shown() -> None:
@@ -363,7 +363,7 @@ def test_arm_guests_have_no_dies_and_keep_their_caches() -> None:
     guest = structs.replace(request.guest, architecture="aarch64", machine="virt")
     plan = assemble(host, replace(request, guest=guest), placement)
     assert plan.topology == GuestTopology(2, 1, 8, 1)
-    assert plan.cache is None and not plan.topoext
+    assert plan.cache is None and not plan.vm.topoext
 
 
 def test_the_plan_names_the_llcs_under_the_vcpus() -> None:

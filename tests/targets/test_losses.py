@@ -141,7 +141,7 @@ def test_switches_of_the_host_are_a_feature_of_their_own() -> None:
     switch = GuestPciController(
         9, PortModel.SWITCH_UPSTREAM, GuestAddress(0, 3, 0, 0), existing=False
     )
-    with_switch = with_vm(made, controllers=(*made.controllers, switch))
+    with_switch = with_vm(made, controllers=(*made.vm.controllers, switch))
     assert Feature.DEVICE_TREE in features_of(with_switch)
 
 

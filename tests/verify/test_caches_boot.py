@@ -197,7 +197,7 @@ def test_a_guest_sees_its_pins_caches_or_none_and_a_cpu_in_each_cell(
 def test_with_topoext_amd_has_an_l3_that_was_switched_off(tmp_path: Path) -> None:
     host, request, _ = CASES["3-and-2-amd"]
     made = plan(host, request)
-    assert made.topoext is False and made.topology is not None and made.cache is not None
+    assert made.vm.topoext is False and made.topology is not None and made.cache is not None
     seen = booted(with_vm(made, topoext=True), MODELS[AMD], 5, tmp_path)
     told = told_l3(made.cache, made.topology, guest_cpu(host, request.guest, topoext=True))
     assert told is not None and seen.l3 == set(told) == {CpuSet(range(5))}

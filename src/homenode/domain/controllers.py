@@ -91,7 +91,7 @@ def edit_controllers(document: Document, plan: Plan) -> Document:
     have = {controller.index: controller for controller in read_controllers(document)}
     missing: list[GuestPciController] = []
     adjusted: list[GuestPciController] = []
-    for controller in plan.controllers:
+    for controller in plan.vm.controllers:
         there = have.get(controller.index)
         if there is None and not controller.existing:
             missing.append(controller)

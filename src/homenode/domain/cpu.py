@@ -66,9 +66,9 @@ def edit_cpu(document: Document, plan: Plan) -> Document:
         document = _with_topology(document, plan.topology)
     else:
         document = _without_stale_topology(document, plan)
-    if plan.topoext:
+    if plan.vm.topoext:
         document = _with_topoext(document)
-    elif plan.topoext is False:
+    elif plan.vm.topoext is False:
         document = _without_topoext(document)
     if plan.cache is not None:
         document = _with_cache(document, plan.cache)
@@ -264,7 +264,7 @@ def has_acpi(document: Document) -> bool:
 def needs_acpi(plan: Plan) -> bool:
     """Whether the plan shows the guest something that an x86 guest learns by ACPI alone."""
     return plan.layout.cells is GuestCells.MIRRORED or any(
-        controller.model == PortModel.EXPANDER_BUS for controller in plan.controllers
+        controller.model == PortModel.EXPANDER_BUS for controller in plan.vm.controllers
     )
 
 

@@ -32,7 +32,7 @@ def _ports_that_libvirt_fills(after: Document, plan: Plan) -> tuple[PlanFinding,
 
     Seen with libvirt 9.0: a virtio disk and NIC without addresses took two of --spare-ports.
     """
-    if not any(c.model == PortModel.EXPANDER_BUS for c in plan.controllers):
+    if not any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers):
         return ()
     controllers = {controller.index: controller for controller in read_controllers(after)}
     in_use = {address.bus for address, _ in addressed_devices(after)}
@@ -101,7 +101,7 @@ def _acpi(before: Document, after: Document, plan: Plan) -> tuple[PlanFinding, .
                 "of its devices, found none: it was added",
             ),
         )
-    expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.controllers)
+    expanders = any(c.model == PortModel.EXPANDER_BUS for c in plan.vm.controllers)
     if has_acpi(after) or not needs_acpi(plan) or not expanders:
         return ()
     return (

@@ -45,8 +45,8 @@ MOST_VCPUS_WITHOUT = 255
 def smmu_buses(guest: Vm, plan: Plan, host: Host) -> tuple[int, ...]:
     """The expander buses that an accelerated SMMUv3 can stand for: those of Grace GPUs, with
     nothing but passed-through devices of one root complex of the host, so of one SMMU."""
-    bus_of = {c.index: c.address.bus for c in plan.controllers if c.address is not None}
-    expanders = {c.index for c in plan.controllers if c.model == PortModel.EXPANDER_BUS}
+    bus_of = {c.index: c.address.bus for c in plan.vm.controllers if c.address is not None}
+    expanders = {c.index for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS}
 
     def top(bus: int) -> int | None:
         while bus not in expanders and bus in bus_of:
@@ -157,7 +157,7 @@ def edit_iommu(document: Document, plan: Plan) -> Document:
     machine = document.root.at("os", "type")
     arch = None if machine is None else machine.get("arch")
     # iommu_needed is also said of a guest that has one already: that one stays as it is.
-    if not plan.iommu_needed or plan.vcpus <= MOST_VCPUS_WITHOUT or arch not in (None, "x86_64"):
+    if not plan.vm.has_iommu or plan.vcpus <= MOST_VCPUS_WITHOUT or arch not in (None, "x86_64"):
         return document
     # Under TCG there is no kernel irqchip, so that QEMU refuses eim.
     eim = "on" if document.root.get("type") == "kvm" else None

@@ -22,7 +22,7 @@ def refuse_unsafe(guest: Vm, plan: Plan, source: str) -> None:
     kind = guest.launch_security
     if kind is None:
         return
-    if plan.iommu_needed and not guest.has_iommu:
+    if plan.vm.has_iommu and not guest.has_iommu:
         raise InputError(
             f"{source}: expected no guest IOMMU with launch security {kind!r}, found a plan "
             f"for {plan.vcpus} vCPUs that needs one: an emulated IOMMU cannot read tables in "
@@ -58,7 +58,7 @@ def launch_findings(guest: Vm, plan: Plan) -> tuple[PlanFinding, ...]:
         changes.append(f"vCPUs {guest.vcpus} to {plan.vcpus}")
     if plan.topology is not None and tuple(plan.topology) != guest.cpu_topology:
         changes.append("CPU topology")
-    if any(not controller.existing for controller in plan.controllers):
+    if any(not controller.existing for controller in plan.vm.controllers):
         changes.append("ACPI tables (PCI roots)")
     if plan.cells and len(plan.cells) != max(1, len(guest.cell_vcpus)):
         changes.append("ACPI tables (cells)")

@@ -99,7 +99,7 @@ def _refuse_other_plans(guest: Vm, plan: Plan, source: str) -> None:
             f"{source}: expected a plan whose topology has {plan.vcpus} vCPUs, found "
             f"{plan.topology.vcpus}"
         )
-    expanders = [c for c in plan.controllers if c.model == PortModel.EXPANDER_BUS]
+    expanders = [c for c in plan.vm.controllers if c.model == PortModel.EXPANDER_BUS]
     if expanders and not (guest.is_q35 or guest.is_virt):
         raise InputError(
             f"{source}: expected machine type q35 (x86-64) or virt (aarch64) for expander buses, "

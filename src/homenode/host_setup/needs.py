@@ -55,7 +55,7 @@ def needs_of(plans: Sequence[tuple[str, Plan]], host: Host) -> HostNeeds:
             hint="plan with a share for the host: --host-reserve",
         )
     return HostNeeds(
-        tuple(plan.domain_name for _, plan in plans),
+        tuple(plan.vm.name for _, plan in plans),
         tuple(NodePages(node, size, count) for (node, size), count in sorted(pages.items())),
         vm_pus,
         host_pus,

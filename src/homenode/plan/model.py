@@ -18,7 +18,6 @@ from homenode.vm.layout import Layout
 from homenode.vm.model import (
     GuestCache,
     GuestHostdev,
-    GuestPciController,
     GuestTopology,
     Vm,
     VmCell,
@@ -182,10 +181,6 @@ class Plan:
         return (structs.replace(whole, host_nodes=self.memory_nodes or self.nodes),)
 
     @property
-    def domain_name(self) -> str:
-        return self.vm.name
-
-    @property
     def vcpus(self) -> int:
         return self.vm.vcpus
 
@@ -193,10 +188,6 @@ class Plan:
     def memory_bytes(self) -> int:
         """Without memory devices."""
         return self.vm.memory_bytes
-
-    @property
-    def memory_device_bytes(self) -> int:
-        return self.vm.memory_device_bytes
 
     @property
     def page_bytes(self) -> int | None:
@@ -217,10 +208,6 @@ class Plan:
         return None if self.vm.cpu_cache is None else GuestCache(self.vm.cpu_cache)
 
     @property
-    def topoext(self) -> bool | None:
-        return self.vm.topoext
-
-    @property
     def memory_mode(self) -> MemoryMode | None:
         """Mode of numatune; None = as the document has it."""
         return None if self.vm.binding is None else MemoryMode(self.vm.binding[0])
@@ -233,14 +220,6 @@ class Plan:
     @property
     def devices(self) -> tuple[GuestHostdev, ...]:
         return self.vm.hostdevs
-
-    @property
-    def controllers(self) -> tuple[GuestPciController, ...]:
-        return self.vm.controllers
-
-    @property
-    def iommu_needed(self) -> bool:
-        return self.vm.has_iommu
 
     @property
     def vcpu_pins(self) -> tuple[CpuSet, ...]:

@@ -173,12 +173,12 @@ def domain_of_plan(plan: Plan) -> RunningDomain:
     vCPUs that float it may lie anywhere.
     """
     return RunningDomain(
-        name=plan.domain_name,
+        name=plan.vm.name,
         running=False,
         vcpu_pins=plan.vcpu_pins or (None,) * plan.vcpus,
         emulator_pus=plan.emulator_pus,
         iothread_pus=plan.iothread_pus,
-        memory_bytes=plan.memory_bytes + plan.memory_device_bytes,
+        memory_bytes=plan.memory_bytes + plan.vm.memory_device_bytes,
         memory_bound=plan.memory_mode is not None and plan.memory_mode is not MemoryMode.PREFERRED,
         memory_by_node=_memory_by_node(plan),
         page_bytes=plan.page_bytes,
@@ -222,7 +222,7 @@ def _memory_by_node(plan: Plan) -> tuple[tuple[NodeIndex, int], ...]:
     return _bytes_of_nodes(
         plan.page_reservations,
         plan.cells if placed else (),
-        plan.memory_device_bytes if placed else 0,
+        plan.vm.memory_device_bytes if placed else 0,
     )
 
 

@@ -375,11 +375,11 @@ class _Realised:
 
     def _keep(self, t: int, name: str, plan: Plan) -> None:
         request = self.kinds[t][0]
-        self.left[t].remove(plan.domain_name)
+        self.left[t].remove(plan.vm.name)
         self.places.add(name, domain_of_plan(plan))
         self.vms.append(
             PackedVm(
-                name=plan.domain_name,
+                name=plan.vm.name,
                 host=name,
                 value=request.flavour.worth,
                 plan=plan,

@@ -151,7 +151,7 @@ def uses_of_pus(host: Host, plan: Plan | None) -> Mapping[int, PuUse]:
     for domain in host.domains:
         if not (domain.running or domain.planned):
             continue
-        if plan is not None and domain.name == plan.domain_name:
+        if plan is not None and domain.name == plan.vm.name:
             continue
         in_use = CpuSet()
         for pins in domain.vcpu_pins:

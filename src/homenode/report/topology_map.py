@@ -55,7 +55,7 @@ def topology_map(host: Host, plan: Plan | None = None) -> str:
     title = f"Topology of {host.name}"
     description = counts
     if plan is not None:
-        title += f" with VM {plan.domain_name}"
+        title += f" with VM {plan.vm.name}"
         description = f"{plan_line(plan)}. Host: {counts}"
     canvas = SvgCanvas.document(WIDTH, title, description, style_sheet())
     width = WIDTH - 2 * _MARGIN
@@ -112,7 +112,7 @@ _MOST_DISTANCES = 16
 def plan_line(plan: Plan) -> str:
     """The plan in one line."""
     parts = [
-        f"VM {plan.domain_name}",
+        f"VM {plan.vm.name}",
         f"layout {plan.layout.name}",
         plural(plan.vcpus, "vCPU"),
         format_bytes(plan.memory_bytes),

@@ -147,8 +147,8 @@ def smp_text(plan: Plan) -> str:
 def cpu_text(plan: Plan, model: str = "host") -> str:
     """-cpu: what the plan says of SMT on AMD, of caches and of the address space."""
     words = [model]
-    if plan.topoext is not None:
-        words.append(f"topoext={'on' if plan.topoext else 'off'}")
+    if plan.vm.topoext is not None:
+        words.append(f"topoext={'on' if plan.vm.topoext else 'off'}")
     if plan.cache is GuestCache.EMULATED:
         words.append("l3-cache=on")
     elif plan.cache is GuestCache.PASSTHROUGH:

@@ -187,7 +187,7 @@ def features_of(plan: Plan) -> frozenset[Feature]:
     """What this plan asks of a hypervisor."""
     mirrored = plan.layout.cells is GuestCells.MIRRORED
     sized = [cell for cell in plan.cells if cell.vcpus or cell.memory_bytes]
-    models = {controller.model for controller in plan.controllers}
+    models = {controller.model for controller in plan.vm.controllers}
     window = plan.aperture
     asked = {
         Feature.VCPU_PINS: bool(plan.vcpu_pins),
@@ -215,7 +215,7 @@ def features_of(plan: Plan) -> frozenset[Feature]:
             window.firmware_mmio64_mib,
         )
         != (None, None, None),
-        Feature.IOMMU: plan.iommu_needed,
+        Feature.IOMMU: plan.vm.has_iommu,
         Feature.VGPUS: any(map(is_vgpu, plan.devices)),
     }
     return frozenset(feature for feature, is_asked in asked.items() if is_asked)

@@ -101,7 +101,7 @@ def _written_again(
         return None
     vm = VmFile(target, module.read_vm(content, source), content, source)
     vm = vm if host is None else on_host(vm, host)
-    own = {controller.index for controller in plan.controllers}
+    own = {controller.index for controller in plan.vm.controllers}
     elsewhere = [d for d in plan.devices if d.address is not None and d.address.bus not in own]
     if elsewhere:
         return None
@@ -265,7 +265,7 @@ def _refuse_plan_of_others(plan: Plan, target: Target, name: str, lost: frozense
             device.uuid or str(device.bdf) for device in plan.devices if is_vgpu(device)
         )
         what = f"the vGPU {names}"
-    elif plan.memory_device_bytes:
+    elif plan.vm.memory_device_bytes:
         what = "memory devices"
     else:
         return

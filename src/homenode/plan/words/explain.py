@@ -52,7 +52,7 @@ def explain(
         _gaps(plan),
     )
     return Doc(
-        f"VM {plan.domain_name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
+        f"VM {plan.vm.name}{f' on host {plan.host_name}' if plan.host_name else ''}: "
         f"layout {layout_text(plan.layout)}",
         (Text(_summary(plan)), *(one for one in sections if one.parts)),
     )
@@ -72,9 +72,9 @@ def _summary(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     text = format_bytes(plan.memory_bytes)
-    if not plan.memory_device_bytes:
+    if not plan.vm.memory_device_bytes:
         return text
-    return f"{text} and {format_bytes(plan.memory_device_bytes)} in memory devices"
+    return f"{text} and {format_bytes(plan.vm.memory_device_bytes)} in memory devices"
 
 
 def _placement(plan: Plan, host: Host | None) -> Section:

@@ -64,14 +64,14 @@ def topology_section(plan: Plan) -> Section:
         None: "Its caches stay as the document has them.",
     }
     lines.append(caches[plan.cache])
-    if plan.topoext:
+    if plan.vm.topoext:
         sees = plan.topology is not None and plan.topology.threads > 1
         lines.append(
             "The CPU feature topoext is required, or an AMD guest does not see threads."
             if sees
             else "The CPU feature topoext is required: an AMD guest reads its topology with it."
         )
-    if plan.iommu_needed:
+    if plan.vm.has_iommu:
         lines.append("A vIOMMU is needed: more than 255 vCPUs, or the document had one.")
     return section("CPU topology and caches of the guest", tuple(lines))
 
@@ -125,7 +125,7 @@ def _dma_lines(plan: Plan, host: Host | None) -> tuple[str, ...]:
             )
             lines.append(f"{which}: {bound}, so the local part of DMA is unknown.")
             continue
-        whole = plan.memory_bytes + plan.memory_device_bytes
+        whole = plan.memory_bytes + plan.vm.memory_device_bytes
         local = round(whole * ratio)
         remote = whole - local
         each = "each" if len(devices) > 1 else "it"

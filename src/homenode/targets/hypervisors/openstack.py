@@ -257,7 +257,7 @@ def _write_machine(writing: Writing[Flavor]) -> Mapping[str, str]:
     window = writing.plan.aperture
     bits = None if window is None else window.physical_address_bits
     wide = {"hw:maxphysaddr_mode": "emulate", "hw:maxphysaddr_bits": str(bits)} if bits else {}
-    return wide | ({"hw:viommu_model": "intel"} if writing.plan.iommu_needed else {})
+    return wide | ({"hw:viommu_model": "intel"} if writing.plan.vm.has_iommu else {})
 
 
 def _emulator_set(plan: Plan) -> CpuSet | None:

@@ -168,10 +168,10 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
             wanted |= {"kvm": "0", "cpu": "max"}
     if plan.devices and (plan.vcpu_pins or given is None):
         wanted["balloon"] = "0"
-    if plan.iommu_needed and "viommu" not in conf.values.get("machine", ""):
+    if plan.vm.has_iommu and "viommu" not in conf.values.get("machine", ""):
         wanted["machine"] = f"{conf.values.get('machine', 'q35')},viommu=intel"
     findings: list[PlanFinding] = []
-    mirrored = any(device.cell is not None for device in plan.devices) and bool(plan.controllers)
+    mirrored = any(device.cell is not None for device in plan.devices) and bool(plan.vm.controllers)
     wanted |= _hostpci(plan, conf, source, findings, mirrored=mirrored)
     args = conf.values.get("args")
     if "-uuid" not in (args or "").split():  # in front of ours, as the next plan finds it
@@ -205,7 +205,7 @@ def render(plan: Plan, guest: Vm, host: Host | None, given: bytes | None, source
 
 def _refuse(plan: Plan, conf: Conf, source: str) -> None:
     machine = conf.values.get("machine", "q35" if not conf.values else "pc")
-    if plan.controllers and "q35" not in machine:
+    if plan.vm.controllers and "q35" not in machine:
         raise InputError(
             f"{source}: expected machine q35 for expander buses, found {machine}",
             hint="set machine: q35, or choose a layout without -pci",
@@ -369,8 +369,8 @@ def _args_of(plan: Plan, before: int | None, *, mirrored: bool) -> str:
         if not cell.vcpus and plan.layout.cells is GuestCells.MIRRORED
     ]
     words += distance_words(plan)
-    if plan.topoext is not None:
-        words.append(("-global", f"x86_64-cpu.topoext={'on' if plan.topoext else 'off'}"))
+    if plan.vm.topoext is not None:
+        words.append(("-global", f"x86_64-cpu.topoext={'on' if plan.vm.topoext else 'off'}"))
     if plan.cache is GuestCache.PASSTHROUGH:
         words.append(("-global", "x86_64-cpu.host-cache-info=on"))
         words.append(("-global", "x86_64-cpu.l3-cache=off"))

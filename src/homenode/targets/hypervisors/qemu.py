@@ -212,7 +212,7 @@ def command(plan: Plan, guest: Vm, before: tuple[str, ...] = ()) -> tuple[str, .
         ("-m", f"size={size_text(plan.memory_bytes)}"),
         *numa_words(plan),
     ]
-    if plan.iommu_needed and not is_arm:
+    if plan.vm.has_iommu and not is_arm:
         words.append(("-device", "intel-iommu,intremap=on,eim=on,caching-mode=on"))
     words += [("-device", tree.controller(controller)) for controller in controllers]
     for number, device in enumerate(plan.devices):
@@ -245,9 +245,9 @@ def _machine(plan: Plan, guest: Vm) -> str:
     words = [guest.machine or "q35"]
     if guest.architecture == "aarch64":
         words.append("gic-version=max")
-        if plan.iommu_needed:
+        if plan.vm.has_iommu:
             words.append("iommu=smmuv3")
-    if plan.iommu_needed and guest.architecture == "x86_64":
+    if plan.vm.has_iommu and guest.architecture == "x86_64":
         words.append("kernel-irqchip=split")
     if plan.layout.cells is GuestCells.FLAT and has_backend(plan):
         words.append("memory-backend=ram-node0")

@@ -39,9 +39,9 @@ def observe_running_domain(
             f"{state.name}: --live: expected a running domain, found it {state.state}",
             hint=command_line("virsh", "-c", connect, "start", state.uuid),
         )
-    if plan is not None and plan.domain_name != state.name:
+    if plan is not None and plan.vm.name != state.name:
         raise UsageError(
-            f"{state.name}: expected a plan for it, found one for {plan.domain_name}",
+            f"{state.name}: expected a plan for it, found one for {plan.vm.name}",
             hint="leave --plan out to hold it against its own document",
         )
     found = vm_of(open_domain(virsh.live_document(state.uuid), f"the document of {state.name}"))

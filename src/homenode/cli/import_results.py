@@ -2,25 +2,22 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.measure import ImportArguments
 from homenode.cli.terminal import console, note
 from homenode.errors import HostError, InputError, UsageError
-
-if TYPE_CHECKING:
-    from homenode.gap import Gap
-    from homenode.measure.imported.runs import Imported
-    from homenode.results.model import Switches
+from homenode.gap import Gap
+from homenode.measure.imported.files import find_sources
+from homenode.measure.imported.runs import Imported, ImportOptions, imported_runs, unread_files
+from homenode.results.model import Switches
+from homenode.results.store import FILE, run_folder, write_run
+from homenode.vm.layout import PRESETS, preset_named
 
 _SHOWN = 20
 
 
 def import_results(asked: ImportArguments) -> None:
     """Read the outputs, and write runs."""
-    from homenode.measure.imported.files import find_sources
-    from homenode.measure.imported.runs import ImportOptions, imported_runs, unread_files
-
     found = find_sources(asked.folders)
     sources = found.folders
     options = ImportOptions(asked.system, asked.host_kind, asked.vantage, _layouts(asked.layout))
@@ -46,10 +43,7 @@ def import_results(asked: ImportArguments) -> None:
         _write(with_figures, asked.output)
 
 
-def _layouts(texts: Sequence[str]) -> "dict[str, Switches]":
-    from homenode.results.model import Switches
-    from homenode.vm.layout import PRESETS, preset_named
-
+def _layouts(texts: Sequence[str]) -> dict[str, Switches]:
     found = {}
     for text in texts:
         name, is_pair, wanted = text.partition("=")
@@ -65,10 +59,8 @@ def _layouts(texts: Sequence[str]) -> "dict[str, Switches]":
     return found
 
 
-def _check_places(runs: "tuple[Imported, ...]", output: Path) -> None:
+def _check_places(runs: tuple[Imported, ...], output: Path) -> None:
     """Nothing is written where one of them is there already, or two would be one."""
-    from homenode.results.store import FILE, run_folder
-
     paths = [run_folder(output, one.run.head.system, one.run.head.name) / FILE for one in runs]
     for path in paths:
         if path.exists():
@@ -83,15 +75,13 @@ def _check_places(runs: "tuple[Imported, ...]", output: Path) -> None:
             )
 
 
-def _write(runs: "tuple[Imported, ...]", output: Path) -> None:
-    from homenode.results.store import write_run
-
+def _write(runs: tuple[Imported, ...], output: Path) -> None:
     for one in runs:
         write_run(output, one.run)
     note(f"wrote {len(runs)} run{'s' if len(runs) > 1 else ''} below {output}")
 
 
-def _print(runs: "tuple[Imported, ...]", skipped: "list[Gap]", *, everything: bool) -> None:
+def _print(runs: tuple[Imported, ...], skipped: list[Gap], *, everything: bool) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

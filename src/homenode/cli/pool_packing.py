@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.pool import (
     PoolDefragmentArguments,
@@ -20,14 +19,27 @@ from homenode.cli.pool_reading import (
     read_the_pool,
 )
 from homenode.cli.terminal import console, note, print_json
+from homenode.doc import Doc
+from homenode.domain.schema import refuse_new_errors
 from homenode.errors import UNPLANNABLE, UsageError
+from homenode.formats import encode
 from homenode.input_files import read_input
+from homenode.plan.stored import domain_of_plan
+from homenode.pool.model import Pool
+from homenode.pool.moves import MovePlan
+from homenode.pool.moves import defragment as defragment_moves
+from homenode.pool.moves import drain as drain_moves
+from homenode.pool.pack import pack as pack_vms
+from homenode.pool.pack import parse_requests
+from homenode.pool.packing import (
+    check_file_names,
+    encode_packing,
+    packing_text,
+    tuned_documents,
+    write_packing,
+)
+from homenode.report.pool_text import defragment_text, drain_text
 from homenode.wording import command_line, operands, plural
-
-if TYPE_CHECKING:
-    from homenode.doc import Doc
-    from homenode.pool.model import Pool
-    from homenode.pool.moves import MovePlan
 
 MOST_NAMES = 8
 """VMs that a command to remove them names; more are named by their packing."""
@@ -37,17 +49,6 @@ def pack(asked: PoolPackArguments) -> None:
     """Place all VMs, and write their plans."""
     requests, output, record = asked.requests, asked.output, asked.record
     sources = pool_named(asked.pool, ())
-    from homenode.domain.schema import refuse_new_errors
-    from homenode.plan.stored import domain_of_plan
-    from homenode.pool.pack import pack as pack_vms
-    from homenode.pool.pack import parse_requests
-    from homenode.pool.packing import (
-        check_file_names,
-        encode_packing,
-        packing_text,
-        tuned_documents,
-        write_packing,
-    )
 
     def read_document(name: str) -> bytes:
         return read_input(requests.parent / name, "a domain document")
@@ -97,8 +98,6 @@ def _note_recorded(names: Sequence[str], folder: str, output: Path) -> None:
 def drain(asked: PoolDrainArguments) -> None:
     """Print the moves that empty a host."""
     host, sources = asked.host, pool_named(asked.pool, ())
-    from homenode.pool.moves import drain as drain_moves
-    from homenode.report.pool_text import drain_text
 
     sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)
@@ -111,8 +110,6 @@ def drain(asked: PoolDrainArguments) -> None:
 def defragment(asked: PoolDefragmentArguments) -> None:
     """Print the moves after which more large VMs fit."""
     name, sources = asked.flavour, pool_named(asked.pool, asked.sources)
-    from homenode.pool.moves import defragment as defragment_moves
-    from homenode.report.pool_text import defragment_text
 
     sizes = read_flavours(asked.flavours)
     wanted = max(sizes, key=lambda one: one.gpus)
@@ -130,10 +127,8 @@ def defragment(asked: PoolDefragmentArguments) -> None:
     _print_moves(plan, text, pool, as_json=asked.json)
 
 
-def _print_moves(plan: "MovePlan", text: "Doc", pool: "Pool", *, as_json: bool) -> None:
+def _print_moves(plan: MovePlan, text: Doc, pool: Pool, *, as_json: bool) -> None:
     if as_json:
-        from homenode.formats import encode
-
         print_json(encode("pool-moves", plan))
     else:
         console().print(text)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 from msgspec.structs import replace
 
+from homenode.auto_layout import NotRecommended, settled
 from homenode.cli.arguments.pool import PoolPlaceArguments, PoolRemoveArguments
+from homenode.cli.planning import check_tuned_output, write_document
 from homenode.cli.pool_reading import (
     check_hosts,
     exit_with_failures,
@@ -29,18 +30,25 @@ from homenode.cli.terminal import (
     permissions_of,
     print_json,
 )
-from homenode.errors import UNPLANNABLE, InputError, UsageError
+from homenode.domain.read import read_vm
+from homenode.errors import UNPLANNABLE, HostError, InputError, UsageError
+from homenode.evidence.model import Evidence
+from homenode.evidence.sources import load_evidence
 from homenode.input_files import input_lines, read_input
+from homenode.plan.model import Unplannable
 from homenode.plan.options import PlanOptions, refuse_objective
+from homenode.plan.stored import domain_of_plan, encode_plan
+from homenode.plan.words.explain import explain
 from homenode.pool.flavour import Flavour
+from homenode.pool.hook import Hook
 from homenode.pool.model import Pool, PoolHost
+from homenode.pool.packing import read_packing
+from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
+from homenode.pool.recorded import PLACEMENTS, PlacementRecord, placement_record
+from homenode.report.pool_text import places_text
+from homenode.tuning import tune
+from homenode.vm.model import Vm
 from homenode.wording import command_line
-
-if TYPE_CHECKING:
-    from homenode.evidence.model import Evidence
-    from homenode.pool.place import PoolPlaces, RankedPlace, RefusedHosts
-    from homenode.pool.recorded import PlacementRecord
-    from homenode.vm.model import Vm
 
 
 def place(asked: PoolPlaceArguments) -> None:
@@ -57,9 +65,6 @@ def place(asked: PoolPlaceArguments) -> None:
     if asked.gpu_model is not None and not asked.options.gpu_count:
         raise UsageError("--gpu-model: expected --gpus N with it, found none")
     document, options, sources = asked.document, asked.options, pool_named(asked.pool, ())
-    from homenode.cli.planning import check_tuned_output
-    from homenode.domain.read import read_vm
-    from homenode.pool.place import PoolPlaces
 
     if asked.output == STANDARD_OUTPUT and (asked.json or asked.count > 1):
         raise UsageError("-: expected one thing for standard output, found several")
@@ -71,8 +76,6 @@ def place(asked: PoolPlaceArguments) -> None:
     sizes = read_flavours(asked.flavours)
     evidence = None
     if options.layout == "auto":
-        from homenode.evidence.sources import load_evidence
-
         evidence = load_evidence(asked.results)
     with recording(sources) if asked.record else nullcontext() as record:
         pool = read_the_pool(sources)
@@ -99,14 +102,13 @@ def place(asked: PoolPlaceArguments) -> None:
 
 
 def _flavour_of_shapes(
-    guest: "Vm",
+    guest: Vm,
     options: PlanOptions,
     pool: Pool,
-    evidence: "Evidence | None",
+    evidence: Evidence | None,
     gpu_model: str | None,
 ) -> dict[int, Flavour]:
     """The VM on each kind of host; a kind for which no layout is recommended is left out."""
-    from homenode.auto_layout import NotRecommended, settled
 
     found = {}
     names: dict[int, PoolHost] = {}
@@ -134,17 +136,12 @@ def _place_one(
     document: str,
     name: str,
     by_shape: dict[int, Flavour],
-    places: "PoolPlaces",
+    places: PoolPlaces,
     asked: PoolPlaceArguments,
-    record: "PlacementRecord | None",
+    record: PlacementRecord | None,
     number: int,
 ) -> bool:
     """Whether a host takes it."""
-    from homenode.cli.planning import write_document
-    from homenode.plan.model import Unplannable
-    from homenode.plan.stored import domain_of_plan, encode_plan
-    from homenode.report.pool_text import places_text
-    from homenode.tuning import tune
 
     screen = error_console() if asked.output == STANDARD_OUTPUT else console()
     ranking = places.ranked(by_shape, vm=name, among=asked.among or None)
@@ -181,8 +178,6 @@ def _place_one(
         if asked.json:
             print_json(encode_plan(tuning.plan))
         elif explained:
-            from homenode.plan.words.explain import explain
-
             screen.print(places_text(name, first))
             screen.print(explain(tuning.plan, host))
         else:
@@ -198,10 +193,9 @@ def _place_one(
 
 
 def _refusals(
-    places: "PoolPlaces", by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
-) -> "tuple[RefusedHosts, ...]":
+    places: PoolPlaces, by_shape: dict[int, Flavour], vm: str, among: Sequence[str]
+) -> tuple[RefusedHosts, ...]:
     """Why the hosts that may be chosen refuse the VM."""
-    from homenode.pool.place import PoolPlaces
 
     if among:
         hosts = tuple(host for host in places.pool().hosts if host.name in among)
@@ -209,7 +203,7 @@ def _refusals(
     return places.refusals(by_shape, vm=vm)
 
 
-def _note_next_step(place: "RankedPlace", output: Path | None, asked: PoolPlaceArguments) -> None:
+def _note_next_step(place: RankedPlace, output: Path | None, asked: PoolPlaceArguments) -> None:
     if output is None:
         note("next: -o FILE writes the tuned document")
     elif asked.count > 1:
@@ -221,8 +215,6 @@ def _note_next_step(place: "RankedPlace", output: Path | None, asked: PoolPlaceA
 
 def _output_of(asked: PoolPlaceArguments, name: str) -> Path | None:
     """The file for the document of a VM. Raises InputError, HostError."""
-    from homenode.errors import HostError
-
     out = asked.output
     if out is None or asked.count == 1:
         return out
@@ -237,9 +229,6 @@ def _output_of(asked: PoolPlaceArguments, name: str) -> Path | None:
 
 def answer(sources: Sequence[str], flavours: Path | None) -> None:
     """Lines of JSON in, lines of JSON out, until the end of standard input."""
-    from homenode.pool.hook import Hook
-    from homenode.pool.place import PoolPlaces
-
     sizes = read_flavours(flavours)
     pool = read_the_pool(sources)
     note_failures(pool)
@@ -254,11 +243,9 @@ def answer(sources: Sequence[str], flavours: Path | None) -> None:
     exit_with_failures(pool)
 
 
-def recording(sources: Sequence[str]) -> "AbstractContextManager[PlacementRecord]":
+def recording(sources: Sequence[str]) -> AbstractContextManager[PlacementRecord]:
     """The record of the pool's folder. It is locked while the pool is read and placed on, so that
     commands that run at once do not give one GPU to several VMs."""
-    from homenode.pool.recorded import placement_record
-
     folders = [Path(source) for source in sources if Path(source).is_dir()]
     if len(folders) != 1 or len(sources) != 1:
         raise UsageError(
@@ -275,8 +262,6 @@ def note_that_it_waits() -> None:
 def remove(asked: PoolRemoveArguments) -> None:
     """Remove the records of VMs."""
     names, packing, folder = asked.vms, asked.packing, asked.pool
-    from homenode.pool.packing import read_packing
-    from homenode.pool.recorded import PLACEMENTS, placement_record
 
     if not names and packing is None:
         raise UsageError("pool remove: expected names of VMs or --packing DIR, found neither")

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.pool import (
     PoolCaptureArguments,
@@ -22,14 +21,22 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import FINDINGS, UsageError
+from homenode.formats import encode
 from homenode.input_files import read_input
+from homenode.pool.answers_file import read_answers, write_answers
+from homenode.pool.capture import capture_pool, store_pool
+from homenode.pool.export import NEXT_STEP, unnamed
+from homenode.pool.export import export as export_text
 from homenode.pool.flavour import Flavour, default_flavours, parse_flavours
-from homenode.pool.model import Pool
+from homenode.pool.model import Pool, pool_vms
+from homenode.pool.outlook import outlook
+from homenode.pool.planner import Planner
 from homenode.pool.sources import POOL_FILE, Progress, load_pool
+from homenode.report import pool_text
+from homenode.report.html import html_page
+from homenode.report.pool_page import pool_page
+from homenode.report.pool_text import vms_text
 from homenode.wording import command_line, did_you_mean, plural
-
-if TYPE_CHECKING:
-    from homenode.pool.planner import Planner
 
 
 @contextmanager
@@ -61,12 +68,9 @@ def read_the_pool(sources: Sequence[str]) -> Pool:
 
 
 @contextmanager
-def planner_of(pool: Pool, sources: Sequence[str]) -> "Iterator[Planner]":
+def planner_of(pool: Pool, sources: Sequence[str]) -> Iterator[Planner]:
     """The planner of a pool. What earlier commands have worked out of a pool's folder is read from
     there, and what this one adds is written there at the end."""
-    from homenode.pool.answers_file import read_answers, write_answers
-    from homenode.pool.planner import Planner
-
     folder = Path(sources[0])
     if len(sources) > 1 or not (folder / POOL_FILE).is_file():
         yield Planner(pool)
@@ -107,9 +111,6 @@ def check_hosts(names: Sequence[str], pool: Pool) -> None:
 
 def show(asked: PoolShowArguments) -> None:
     """Print what is free, and what still fits."""
-    from homenode.pool.outlook import outlook
-    from homenode.report import pool_text
-
     if sum((asked.csv, asked.prometheus, asked.json)) > 1:
         raise UsageError("--csv, --prometheus, --json: expected one of them, found several")
     page, sources = asked.page, pool_named(asked.pool, asked.sources)
@@ -119,8 +120,6 @@ def show(asked: PoolShowArguments) -> None:
     with planner_of(pool, sources) as planner, progress("planning") as show_progress:
         found = outlook(pool, sizes, planner, show_progress)
     if asked.json:
-        from homenode.formats import encode
-
         print_json(encode("pool", found))
     elif asked.csv:
         print_file(pool_text.pool_csv(found))
@@ -129,9 +128,6 @@ def show(asked: PoolShowArguments) -> None:
     else:
         console().print(pool_text.pool_text(found, everything=asked.everything))
     if page is not None:
-        from homenode.report.html import html_page
-        from homenode.report.pool_page import pool_page
-
         write_text(page, html_page(pool_page(pool, found)))
         note(f"wrote {page}")
     if asked.json or asked.csv or asked.prometheus:
@@ -141,19 +137,13 @@ def show(asked: PoolShowArguments) -> None:
 
 def list_vms(asked: PoolVmsArguments) -> None:
     """Print where each VM is."""
-    from homenode.pool.model import pool_vms
-
     pool = read_the_pool(pool_named(asked.pool, asked.sources))
     note_failures(pool)
     check_hosts(asked.among, pool)
     found = pool_vms(pool, asked.among)
     if asked.json:
-        from homenode.formats import encode
-
         print_json(encode("pool-vms", found))
     else:
-        from homenode.report.pool_text import vms_text
-
         console().print(vms_text(found))
     exit_with_failures(pool)
 
@@ -161,8 +151,6 @@ def list_vms(asked: PoolVmsArguments) -> None:
 def capture(asked: PoolCaptureArguments) -> None:
     """Read the hosts into a folder."""
     sources, hosts, output = asked.sources, asked.hosts, asked.output
-    from homenode.pool.capture import capture_pool, store_pool
-    from homenode.pool.outlook import outlook
 
     if bool(sources) == (hosts is not None):
         found = "both" if sources else "neither"
@@ -206,9 +194,6 @@ def capture(asked: PoolCaptureArguments) -> None:
 def export(asked: PoolExportArguments) -> None:
     """Print what still fits in a scheduler's words."""
     sources, scheduler = pool_named(asked.pool, asked.sources), asked.scheduler
-    from homenode.pool.export import NEXT_STEP, unnamed
-    from homenode.pool.export import export as export_text
-    from homenode.pool.outlook import outlook
 
     sizes = read_flavours(asked.flavours)
     pool = read_the_pool(sources)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.pool import PoolSimulateArguments
 from homenode.cli.pool_reading import (
@@ -20,20 +19,25 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import UsageError
+from homenode.formats import encode
 from homenode.input_files import read_input
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool
+from homenode.pool.replay import trace as traces
+from homenode.pool.replay.simulation import (
+    Simulation,
+    simulate_cells,
+    simulate_hosts,
+    simulate_tasks,
+)
 from homenode.pool.sources import Progress
-
-if TYPE_CHECKING:
-    from homenode.pool.replay.simulation import Simulation
+from homenode.report.html import html_page
+from homenode.report.replay_text import simulation_page, simulation_text
 
 
 def simulate(asked: PoolSimulateArguments) -> None:
     """Replay, and print what came of it."""
     page = asked.page
-    from homenode.report.html import html_page
-    from homenode.report.replay_text import simulation_page, simulation_text
 
     check_can_write(page)
     pool = None
@@ -49,8 +53,6 @@ def simulate(asked: PoolSimulateArguments) -> None:
             else _simulate_trace(asked, show_progress)
         )
     if asked.json:
-        from homenode.formats import encode
-
         print_json(encode("pool-simulation", found))
     else:
         console().print(simulation_text(found))
@@ -67,8 +69,7 @@ def _simulate_random(
     weights: tuple[float, ...],
     asked: PoolSimulateArguments,
     show_progress: Progress,
-) -> "Simulation":
-    from homenode.pool.replay.simulation import simulate_hosts
+) -> Simulation:
 
     what = f"{asked.vms} VMs at {asked.load:.0%} load on {len(pool.hosts)} hosts"
     return simulate_hosts(
@@ -84,10 +85,7 @@ def _simulate_random(
     )
 
 
-def _simulate_trace(asked: PoolSimulateArguments, show_progress: Progress) -> "Simulation":
-    from homenode.pool.replay import trace as traces
-    from homenode.pool.replay.simulation import simulate_cells, simulate_tasks
-
+def _simulate_trace(asked: PoolSimulateArguments, show_progress: Progress) -> Simulation:
     trace, nodes = asked.trace, asked.nodes
     if nodes is None:
         raise UsageError("pool simulate: expected --nodes FILE with a trace, found none")

@@ -1,20 +1,21 @@
 """homenode recommend: one verdict per objective, from the best evidence there is. [I/O]"""
 
+from homenode.analyse.decide import decide_all, decide_for_machines
+from homenode.analyse.machine_facts import facts_of_host, of_host
+from homenode.analyse.verdict import Verdicts
 from homenode.cli.arguments.conclude import RecommendArguments
 from homenode.cli.terminal import console, print_json
+from homenode.evidence.documents import publications
+from homenode.evidence.model import Evidence
+from homenode.evidence.sources import load_sources, published_hosts
+from homenode.formats import encode
 from homenode.objective import Objective
+from homenode.report.results_text import verdicts_text
+from homenode.sources import load_host
 
 
 def recommend(asked: RecommendArguments) -> None:
     """Print the verdicts."""
-    from homenode.analyse.decide import decide_all, decide_for_machines
-    from homenode.analyse.machine_facts import facts_of_host, of_host
-    from homenode.analyse.verdict import Verdicts
-    from homenode.evidence.documents import publications
-    from homenode.evidence.model import Evidence
-    from homenode.evidence.sources import load_sources, published_hosts
-    from homenode.sources import load_host
-
     wanted = tuple(asked.objective or Objective)
     named = load_sources(asked.runs or [])
     loaded = tuple(run for one in named for run in one.runs)
@@ -28,10 +29,6 @@ def recommend(asked: RecommendArguments) -> None:
         found = decide_for_machines(Evidence(publications(), loaded), hosts, wanted)
     verdicts = Verdicts(found, tuple(reason for one in named for reason in one.skipped))
     if asked.json:
-        from homenode.formats import encode
-
         print_json(encode("verdict", verdicts))
     else:
-        from homenode.report.results_text import verdicts_text
-
         console().print(verdicts_text(verdicts, notes=asked.notes))

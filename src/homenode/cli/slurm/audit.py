@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -15,22 +14,31 @@ from homenode.cli.terminal import (
     working,
     write_text,
 )
-from homenode.errors import HostError, UsageError
+from homenode.errors import HostError, ParseError, ToolError, UsageError
+from homenode.findings import Findings, Severity
 from homenode.input_files import read_input
-
-if TYPE_CHECKING:
-    from homenode.findings import Findings
-    from homenode.slurm.gres import DeviceOrder
-    from homenode.slurm.job_allocation import JobAllocation, NodeMachine
-    from homenode.slurm.record import TaskRecord
-    from homenode.tools.scontrol import NodeShape
-    from homenode.tools.slurm_job import Job
+from homenode.slurm.audit import audit as judge
+from homenode.slurm.client import ask_jobs, ask_shapes, ask_tasks, is_json, read_jobs, read_records
+from homenode.slurm.config import parse_config
+from homenode.slurm.config_files import read_config
+from homenode.slurm.gres import DeviceOrder, device_order
+from homenode.slurm.hooks import hooks
+from homenode.slurm.job_allocation import (
+    JobAllocation,
+    NodeMachine,
+    allocation_on,
+    node_machine,
+    unknown_allocation,
+)
+from homenode.slurm.record import TaskRecord, with_tasks
+from homenode.sources import load_host
+from homenode.tools.scontrol import NodeShape, shown_shapes
+from homenode.tools.slurm_hostlist import expand_hostlist
+from homenode.tools.slurm_job import Job, is_asked_for
 
 
 def audit(asked: SlurmAuditArguments) -> None:
     """Print where jobs and their GPUs are apart."""
-    from homenode.slurm.audit import audit as judge
-
     if asked.hooks is not None:
         _write_hooks(asked.hooks, asked.spool)
         return
@@ -58,9 +66,7 @@ def audit(asked: SlurmAuditArguments) -> None:
     exit_if_bad(found.findings)
 
 
-def _show(found: "Findings", show_all: bool) -> None:
-    from homenode.findings import Severity
-
+def _show(found: Findings, show_all: bool) -> None:
     shown = tuple(f for f in found.findings if show_all or f.severity is not Severity.INFO)
     left_out = len(found.findings) - len(shown)
     print_findings(replace(found, findings=shown), as_json=False)
@@ -70,13 +76,11 @@ def _show(found: "Findings", show_all: bool) -> None:
 
 def _listed(
     asked: tuple[str, ...], jobs_file: Path | None
-) -> "tuple[tuple[Job, ...], tuple[str, ...]]":
+) -> tuple[tuple[Job, ...], tuple[str, ...]]:
     """The jobs, and what their listing leaves open.
 
     Raises UsageError where one that was asked for does not run.
     """
-    from homenode.slurm.client import ask_jobs, is_json, read_jobs
-    from homenode.tools.slurm_job import is_asked_for
 
     open_questions: tuple[str, ...] = ()
     if jobs_file is None:
@@ -100,26 +104,21 @@ def _listed(
     return jobs, open_questions
 
 
-def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> "Mapping[str, NodeShape | None]":
-    from homenode.slurm.client import ask_shapes
-    from homenode.tools.scontrol import shown_shapes
-
+def _shapes(jobs_file: Path | None, nodes_file: Path | None) -> Mapping[str, NodeShape | None]:
     if nodes_file is not None:
         return shown_shapes(_text(nodes_file, "nodes as Slurm lists them"), str(nodes_file))
     return ask_shapes() if jobs_file is None else {}
 
 
 def _running(
-    jobs: "Iterable[Job]",
-    shapes: "Mapping[str, NodeShape | None]",
-    machines: "Mapping[str, NodeMachine]",
-    order: "DeviceOrder | None",
+    jobs: Iterable[Job],
+    shapes: Mapping[str, NodeShape | None],
+    machines: Mapping[str, NodeMachine],
+    order: DeviceOrder | None,
     *,
     look: bool,
 ) -> Iterator["JobAllocation"]:
     """What each job that runs has on each of its nodes."""
-    from homenode.slurm.job_allocation import allocation_on, unknown_allocation
-    from homenode.slurm.record import with_tasks
 
     for job in jobs:
         for share in job.shares if job.runs else ():
@@ -138,11 +137,8 @@ def _running(
             yield owned
 
 
-def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
+def _looked_at(job: Job, node: str) -> tuple[TaskRecord, ...]:
     """The job's processes there; none, with a note, where no step may be started."""
-    from homenode.errors import ParseError, ToolError
-    from homenode.slurm.client import ask_tasks
-
     try:
         return ask_tasks(job, node)
     except (ParseError, ToolError) as error:
@@ -151,18 +147,13 @@ def _looked_at(job: "Job", node: str) -> "tuple[TaskRecord, ...]":
 
 
 def _recorded(
-    folder: Path, asked: tuple[str, ...], order: "DeviceOrder | None"
+    folder: Path, asked: tuple[str, ...], order: DeviceOrder | None
 ) -> Iterator["JobAllocation"]:
-    from homenode.slurm.client import read_records
 
     return read_records(folder, asked, order)
 
 
-def _order(path: Path) -> "DeviceOrder":
-    from homenode.slurm.config import parse_config
-    from homenode.slurm.config_files import read_config
-    from homenode.slurm.gres import device_order
-
+def _order(path: Path) -> DeviceOrder:
     if str(path) == "-":
         return device_order(parse_config(_text(path, "a configuration file of Slurm"), "-"))
     return device_order(read_config(path))
@@ -170,10 +161,6 @@ def _order(path: Path) -> "DeviceOrder":
 
 def _machines(hosts: tuple[str, ...]) -> Mapping[str, "NodeMachine"]:
     """Machines by node name; "" is that of all other nodes. Each source is read once."""
-    from homenode.slurm.job_allocation import node_machine
-    from homenode.sources import load_host
-    from homenode.tools.slurm_hostlist import expand_hostlist
-
     sources: dict[str, str | None] = {} if hosts else {"": None}
     for given in hosts:
         names, named, source = given.partition("=")
@@ -193,8 +180,6 @@ def _text(path: Path, what: str) -> str:
 
 
 def _write_hooks(folder: Path, spool: str) -> None:
-    from homenode.slurm.hooks import hooks
-
     written = hooks(spool)
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: expected a folder, found a file")

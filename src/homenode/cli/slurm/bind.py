@@ -1,23 +1,28 @@
 """homenode slurm bind: srun's flags, or a wrapper, that put ranks where their GPUs are. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from homenode.bdf import Bdf
 from homenode.cli.arguments.slurm import SlurmBindArguments
 from homenode.cli.slurm.topo import with_topo
 from homenode.cli.terminal import console, note, say, write_text
+from homenode.cpuset import CpuSet
 from homenode.errors import ParseError, UsageError
-
-if TYPE_CHECKING:
-    from homenode.topology import Host
+from homenode.indices import NodeIndex
+from homenode.report.findings_text import finding_text
+from homenode.report.fit_text import ranks_text
+from homenode.slurm.config_files import read_config
+from homenode.slurm.gres import device_order
+from homenode.slurm.home_nodes import gpus_in_order
+from homenode.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
+from homenode.slurm.wrapper import WRAPPER
+from homenode.sources import load_host
+from homenode.topology import Host
+from homenode.wording import command_line
 
 
 def bind(asked: SlurmBindArguments) -> None:
     """Print the flags, or write the wrapper."""
-    from homenode.indices import NodeIndex
-    from homenode.slurm.ranks import RankOptions, bind_ranks, sbatch_lines, srun_flags
-    from homenode.sources import load_host
-
     if asked.wrapper is not None:
         _write_wrapper(asked.wrapper)
         return
@@ -39,8 +44,6 @@ def bind(asked: SlurmBindArguments) -> None:
         say(" ".join(words))
         return
     if asked.explain:
-        from homenode.report.fit_text import ranks_text
-
         console().print(ranks_text(binding, machine))
     say("\n".join(sbatch_lines(binding)))
     say("\nsrun \\")
@@ -48,27 +51,17 @@ def bind(asked: SlurmBindArguments) -> None:
         say(f"  {flag} \\")
     say("  COMMAND")
     if binding.findings:
-        from homenode.report.findings_text import finding_text
-
         for finding in binding.findings:
             say("")
             console().print(finding_text(finding))
 
 
-def _places(gres: Path, host: "Host") -> dict[int, int]:
-    from homenode.slurm.config_files import read_config
-    from homenode.slurm.gres import device_order
-    from homenode.slurm.home_nodes import gpus_in_order
-
+def _places(gres: Path, host: Host) -> dict[int, int]:
     return device_order(read_config(gres)).places(len(gpus_in_order(host)))
 
 
-def _gpus(text: str, host: "Host") -> tuple[int, ...]:
+def _gpus(text: str, host: Host) -> tuple[int, ...]:
     """Numbers of GPUs: a list of numbers, or of addresses. Raises UsageError."""
-    from homenode.bdf import Bdf
-    from homenode.cpuset import CpuSet
-    from homenode.slurm.home_nodes import gpus_in_order
-
     if ":" not in text:
         try:
             numbers = tuple(number for part in text.split(",") for number in CpuSet.parse(part))
@@ -96,9 +89,6 @@ def _gpus(text: str, host: "Host") -> tuple[int, ...]:
 
 
 def _write_wrapper(path: Path) -> None:
-    from homenode.slurm.wrapper import WRAPPER
-    from homenode.wording import command_line
-
     if path.exists():
         raise UsageError(f"{path}: expected nothing there yet, found a file")
     write_text(path, WRAPPER, 0o755)

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.cli.arguments.slurm import SlurmCheckArguments
 from homenode.cli.slurm.topo import with_topo
@@ -17,20 +16,17 @@ from homenode.cli.terminal import (
     write_text,
 )
 from homenode.errors import HostError, UsageError
-
-if TYPE_CHECKING:
-    from homenode.slurm.check_slurm import SlurmVersion
+from homenode.slurm.check import check as judge
+from homenode.slurm.check_slurm import SlurmVersion
+from homenode.slurm.config_files import read_config
+from homenode.sources import load_host
+from homenode.tools.slurm_hostlist import expand_hostlist
 
 _VERSION = re.compile(r"(\d\d)\.(\d\d?)(?:\.(\d{1,3}))?", re.ASCII)
 
 
 def check(asked: SlurmCheckArguments) -> None:
     """Print what is wrong with the files, and what they should say."""
-    from homenode.slurm.check import check as judge
-    from homenode.slurm.config_files import read_config
-    from homenode.sources import load_host
-    from homenode.tools.slurm_hostlist import expand_hostlist
-
     of_gres, of_slurm = read_config(asked.gres), read_config(asked.slurm)
     checked = judge(
         of_gres,
@@ -59,9 +55,7 @@ def check(asked: SlurmCheckArguments) -> None:
     exit_if_bad(checked.findings.findings)
 
 
-def _version(text: str) -> "SlurmVersion":
-    from homenode.slurm.check_slurm import SlurmVersion
-
+def _version(text: str) -> SlurmVersion:
     match = _VERSION.search(text)
     if match is None:
         raise UsageError(f"--slurm-version: expected a version such as 22.05.8, found {text!r}")

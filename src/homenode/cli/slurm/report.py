@@ -1,15 +1,18 @@
 """homenode slurm report: what a study of bindings and queues came to. [I/O]"""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from homenode import __version__
+from homenode.analyse.study_report import StudyReport, study_report
 from homenode.cli.arguments.slurm import SlurmReportArguments
 from homenode.cli.terminal import check_can_write, console, note, print_json, write_text
 from homenode.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from homenode.analyse.study_report import StudyReport
+from homenode.formats import encode
+from homenode.measure.bindings.folder import read_sources
+from homenode.report.html import html_page
+from homenode.report.slurm_study import slurm_study_page, slurm_study_text
 
 
 def report(asked: SlurmReportArguments) -> None:
@@ -24,31 +27,19 @@ def report(asked: SlurmReportArguments) -> None:
         _write(made, asked.output)
         return
     if asked.json:
-        from homenode.formats import encode
-
         print_json(encode("slurm-report", made))
         return
-    from homenode.report.slurm_study import slurm_study_text
 
     console().print(slurm_study_text(made, everything=asked.everything))
 
 
-def _write(made: "StudyReport", output: Path) -> None:
-    from datetime import UTC, datetime
-
-    from homenode import __version__
-    from homenode.report.html import html_page
-    from homenode.report.slurm_study import slurm_study_page
-
+def _write(made: StudyReport, output: Path) -> None:
     when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, homenode {__version__}"
     write_text(output, html_page(slurm_study_page(made, when)))
     note(f"wrote {output}")
 
 
-def _made(folders: Sequence[Path]) -> "StudyReport":
-    from homenode.analyse.study_report import study_report
-    from homenode.measure.bindings.folder import read_sources
-
+def _made(folders: Sequence[Path]) -> StudyReport:
     found = read_sources(folders)
     if not found.jobs and not found.missing:
         raise InputError(

@@ -1,20 +1,17 @@
 """The option with what nvidia-smi says of a node's GPUs, which check and bind share. [I/O]"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from homenode.input_files import read_input
+from homenode.slurm.home_nodes import with_affinities
+from homenode.tools.nvidia_smi_topo import parse
+from homenode.topology import Host
 
-if TYPE_CHECKING:
-    from homenode.topology import Host
 
-
-def with_topo(host: "Host", topo: Path | None) -> "Host":
+def with_topo(host: Host, topo: Path | None) -> Host:
     """The host with its GPUs' nodes as the listing has them; as it is without one."""
     if topo is None:
         return host
-    from homenode.slurm.home_nodes import with_affinities
-    from homenode.tools.nvidia_smi_topo import parse
 
     text = read_input(topo, "the output of nvidia-smi topo -m").decode("utf-8", "replace")
     return with_affinities(host, parse(text), str(topo))

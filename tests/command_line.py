@@ -98,11 +98,13 @@ def parameters_of_all(command: Command) -> Sequence[Parameter]:
     return below or command.parameters
 
 
-def apply(names: Sequence[str], layout: str = "auto", **given: Any) -> None:
-    """homenode apply, its errors as they are raised."""
+def apply(
+    names: Sequence[str], layout: str = "auto", options: PlanOptions | None = None, **given: Any
+) -> None:
+    """homenode apply, its errors as they are raised. options: more than the layout."""
     from homenode.cli.apply import apply as work
 
-    work(ApplyArguments(names=tuple(names), options=PlanOptions(layout), **given))
+    work(ApplyArguments(names=tuple(names), options=options or PlanOptions(layout), **given))
 
 
 def replan(name: str, **given: Any) -> None:

@@ -25,6 +25,8 @@ from homenode.cpuset import CpuSet
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.errors import HomenodeError, HostError
+from homenode.plan.options import PlanOptions
+from homenode.vm.layout import MemoryBinding
 from tests.apply_documents import NAME, ORIGINAL
 from tests.command_line import apply, replan, restore
 from tests.tree_writer import write_tree
@@ -107,14 +109,16 @@ class SmallHost:
     def apply(self, *numbers: int) -> None:
         apply(
             [f"vm{number}" for number in numbers],
+            options=PlanOptions(
+                "pin",
+                reserve_defined=True,
+                gpu_count=1,
+                page_bytes=1 << 30,
+                memory_binding=MemoryBinding.BOUND,
+            ),
             yes=True,
-            layout="pin",
             host=str(self.folder),
             quiet=True,
-            reserve_defined=True,
-            gpus=1,
-            page_size="1GiB",
-            memory_binding="bound",
         )
 
     def definitions(self) -> dict[str, bytes]:

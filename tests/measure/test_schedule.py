@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from homenode.errors import UsageError
-from homenode.measure.model import CONTROLS, PROBE, Depth, Group, SuiteOptions
+from homenode.measure.model import PROBE, Depth, Group, SuiteOptions
 from homenode.measure.schedule import left_of, moved_rounds, schedule, seeded_order
-from homenode.measure.suite import groups_for, suite_for
-from homenode.objective import Objective
+from homenode.measure.suite import suite_for
 from tests.small_hosts import DeviceSpec, even_host
 
 EVERYTHING = frozenset({PROBE, "numactl", "nvbandwidth", "all_reduce_perf"})
@@ -137,13 +136,6 @@ def test_nothing_to_measure_is_refused_with_its_reasons() -> None:
     assert "no GPU" in str(refused.value)
     with pytest.raises(UsageError, match="found none of"):
         suite_for(even_host(), frozenset(), SuiteOptions())
-
-
-@pytest.mark.parametrize("objective", list(Objective))
-def test_every_objective_has_its_tests_and_the_controls(objective: Objective) -> None:
-    groups = groups_for(objective)
-    assert set(groups) > CONTROLS
-    assert len(set(groups)) == len(groups)
 
 
 def test_quick_takes_less_time_than_full() -> None:

@@ -12,7 +12,6 @@ from homenode.gap import Gap
 from homenode.measure.gpu.suite import ShownGpus, gpu_tests
 from homenode.measure.model import (
     BY_NAME_ALONE,
-    CONTROLS,
     PROBE,
     SECONDS,
     BenchTest,
@@ -21,21 +20,7 @@ from homenode.measure.model import (
     Suite,
     SuiteOptions,
 )
-from homenode.objective import Objective
 from homenode.topology import Host, NumaNode
-
-
-def groups_for(objective: Objective) -> tuple[Group, ...]:
-    """What decides for an objective, and the controls."""
-    decides = {
-        Objective.COLLECTIVE: (Group.NCCL, Group.GPU_PEER),
-        Objective.HOST_BANDWIDTH: (Group.MEMORY_BANDWIDTH,),
-        Objective.LATENCY: (Group.MEMORY_LATENCY, Group.CORE_TO_CORE),
-        Objective.DEVICE_TRANSFER: (Group.GPU_BANDWIDTH, Group.GPU_SMALL),
-        Objective.THROUGHPUT: (Group.CPU_ALL, Group.SMT),
-        Objective.DENSITY: (Group.CPU_ALL, Group.SMT),
-    }[objective]
-    return (*sorted(CONTROLS), *decides, Group.PLACEMENT)
 
 
 def suite_for(

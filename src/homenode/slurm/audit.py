@@ -15,7 +15,6 @@ from homenode.wording import nodes_text, number_list, plural
 
 _SLURM = "what Slurm and the host report"
 _RECORD = "what the job's record gives"
-_ENFORCE = "--gres-flags=enforce-binding"
 
 
 def audit(owned: Iterable[JobAllocation], left_out: Sequence[Job] = ()) -> Findings:

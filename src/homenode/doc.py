@@ -56,6 +56,13 @@ class Items(Struct, frozen=True):
     look: str = "plain"
 
 
+class Tree(Struct, frozen=True):
+    """A line with what is below it."""
+
+    words: Words
+    branches: "tuple[Tree, ...]" = ()
+
+
 class Commands(Struct, frozen=True):
     """Commands for copying: a shell continues those that are longer than a line."""
 
@@ -126,7 +133,7 @@ class Section(Struct, frozen=True):
     is_open: bool | None = None
 
 
-Part = Text | Items | Commands | Table | Gallery | Section
+Part = Text | Items | Tree | Commands | Table | Gallery | Section
 
 
 class Doc(Struct, frozen=True):

@@ -20,6 +20,7 @@ from homenode.doc import (
     Span,
     Table,
     Text,
+    Tree,
 )
 from homenode.report.html import html_for_paper, html_page
 from homenode.report.svg_canvas import SvgCanvas
@@ -45,6 +46,7 @@ def doc_of(text: str) -> Doc:
         Text((text, Span(text, "bold")), "warn", 2),
         Items((text, (Span(text, "dim"),))),
         Commands((text,)),
+        Tree(text, (Tree((text, Span(text, "bold"))),)),
         table,
         Gallery((Picture(text, canvas.svg(20), (text,)),)),
         Section(text, (Text(text),), is_open=False),

@@ -1,19 +1,9 @@
-"""HostTree: a host as a tree of text, for a terminal of any width, with or without Unicode.
+"""HostTree: a host as a tree: its packages and nodes, their devices, links, users, distances."""
 
-Texts are plain ASCII but for names from outside; rich draws the branches, in ASCII where the
-terminal has no more. Nothing of a host is markup.
-"""
-
-from collections.abc import Sequence
-
-from rich import box
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-from rich.tree import Tree
+from collections.abc import Iterator, Sequence
 
 from homenode.cpuset import CpuSet
+from homenode.doc import Doc, Section, Span, Table, Text, Tree, Words
 from homenode.gap import Gap
 from homenode.pci import DeviceKind
 from homenode.report.device_groups import (
@@ -34,7 +24,6 @@ from homenode.report.host_groups import (
     KIND_WORDS,
     CoreGroup,
     NodeBlock,
-    PackageFrame,
     host_counts,
     llc_parts,
     memory_nodes,
@@ -43,10 +32,9 @@ from homenode.report.host_groups import (
     package_frames,
     settings_lines,
 )
-from homenode.report.terminal_text import AsciiWhereNeeded
-from homenode.topology import Host, RunningDomain
+from homenode.topology import Host, NumaNode, RunningDomain
 from homenode.units import format_bytes
-from homenode.wording import nodes_text, number_list, plural, printable, pus_text
+from homenode.wording import nodes_text, number_list, plural, pus_text
 
 ASSUMED = "assumed (described, not captured; no source prints it)"
 """Above what a described host's picture may have wrong."""
@@ -55,52 +43,23 @@ _MOST_GAPS = 12
 _MOST_NODES = 16  # in the table of distances, unless everything is asked for
 
 
-def host_tree(host: Host, everything: bool = False) -> RenderableType:
+def host_tree(host: Host, everything: bool = False) -> Doc:
     """The host for people: counts first, then packages, devices, links, users, distances, gaps.
 
     everything: every PCI function, node and gap, instead of those that most people ask for.
     """
-    keep = {bdf for domain in host.domains for bdf in domain.devices}
-    devices = devices_by_node(host, keep, everything)
-    frames = package_frames(host, devices)
-    writer = _Writer(host)
-    tree = Tree(_line((printable(host.name), "bold"), (f": {host_counts(host)}", "")))
-    if host.cpu.name or host.cpu.vendor:
-        tree.add(_line((printable(host.cpu.name or host.cpu.vendor or ""), "")))
-    for name, pus in _marked_pus(host):
-        tree.add(Text(f"{name}: {pus_text(pus)}"))
-    for frame in frames:
-        writer.add_package(tree, frame)
-    writer.add_other_nodes(tree)
-    placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
-    for group in devices:
-        if group.node not in placed:
-            where = "whose node is unknown" if group.node is None else f"of node {group.node}"
-            writer.add_devices(tree.add(_line((f"devices {where}", "bold"))), group)
-    for title, lines in (
-        ("links next to PCIe", link_lines(host)),
-        ("settings", settings_lines(host.settings)),
-        (ASSUMED, host.assumed),
-    ):
-        if lines:
-            branch = tree.add(_line((title, "bold")))
-            for line in lines:
-                branch.add(Text(printable(line)))
-    if host.domains:
-        branch = tree.add(_line(("domains", "bold")))
-        for domain in host.domains:
-            writer.add_domain(branch, domain)
-    parts: list[RenderableType] = [tree, *_distances(host, everything)]
-    if host.gaps:
-        parts += [_gaps(host.gaps, everything)]
-    return AsciiWhereNeeded(Group(*parts))
+    head = (Span(host.name, "bold"), f": {host_counts(host)}")
+    tree = Tree(head, tuple(_Branches(host, everything).every()))
+    return Doc("", (tree, *_distances(host, everything), *_gaps(host.gaps, everything)))
 
 
-class _Writer:
-    """Adds branches of one host to a tree."""
+class _Branches:
+    """Branches of one host's tree."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, everything: bool) -> None:
         self.host = host
+        keep = {bdf for domain in host.domains for bdf in domain.devices}
+        self.devices = devices_by_node(host, keep, everything)
         self.gpus = gpu_numbers(host)
         self.short = short_addresses(host)
         self.memory_of = memory_nodes(host)
@@ -108,58 +67,69 @@ class _Writer:
             bdf: domain.name for domain in host.domains if domain.running for bdf in domain.devices
         }
 
-    def add_package(self, tree: Tree, frame: PackageFrame) -> None:
-        branch = tree.add(_line((frame.name, "bold")))
-        for block in frame.blocks:
-            self._add_node(branch, block, len(frame.packages) > 1)
+    def every(self) -> Iterator[Tree]:
+        host = self.host
+        if cpu := host.cpu.name or host.cpu.vendor:
+            yield Tree(cpu)
+        for name, pus in _marked_pus(host):
+            yield Tree(f"{name}: {pus_text(pus)}")
+        frames = package_frames(host, self.devices)
+        for frame in frames:
+            blocks = (self._node(block, len(frame.packages) > 1) for block in frame.blocks)
+            yield Tree(Span(frame.name, "bold"), tuple(blocks))
+        if alike := nodes_without_pus(host):
+            others = ((Span(nodes_text(at), "bold"), f": {text}") for text, at in alike.items())
+            yield Tree(Span("nodes without PUs", "bold"), tuple(map(Tree, others)))
+        placed = {block.node.index for frame in frames for block in frame.blocks if block.node}
+        for group in self.devices:
+            if group.node not in placed:
+                where = "whose node is unknown" if group.node is None else f"of node {group.node}"
+                yield Tree(Span(f"devices {where}", "bold"), tuple(self._devices(group)))
+        for title, lines in (
+            ("links next to PCIe", link_lines(host)),
+            ("settings", settings_lines(host.settings)),
+            (ASSUMED, host.assumed),
+        ):
+            if lines:
+                yield Tree(Span(title, "bold"), tuple(map(Tree, lines)))
+        if host.domains:
+            yield Tree(Span("domains", "bold"), tuple(map(self._domain, host.domains)))
 
-    def _add_node(self, tree: Tree, block: NodeBlock, name_packages: bool) -> None:
+    def _node(self, block: NodeBlock, name_packages: bool) -> Tree:
         cores = sum(len(group.cores) for group in block.groups)
         name = "node unknown" if block.node is None else f"node {block.node.index}"
         counts = f": {plural(cores, 'core')}, {pus_text(block.pus)}"
-        branch = tree.add(_line((name, "bold"), (counts, "")))
-        if block.node is not None:
-            memory = ", ".join(memory_parts(block.node))
-            branch.add(Text(f"memory {memory}" if block.node.memory_bytes else memory))
-        for group in block.groups:
-            branch.add(Text(_llc(group, name_packages)))
-        if block.devices is not None:
-            self.add_devices(branch, block.devices)
+        memory = () if block.node is None else (Tree(_memory(block.node)),)
+        groups = (Tree(_llc(group, name_packages)) for group in block.groups)
+        devices = () if block.devices is None else self._devices(block.devices)
+        return Tree((Span(name, "bold"), counts), (*memory, *groups, *devices))
 
-    def add_other_nodes(self, tree: Tree) -> None:
-        """Nodes without PUs, equal ones in one line."""
-        if alike := nodes_without_pus(self.host):
-            branch = tree.add(_line(("nodes without PUs", "bold")))
-            for text, nodes in alike.items():
-                branch.add(_line((nodes_text(nodes), "bold"), (f": {text}", "")))
-
-    def add_devices(self, tree: Tree, devices: NodeDevices) -> None:
-        for group in devices.complexes:
-            self._add_complex(tree, group)
+    def _devices(self, devices: NodeDevices) -> Iterator[Tree]:
+        yield from map(self._complex, devices.complexes)
         if devices.quiet_complexes:
             many = plural(devices.quiet_complexes, "root complex", "root complexes")
             functions = plural(devices.quiet_functions, "function")
             text = f"{many} with no GPU, NIC, NVSwitch or NVMe ({functions})"
-            tree.add(Text(text, style="dim"))
+            yield Tree(Span(text, "dim"))
 
-    def _add_complex(self, tree: Tree, group: RootComplexGroup) -> None:
-        label = printable(group.name)
+    def _complex(self, group: RootComplexGroup) -> Tree:
+        label = group.name
         if group.root_complex is not None and group.root_complex.node is None:
             label += ", node unknown"
         if group.others:
             label += f", {plural(group.others, 'other function')}"
-        branch = tree.add(Text(label))
+        below: list[Tree] = []
         for switch in group.groups:
-            below = branch
-            if switch.switch is not None:
-                for port in (*reversed(switch.above), switch.switch):
-                    link = link_text(port.link)
-                    text = f"switch {address_text(port.bdf, self.short)}"
-                    below = below.add(Text(f"{text}, {link}" if link else text))
-            for card in switch.cards:
-                below.add(self._device(card))
+            branches = tuple(Tree(self._device(card)) for card in switch.cards)
+            # From the lowest switch up to the root complex.
+            for port in (switch.switch, *switch.above) if switch.switch is not None else ():
+                link = link_text(port.link)
+                text = f"switch {address_text(port.bdf, self.short)}"
+                branches = (Tree(f"{text}, {link}" if link else text, branches),)
+            below += branches
+        return Tree(label, tuple(below))
 
-    def _device(self, card: DeviceCard) -> Text:
+    def _device(self, card: DeviceCard) -> Words:
         device = card.device
         title = card_title(card, self.gpus.get(device.bdf), self.short)
         parts = [device_model(device), link_text(device.link), *card_extras(card)]
@@ -172,13 +142,13 @@ class _Writer:
             parts.append(f"IOMMU group {device.iommu_group}")
         if device.firmware_node is not None:
             parts.append(f"numa_node {device.firmware_node}, which has no CPUs")
-        text = "".join(f", {printable(part)}" for part in parts if part)
+        text = "".join(f", {part}" for part in parts if part)
         users = [self.user_of[f.bdf] for f in card.functions if f.bdf in self.user_of]
-        style = "bold" if device.kind is DeviceKind.GPU else ""
-        used = f", in use by {printable(users[0])}" if users else ""
-        return _line((title, style), (text, ""), (used, "yellow"))
+        look = "bold" if device.kind is DeviceKind.GPU else ""
+        used = f", in use by {users[0]}" if users else ""
+        return Span(title, look), text, Span(used, "warn")
 
-    def add_domain(self, tree: Tree, domain: RunningDomain) -> None:
+    def _domain(self, domain: RunningDomain) -> Tree:
         state = "planned" if domain.planned else "running" if domain.running else "shut off"
         pinned = [pins for pins in domain.vcpu_pins if pins is not None]
         floating = len(domain.vcpu_pins) - len(pinned)
@@ -200,7 +170,7 @@ class _Writer:
         if domain.devices:
             said = ", ".join(address_text(bdf, self.short) for bdf in domain.devices)
             parts.append(f"devices {said}")
-        tree.add(_line((printable(domain.name), "bold"), (": " + ", ".join(parts), "")))
+        return Tree((Span(domain.name, "bold"), f": {', '.join(parts)}"))
 
 
 def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
@@ -211,6 +181,11 @@ def _marked_pus(host: Host) -> list[tuple[str, CpuSet]]:
         ("without tick (nohz_full)", CpuSet(pu.index for pu in host.pus if pu.nohz_full)),
     )
     return [(name, pus) for name, pus in marks if pus]
+
+
+def _memory(node: NumaNode) -> str:
+    memory = ", ".join(memory_parts(node))
+    return f"memory {memory}" if node.memory_bytes else memory
 
 
 def _llc(group: CoreGroup, name_package: bool) -> str:
@@ -227,36 +202,29 @@ def _llc(group: CoreGroup, name_package: bool) -> str:
     return f"{text}: {count} ({cores}), {pus_text(group.pus)}"
 
 
-def _distances(host: Host, everything: bool) -> tuple[RenderableType, ...]:
+def _distances(host: Host, everything: bool) -> Iterator[Section]:
     """Distances as a table: all nodes of a small host, those with PUs of a large one."""
     if host.distances is None or len(host.nodes) < 2:
-        return ()
+        return
     shown = list(enumerate(host.nodes))
     which = ""
     if len(shown) > _MOST_NODES and not everything:
         shown = [(i, node) for i, node in shown if node.pus]
         which = " between nodes with PUs"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("node", justify="right", no_wrap=True)
-    for _, node in shown:
-        table.add_column(str(node.index), justify="right", no_wrap=True)
-    for row, node in shown:
-        values = [str(host.distances[row][column]) for column, _ in shown]
-        table.add_row(str(node.index), *values)
-    title = _line((f"distances{which}", "bold"), (" (SLIT, 10 = local; from row to column)", ""))
-    return Text(""), title, table
+    nodes = tuple(str(node.index) for _, node in shown)
+    rows = tuple(
+        (str(node.index), *(str(host.distances[row][column]) for column, _ in shown))
+        for row, node in shown
+    )
+    table = Table(heads=("node", *nodes), rows=rows, numeric=("node", *nodes))
+    yield Section(f"distances{which} (SLIT, 10 = local; from row to column)", (table,))
 
 
-def _gaps(gaps: Sequence[Gap], everything: bool) -> RenderableType:
+def _gaps(gaps: Sequence[Gap], everything: bool) -> Iterator[Text]:
     shown = gaps if everything else gaps[:_MOST_GAPS]
-    lines = [_line((plural(len(gaps), "thing"), "bold"), (" not known:", "bold"))]
-    lines += [
-        _line((printable(gap.subject), "bold"), (f": {printable(gap.reason)}", "")) for gap in shown
-    ]
+    if gaps:
+        yield Text(f"{plural(len(gaps), 'thing')} not known:", "bold")
+    for gap in shown:
+        yield Text((Span(gap.subject, "bold"), f": {gap.reason}"), indent=2)
     if len(shown) < len(gaps):
-        lines.append(Text(f"and {len(gaps) - len(shown)} more: --all lists them", style="dim"))
-    return Group(lines[0], *(Padding(line, (0, 0, 0, 2), expand=False) for line in lines[1:]))
-
-
-def _line(*parts: tuple[str, str]) -> Text:
-    return Text.assemble(*parts)
+        yield Text(f"and {len(gaps) - len(shown)} more: --all lists them", "dim", 2)

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text as Line
+from rich.tree import Tree as RichTree
 
 from homenode.doc import (
     LOOKS,
@@ -23,6 +24,7 @@ from homenode.doc import (
     Section,
     Table,
     Text,
+    Tree,
     Words,
     plain,
     spans,
@@ -69,6 +71,8 @@ def _parts(parts: Sequence[Part], *, is_first: bool) -> Iterator[RenderableType]
                 yield Padding(text, (0, 0, 0, part.indent), expand=False) if part.indent else text
             case Items():
                 yield from (Padding(_line(one), (0, 0, 0, 2), expand=False) for one in part.items)
+            case Tree():
+                yield _grown(part, RichTree(_line(part.words)))
             case Commands():
                 yield from map(ShellCommand, part.lines)
             case Table() if part.rows:
@@ -88,6 +92,12 @@ def _line(words: Words, look: str = "") -> Line:
     for one in spans(words):
         line.append(printable(one.text), _style(one.look))
     return line
+
+
+def _grown(tree: Tree, drawn: RichTree) -> RichTree:
+    for branch in tree.branches:
+        _grown(branch, drawn.add(_line(branch.words)))
+    return drawn
 
 
 def _style(look: str) -> str:
@@ -142,7 +152,7 @@ class TableOrList:
             yield self._fitting(console, unfolded, space)
             for row in self._rows:
                 yield Line.assemble(row[0], ": ", row[-1])
-        elif table.least:
+        elif table.least or set(self._heads[1:]) <= set(table.numeric):
             yield from self._narrower(console, space)
         else:
             for row in self._rows:

@@ -6,7 +6,7 @@ from homenode.bdf import Bdf
 from homenode.domain.read import open_domain, vm_of
 from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.guest_side import GuestSide, guest_side
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 from homenode.nccl.write import write_topology
 from homenode.plan.model import Plan
 from homenode.plan.options import PlanOptions, Policy
@@ -55,7 +55,7 @@ def side(xml: bytes, *, plan: Plan | None = None, guest: Host | None = None) -> 
     return guest_side(document, vm_of(document), plan=plan, guest=guest)
 
 
-def assembled(host: Host, xml: bytes, flavour: Flavour = Flavour.NCCL) -> Assembled:
+def assembled(host: Host, xml: bytes, flavour: NcclVariant = NcclVariant.NCCL) -> Assembled:
     return assemble_topology(host, side(xml), flavour, "vm.xml")
 
 

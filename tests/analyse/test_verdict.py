@@ -15,7 +15,7 @@ from homenode.analyse.health import figure_findings
 from homenode.analyse.machine_facts import MachineFacts, facts_of_host, facts_of_runs
 from homenode.analyse.ranking import Position
 from homenode.analyse.statement import huge_page_advice, sentence_of, source_sentence
-from homenode.analyse.verdict import Difference, ReasonId, Verdict, verdict
+from homenode.analyse.verdict import ReasonId, Verdict, VerdictDifference, verdict
 from homenode.bdf import Bdf
 from homenode.evidence.documents import publications
 from homenode.evidence.model import Evidence
@@ -167,7 +167,10 @@ def test_sdumont_wants_local_memory_and_says_which_queue_gives_it() -> None:
     assert memory_bound.layout == "pin-numa-pci"
     assert memory_bound.why(ReasonId.NO_LAYOUT)
     (source,) = memory_bound.published
-    assert (source.choices, source.difference) == (("exclusive queue",), Difference.NO_FIGURES)
+    assert (source.choices, source.difference) == (
+        ("exclusive queue",),
+        VerdictDifference.NO_FIGURES,
+    )
     assert any("no figure of the shared queue is printed" in note for note in memory_bound.notes)
     between = published("GH200 x4", Objective.COLLECTIVE)
     assert between.avoid == ()
@@ -223,7 +226,7 @@ def test_where_our_answer_is_not_the_articles_one_sentence_says_why() -> None:
         assert "ours differs: " in said and "\n" not in said
     made = published("MI350X", Objective.HOST_BANDWIDTH)
     (source,) = made.published
-    assert (source.choices, source.difference) == (("pin",), Difference.FIGURES)
+    assert (source.choices, source.difference) == (("pin",), VerdictDifference.FIGURES)
     assert source.ratio == pytest.approx(812702 / 315806)
 
 

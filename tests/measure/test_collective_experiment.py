@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from homenode.analyse.alternative import alternatives_of
-from homenode.analyse.collective_causes import Cause, Change, Diagnosis, diagnose
+from homenode.analyse.collective_causes import BandwidthChange, Cause, Diagnosis, diagnose
 from homenode.analyse.machine_facts import facts_of_host
 from homenode.analyse.trial_conclusion import conclude
 from homenode.doc import Text, plain
@@ -96,8 +96,8 @@ def test_the_cause_is_placement_where_the_file_and_the_places_repair_it(tmp_path
     found = concluded(tmp_path, by_mechanism)
     assert found.cause is Cause.PLACEMENT and found.provisional
     changes = {one.question.id: one.change for one in found.answers}
-    assert changes["cells"] is Change.LOWER
-    assert changes["file"] is changes["places"] is Change.HIGHER
+    assert changes["cells"] is BandwidthChange.LOWER
+    assert changes["file"] is changes["places"] is BandwidthChange.HIGHER
 
 
 def test_three_boots_of_each_make_it_measured() -> None:
@@ -282,7 +282,7 @@ def test_figures_of_zero_decide_nothing(tmp_path: Path) -> None:
     found = diagnose(alternatives_of([("trial", guests)]))
     assert found is not None
     answer = next(one for one in found.answers if one.question.id == "file")
-    assert answer.change is Change.HIGHER and answer.boots == 1
+    assert answer.change is BandwidthChange.HIGHER and answer.boots == 1
 
 
 def test_the_experiment_alone_chooses_no_layout() -> None:

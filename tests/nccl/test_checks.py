@@ -8,16 +8,16 @@ from homenode.errors import ParseError
 from homenode.findings import Severity, are_bad
 from homenode.nccl.checks import check_topology, flavour_of
 from homenode.nccl.strict_reader import read_topology
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 from tests.nccl_documents import TWO_CPUS
 from tests.shared_data import needs_shared, shared
 
 PUBLISHED = {
-    "EXAMPLE-8gpu-2numa-guest.xml": (19, Flavour.NCCL),
-    "aws-g5.48xl-topo.xml": (12, Flavour.NCCL),
-    "aws-p4d-24xl-topo.xml": (19, Flavour.NCCL),
-    "azure-ndv4-topo.xml": (25, Flavour.NCCL),
-    "topo_8p_940vm.xml": (99, Flavour.RCCL),
+    "EXAMPLE-8gpu-2numa-guest.xml": (19, NcclVariant.NCCL),
+    "aws-g5.48xl-topo.xml": (12, NcclVariant.NCCL),
+    "aws-p4d-24xl-topo.xml": (19, NcclVariant.NCCL),
+    "azure-ndv4-topo.xml": (25, NcclVariant.NCCL),
+    "topo_8p_940vm.xml": (99, NcclVariant.RCCL),
 }
 """Elements that NCCL keeps of each, and whose it is."""
 
@@ -30,7 +30,7 @@ def broken(*pairs: tuple[str, str]) -> str:
     return text
 
 
-def found(text: str, flavour: Flavour | None = None) -> dict[str, Severity]:
+def found(text: str, flavour: NcclVariant | None = None) -> dict[str, Severity]:
     return {f.id: f.severity for f in check_topology(text.encode("latin-1"), "t.xml", flavour)}
 
 
@@ -43,7 +43,9 @@ def test_published_files_of_clouds_and_rccl_pass(name: str) -> None:
     assert (read.nodes, flavour_of(read)) == (nodes, flavour)
     findings = check_topology(data, name)
     assert not are_bad(findings), findings
-    assert {f.id for f in findings} == ({"nccl-of-a-dump"} if flavour is Flavour.RCCL else set())
+    assert {f.id for f in findings} == (
+        {"nccl-of-a-dump"} if flavour is NcclVariant.RCCL else set()
+    )
 
 
 def test_the_file_that_the_tests_break_is_right() -> None:
@@ -197,10 +199,10 @@ def test_what_nccl_takes_in_silence_is_named(what: str) -> None:
 
 
 def test_rccl_takes_version_2_alone_and_nccl_version_1() -> None:
-    assert found(TWO_CPUS, Flavour.RCCL) == {"nccl-version": Severity.CRITICAL}
+    assert found(TWO_CPUS, NcclVariant.RCCL) == {"nccl-version": Severity.CRITICAL}
     version_2 = broken(('version="1"', 'version="2"'))
-    assert not found(version_2, Flavour.RCCL) and not found(version_2)
-    assert found(version_2, Flavour.NCCL) == {"nccl-version": Severity.CRITICAL}
+    assert not found(version_2, NcclVariant.RCCL) and not found(version_2)
+    assert found(version_2, NcclVariant.NCCL) == {"nccl-version": Severity.CRITICAL}
 
 
 def test_elements_of_a_dump_are_worse_for_nccl_than_for_rccl() -> None:
@@ -225,7 +227,7 @@ def test_one_wrong_character_never_breaks_the_check(at: int, character: str) -> 
 
 def test_rccl_does_not_look_for_broadcoms_peer_links() -> None:
     text = broken((SWITCH, SWITCH.replace("0xffff", "0x1000")))
-    of_rccl = text.replace('version="1"', f'version="{Flavour.RCCL.version}"')
-    for flavour in (None, Flavour.RCCL):
+    of_rccl = text.replace('version="1"', f'version="{NcclVariant.RCCL.version}"')
+    for flavour in (None, NcclVariant.RCCL):
         found = check_topology(of_rccl.encode(), "file", flavour)
         assert "nccl-switch-vendor" not in [finding.id for finding in found]

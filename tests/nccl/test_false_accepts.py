@@ -8,7 +8,7 @@ from homenode.findings import Severity, are_bad
 from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.strict_reader import read_number, read_topology
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 from homenode.sources import load_host
 from tests.nccl_documents import TWO_CPUS, assembled, text_of, tuned_for
 
@@ -24,7 +24,7 @@ NOT_COMPARED = {
 """Of virtual switches: any but Broadcom's is as good."""
 
 
-def found(text: str, flavour: Flavour | None = None) -> dict[str, Severity]:
+def found(text: str, flavour: NcclVariant | None = None) -> dict[str, Severity]:
     return {f.id: f.severity for f in check_topology(text.encode("latin-1"), "t.xml", flavour)}
 
 

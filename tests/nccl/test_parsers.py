@@ -14,10 +14,10 @@ import pytest
 from homenode.errors import ParseError
 from homenode.nccl.checks import check_topology
 from homenode.nccl.strict_reader import XmlNode, read_topology
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 from tests.nccl.mutants import COUNT, RECORDED, SEED, VERSIONS, marks, mutants, parsed
 
-_NEWEST = {Flavour.NCCL: "nccl-2.30.7", Flavour.RCCL: "rccl"}
+_NEWEST = {NcclVariant.NCCL: "nccl-2.30.7", NcclVariant.RCCL: "rccl"}
 _ENDED_OTHERWISE = ("a value of", "a quote after", "more of a tag")
 """Expected of a value that opens with ' : RCCL lets any " end it."""
 
@@ -31,7 +31,7 @@ def wrong(files: list[bytes], accepted: list[frozenset[str]]) -> tuple[Counter[s
         for flavour, newest in _NEWEST.items():
             found = check_topology(data, "t.xml", flavour)
             if not any(one.is_bad for one in found):
-                of_flavour = {v for v in VERSIONS if (v == "rccl") == (flavour is Flavour.RCCL)}
+                of_flavour = {v for v in VERSIONS if (v == "rccl") == (flavour is NcclVariant.RCCL)}
                 false_accepts.update(of_flavour - takers)
             unreadable = [one for one in found if one.id == "nccl-unreadable"]
             if unreadable and newest in takers:

@@ -14,7 +14,7 @@ from homenode.nccl.assemble import Assembled, assemble_topology
 from homenode.nccl.checks import check_topology
 from homenode.nccl.comparison import compare_topology
 from homenode.nccl.strict_reader import read_topology
-from homenode.nccl.topology import Flavour, NcclCpu, NcclPci, NcclTopology
+from homenode.nccl.topology import NcclCpu, NcclPci, NcclTopology, NcclVariant
 from homenode.nccl.write import (
     DEFAULT_PATH,
     KEPT_PATH,
@@ -143,7 +143,7 @@ def test_virtual_functions_have_the_place_and_link_of_their_physical_function() 
         for d in host.pci_devices
         if d.physical_function is not None and d.kind is DeviceKind.GPU
     )
-    made = assembled(host, tuned_for("mi350x-epyc9575f", vfs, vcpus=64), Flavour.RCCL)
+    made = assembled(host, tuned_for("mi350x-epyc9575f", vfs, vcpus=64), NcclVariant.RCCL)
     judged(made)
     assert len(vfs) == 8 and len(switches(made.topology)) == 8
     links = {(p.gt_per_s, p.width) for p in made.topology.pcis() if not p.children}
@@ -161,7 +161,7 @@ def test_gpus_of_the_other_library_are_refused_by_name() -> None:
         assembled(
             load_host("small-2n8c-2gpu"),
             tuned_for("small-2n8c-2gpu", SMALL, vcpus=4),
-            Flavour.RCCL,
+            NcclVariant.RCCL,
         )
 
 
@@ -278,7 +278,7 @@ def test_nested_switches_stay_nested() -> None:
         ),
     )
     xml = tuned_for("epyc-nps4-gpu-nic", (NPS4[0], NPS4_NICS[0], NPS4[4]))
-    made = assemble_topology(moved, side(xml), Flavour.NCCL, "vm.xml")
+    made = assemble_topology(moved, side(xml), NcclVariant.NCCL, "vm.xml")
     outer, inner = switches(made.topology)
     assert inner in outer.children and len(outer.children) == 3
     judged(made)
@@ -306,7 +306,7 @@ def test_floating_vcpus_belong_to_every_node_with_a_warning() -> None:
     host = load_host("small-2n8c-2gpu")
     pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
     floating = replace(pinned, vcpu_pins=(None,) * 4, cells=(), node_of_cell=())
-    made = assemble_topology(host, floating, Flavour.NCCL, "vm.xml")
+    made = assemble_topology(host, floating, NcclVariant.NCCL, "vm.xml")
     assert [cpu.affinity for cpu in made.topology.cpus] == [CpuSet(range(4))] * 2
     assert doubts(made) == ["nccl-vcpus-float"]
 
@@ -314,7 +314,9 @@ def test_floating_vcpus_belong_to_every_node_with_a_warning() -> None:
 def test_cells_with_bound_memory_say_where_unpinned_vcpus_are() -> None:
     host = load_host("small-2n8c-2gpu")
     pinned = side(tuned_for("small-2n8c-2gpu", SMALL, vcpus=4))
-    made = assemble_topology(host, replace(pinned, vcpu_pins=(None,) * 4), Flavour.NCCL, "vm.xml")
+    made = assemble_topology(
+        host, replace(pinned, vcpu_pins=(None,) * 4), NcclVariant.NCCL, "vm.xml"
+    )
     assert [str(cpu.affinity) for cpu in made.topology.cpus] == ["0-1", "2-3"]
     assert not doubts(made)
 
@@ -363,11 +365,11 @@ def test_more_devices_than_nccl_reads_are_refused_or_warned_of() -> None:
                 assemble_topology(
                     many,
                     replace(crowded, bus_ids=tuple((b, b) for b in bdfs)),
-                    Flavour.NCCL,
+                    NcclVariant.NCCL,
                     "vm.xml",
                 )
         else:
-            made = assemble_topology(many, crowded, Flavour.NCCL, "vm.xml")
+            made = assemble_topology(many, crowded, NcclVariant.NCCL, "vm.xml")
             assert doubts(made) == ids
 
 
@@ -433,7 +435,7 @@ def test_the_snippet_holds_the_file_unchanged_and_copies_it_at_each_boot() -> No
         model=None,
         children=(NcclPci(bus_id="0000:01:00.0", class_code=0x030200, gt_per_s=32.0, width=16),),
     )
-    text = write_topology(NcclTopology(Flavour.NCCL, (cpu,)))
+    text = write_topology(NcclTopology(NcclVariant.NCCL, (cpu,)))
     snippet = cloud_config(text)
     assert snippet.startswith("#cloud-config\nwrite_files:\n")
     block = snippet.partition("content: |\n")[2].partition("  - path:")[0]

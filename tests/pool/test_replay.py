@@ -13,13 +13,13 @@ from homenode.pool.replay.bound import most_accepted, most_allocated
 from homenode.pool.replay.cells import CellPolicy, replay_cells
 from homenode.pool.replay.hosts import HostPolicy, Repacking, drawn_load, replay_hosts
 from homenode.pool.replay.simulation import chosen_policies, figure, simulate_hosts
-from homenode.pool.replay.tasks import Cluster, TaskPolicy, arrivals, replay_tasks
+from homenode.pool.replay.tasks import TaskPolicy, TraceCluster, arrivals, replay_tasks
 from homenode.pool.replay.trace import (
     CellVm,
-    GpuNode,
-    Spread,
+    GroupPolicy,
     Task,
     TraceKind,
+    TraceNode,
     TwoNodeServer,
     parse_cell_vms,
     parse_gpu_nodes,
@@ -44,7 +44,7 @@ PUBLISHED = {
 """Share of GPUs allocated by FGD and by best fit, mean of ten orders (USENIX ATC'23)."""
 
 
-def _openb(name: str) -> tuple[tuple[GpuNode, ...], tuple[Task, ...]]:
+def _openb(name: str) -> tuple[tuple[TraceNode, ...], tuple[Task, ...]]:
     nodes = parse_gpu_nodes((OPENB / "openb_node_list_gpu_node.csv").read_text(), "nodes")
     path = OPENB / f"openb_pod_list_{name}.csv"
     return nodes, parse_tasks(path.read_text(), path.name)
@@ -78,10 +78,10 @@ def test_ten_orders_come_to_the_published_shares_within_half_a_point(name: str) 
     assert mean(TaskPolicy.HOMENODE) > max(fgd, own)
 
 
-def _small(seed: int) -> tuple[list[GpuNode], list[Task]]:
+def _small(seed: int) -> tuple[list[TraceNode], list[Task]]:
     rng = random.Random(seed)
     nodes = [
-        GpuNode(
+        TraceNode(
             cpu_milli=rng.choice((16000, 32000)),
             memory_mib=64000,
             gpus=rng.choice((1, 2, 4)),
@@ -115,19 +115,19 @@ def test_no_machine_ever_gives_more_than_it_has(policy: TaskPolicy, seed: int) -
     nodes, tasks = _small(seed)
     in_use: list[tuple[int, Task, int | None]] = []
 
-    class Watched(Cluster):
+    class Watched(TraceCluster):
         def take(self, machine: int, task: Task, gpu: int | None) -> None:
             in_use.append((machine, task, gpu))
             super().take(machine, task, gpu)
 
     import homenode.pool.replay.tasks as module
 
-    own = module.Cluster
-    module.Cluster = Watched  # type: ignore[misc]
+    own = module.TraceCluster
+    module.TraceCluster = Watched  # type: ignore[misc]
     try:
         found = replay_tasks(nodes, tasks, policy, seed)
     finally:
-        module.Cluster = own  # type: ignore[misc]
+        module.TraceCluster = own  # type: ignore[misc]
     for number, node in enumerate(nodes):
         here = [(task, gpu) for machine, task, gpu in in_use if machine == number]
         assert sum(task.cpu_milli for task, _ in here) <= node.cpu_milli
@@ -180,12 +180,13 @@ def test_vms_of_cells_are_placed_more_often_and_refused_later_than_by_other_poli
 def test_groups_of_vms_keep_their_rule(policy: CellPolicy) -> None:
     servers = [TwoNodeServer((8, 8), (32, 32)) for _ in range(3)]
     apart = [
-        CellVm(cores=2, memory_gib=2, cells=1, spread=Spread.ANTI_AFFINITY, group="a")
+        CellVm(cores=2, memory_gib=2, cells=1, spread=GroupPolicy.ANTI_AFFINITY, group="a")
         for _ in range(4)
     ]
     assert replay_cells(servers, apart, policy).placed == 3
     together = [
-        CellVm(cores=8, memory_gib=8, cells=1, spread=Spread.AFFINITY, group="b") for _ in range(3)
+        CellVm(cores=8, memory_gib=8, cells=1, spread=GroupPolicy.AFFINITY, group="b")
+        for _ in range(3)
     ]
     assert replay_cells(servers, together, policy).placed == 2
     domains = [
@@ -193,7 +194,7 @@ def test_groups_of_vms_keep_their_rule(policy: CellPolicy) -> None:
             cores=8,
             memory_gib=8,
             cells=1,
-            spread=Spread.FAULT_DOMAINS,
+            spread=GroupPolicy.FAULT_DOMAINS,
             group="c",
             domain=str(i % 4),
         )

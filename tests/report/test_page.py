@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from homenode.analyse.grade import Grade
-from homenode.analyse.switch_effects import Switch
+from homenode.analyse.switch_effects import StudySwitch
 from homenode.cpuset import CpuSet
 from homenode.doc import Doc, plain
 from homenode.errors import HostError
@@ -119,17 +119,17 @@ def test_effects_and_risks_say_what_each_switch_did_and_where_it_hurt(document: 
     cells = {
         (row["metric"].partition(";")[0], switch): row[switch.value]
         for row in rows(document, "effects")
-        for switch in Switch
+        for switch in StudySwitch
     }
-    cell = cells["memory bandwidth", Switch.CELLS]
+    cell = cells["memory bandwidth", StudySwitch.CELLS]
     assert cell.startswith("\u25b2 ") and "7.45 x (4 machines); no risk shown; 1 more" in cell
-    cell = cells["all-reduce, peak bus bandwidth", Switch.CELLS]
+    cell = cells["all-reduce, peak bus bandwidth", StudySwitch.CELLS]
     assert cell.startswith("\u25bc ") and "risk: 0.37 x on RTX PRO 6000" in cell
-    cell = cells["memory bandwidth", Switch.PINNING]
+    cell = cells["memory bandwidth", StudySwitch.PINNING]
     assert cell.startswith("\u25b2\u25bc ") and "risk: 0.61 x on RTX 4090" in cell
-    cell = cells["all threads", Switch.SIBLINGS]
+    cell = cells["all threads", StudySwitch.SIBLINGS]
     assert cell.startswith("cannot tell (1.023 to 1.026 x)")
-    assert cells["memory bandwidth", Switch.PCIE] == "not measured", "no one has"
+    assert cells["memory bandwidth", StudySwitch.PCIE] == "not measured", "no one has"
 
 
 def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_certain_loss_that_is_small_is_no_risk(tmp_path: Path) -> None:
         figures = {"memory-bandwidth": ("bytes_per_s", value)}
         write_run(tmp_path, simulated_run(layout, figures, rng, between=1e-4, within=1e-4))
     (row,) = rows(document_of(machines(tmp_path), (), "now"), "effects")
-    assert row[Switch.PINNING.value] == "0.99 x (1 machine); no risk shown"
+    assert row[StudySwitch.PINNING.value] == "0.99 x (1 machine); no risk shown"
 
 
 def test_only_runs_of_one_machine_are_compared(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from homenode.analyse.study_maps import Matrix
+from homenode.analyse.study_maps import StudyMatrix
 from homenode.analyse.study_outliers import slow_in_collective, slow_nodes_and_links
 from homenode.analyse.study_report import study_report
 from homenode.description.parse import parse_description
@@ -14,9 +14,9 @@ from homenode.measure.bindings.evidence import Collective, collective_of, eviden
 from tests.slurm.test_study_report import ALONE, run_of, text_of
 
 
-def on_nodes(figures: dict[str, list[float]]) -> list[Matrix]:
+def on_nodes(figures: dict[str, list[float]]) -> list[StudyMatrix]:
     return [
-        Matrix(
+        StudyMatrix(
             node=node,
             metric="h2d-bandwidth",
             rows=(0,),
@@ -49,7 +49,7 @@ def test_of_two_nodes_that_have_a_gpu_nothing_says_which_is_slow() -> None:
 
 
 def test_a_numa_node_from_which_all_is_slow_is_named() -> None:
-    whole = Matrix(
+    whole = StudyMatrix(
         node="n1",
         metric="h2d-bandwidth",
         rows=(0, 1),

@@ -20,7 +20,7 @@ from homenode.analyse.study_report import StudyReport, study_report
 from homenode.analyse.study_verdicts import (
     FAR,
     NEAR,
-    Locality,
+    JobLocality,
     Queue,
     comparisons,
     copies_as_runs,
@@ -111,7 +111,7 @@ def test_the_gh200_studys_files_give_its_conclusions(gh200: Path) -> None:
     }
     shared = [job for job in report.jobs if job.mode is Mode.TOGETHER]
     assert len(shared) == 6
-    assert {job.locality for job in shared} == {Locality.OPEN}
+    assert {job.locality for job in shared} == {JobLocality.OPEN}
     assert shared[0].why == "its memory may lie on nodes 0 1 2 3 4 12 20 28"
     homes = next(m for m in report.matrices if m.metric == "h2d-bandwidth")
     assert (homes.homes, homes.homes_measured) == ((0, 1, 2, 3), True)
@@ -186,24 +186,24 @@ def judged(run: Run, texts: dict[str, str], *, known: bool = True) -> JobEvidenc
 def test_a_job_away_from_its_gpus_by_slurms_word_has_lost_locality() -> None:
     texts = {"job.txt": JOB + SHARE.format(ids="32-37", count=6, gpus="0-1,4-7")}
     locality, why = locality_of(judged(run_of("a"), texts))
-    assert locality is Locality.LOST
+    assert locality is JobLocality.LOST
     assert "expected CPUs on node 0, where GPUs 0 (0000:11:00.0), 1 (0000:12:00.0) are" in why
     near = {"job.txt": JOB + SHARE.format(ids="32-37", count=2, gpus="4-5")}
-    assert locality_of(judged(run_of("a"), near))[0] is Locality.KEPT
-    assert locality_of(judged(run_of("a"), near, known=False))[0] is Locality.UNKNOWN
+    assert locality_of(judged(run_of("a"), near))[0] is JobLocality.KEPT
+    assert locality_of(judged(run_of("a"), near, known=False))[0] is JobLocality.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("pus", "nodes", "gpu", "expected"),
     [
-        ("16-17", (1,), "81:00.0", Locality.KEPT),
-        ("16-17", (0, 1), "81:00.0", Locality.OPEN),
-        ("0-1", (0, 1), "81:00.0", Locality.LOST),
-        ("16-17", (0,), "81:00.0", Locality.LOST),
+        ("16-17", (1,), "81:00.0", JobLocality.KEPT),
+        ("16-17", (0, 1), "81:00.0", JobLocality.OPEN),
+        ("0-1", (0, 1), "81:00.0", JobLocality.LOST),
+        ("16-17", (0,), "81:00.0", JobLocality.LOST),
     ],
 )
 def test_what_the_job_measured_itself_counts_before_slurms_word(
-    pus: str, nodes: tuple[int, ...], gpu: str, expected: Locality
+    pus: str, nodes: tuple[int, ...], gpu: str, expected: JobLocality
 ) -> None:
     # Slurm says socket 1 and GPU 4, which would be right.
     texts = {"job.txt": JOB + SHARE.format(ids="32-33", count=1, gpus="4")}

@@ -20,7 +20,7 @@ from homenode.cpuset import CpuSet
 from homenode.description.parse import parse_description
 from homenode.description.render import render
 from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.expectation import Expectation, certify
+from homenode.doctor.expectation import CertifiedHost, certify
 from homenode.doctor.expectation_file import parse_expectation, render_expectation
 from homenode.domain.read import open_domain, vm_of
 from homenode.hypervisor.domain_state import LivePin
@@ -29,10 +29,10 @@ from homenode.snapshot.memory import MemorySnapshot
 from homenode.verify.live.capture import ProcFiles, Watch, capture_running_vm
 from homenode.verify.live.checks import verify_live
 from homenode.vm.model import Vm, VmCell
-from homenode.watch.alert import Alert, DomainState, alerts
+from homenode.watch.alert import Alert, WatchedDomain, alerts
 from homenode.watch.domain_drift import domain_drift
 from homenode.watch.metrics import metrics
-from homenode.watch.observation import Look, look
+from homenode.watch.observation import WatchPass, look
 from homenode.watch.state import KIND, WatchState, changes
 from tests.doctor.test_cli import run
 from tests.proc_trees import MIB, UUID, ProcTree
@@ -62,12 +62,12 @@ def snapshot(
     )
 
 
-def seen(machine: MemorySnapshot, expected: Expectation | None) -> Look:
+def seen(machine: MemorySnapshot, expected: CertifiedHost | None) -> WatchPass:
     return look(machine, expected, None)
 
 
 @cache
-def certified(text: str = HGX) -> Expectation:
+def certified(text: str = HGX) -> CertifiedHost:
     host = seen(snapshot(text), None).host
     accepted = tuple(sorted({one.id for one in diagnose(host).findings if one.is_bad}))
     return certify(host, accepted=accepted)
@@ -307,7 +307,7 @@ def test_memory_that_lies_elsewhere_than_planned_is_one_alert_until_it_is_back(
         tree.memory((near, (256, f"{policy} anon=65536 {pages} kernelpagesize_kB=4")))
         what = Watch(CpuSet(), (), (256 * MIB, 256 * MIB), 0)
         running = capture_running_vm(UUID, what, ProcFiles(str(tree.root)))
-        state = DomainState(
+        state = WatchedDomain(
             name="gpu-vm",
             devices=(),
             is_foreign=False,

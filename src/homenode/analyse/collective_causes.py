@@ -45,7 +45,7 @@ class Cause(StrEnum):
     CANNOT_TELL = "cannot tell"
 
 
-class Change(StrEnum):
+class BandwidthChange(StrEnum):
     """Of the second cell against the first."""
 
     LOWER = "lower"
@@ -54,7 +54,7 @@ class Change(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-class Cell(Struct, frozen=True):
+class SettingCell(Struct, frozen=True):
     """A layout, or BARE, under some settings."""
 
     layout: str
@@ -71,74 +71,57 @@ class Question(Struct, frozen=True, kw_only=True):
     """Two cells of the experiment. decides: what the answer is for."""
 
     id: str
-    first: Cell
-    second: Cell
+    first: SettingCell
+    second: SettingCell
     decides: str
 
 
-QUESTIONS = (
-    Question(
-        id="cells",
-        first=Cell(FLAT),
-        second=Cell(CELLS),
-        decides="whether guest cells cost bandwidth",
-    ),
-    Question(
-        id="file",
-        first=Cell(CELLS),
-        second=Cell(CELLS, FILE),
-        decides="whether the NCCL file alone repairs that guest",
-    ),
-    Question(
-        id="first-node",
-        first=Cell(CELLS),
-        second=Cell(CELLS, FIRST_NODE),
-        decides="whether the study's binding to the first node is what costs",
-    ),
-    Question(
-        id="several",
-        first=Cell(CELLS),
-        second=Cell(CELLS, SEVERAL),
-        decides="whether a process for each GPU puts all buffers in one node",
-    ),
-    Question(
-        id="places",
-        first=Cell(CELLS),
-        second=Cell(PLACES),
-        decides="whether the GPUs' places repair it",
-    ),
-    Question(
-        id="best",
-        first=Cell(FLAT),
-        second=Cell(PLACES),
-        decides="whether cells with places are worth it",
-    ),
-    Question(
-        id="bare",
-        first=Cell(BARE),
-        second=Cell(FLAT),
-        decides="what the virtual machine costs by itself",
-    ),
-    Question(
-        id="bare-first-node",
-        first=Cell(BARE),
-        second=Cell(BARE, FIRST_NODE),
-        decides="what one node costs without a virtual machine",
-    ),
-    Question(
-        id="pins",
-        first=Cell("default"),
-        second=Cell(FLAT),
-        decides="what pins alone are worth: flat guests",
-    ),
+QUESTIONS = tuple(
+    Question(id=name, first=first, second=second, decides=decides)
+    for name, first, second, decides in (
+        ("cells", SettingCell(FLAT), SettingCell(CELLS), "whether guest cells cost bandwidth"),
+        (
+            "file",
+            SettingCell(CELLS),
+            SettingCell(CELLS, FILE),
+            "whether the NCCL file alone repairs that guest",
+        ),
+        (
+            "first-node",
+            SettingCell(CELLS),
+            SettingCell(CELLS, FIRST_NODE),
+            "whether the study's binding to the first node is what costs",
+        ),
+        (
+            "several",
+            SettingCell(CELLS),
+            SettingCell(CELLS, SEVERAL),
+            "whether a process for each GPU puts all buffers in one node",
+        ),
+        ("places", SettingCell(CELLS), SettingCell(PLACES), "whether the GPUs' places repair it"),
+        ("best", SettingCell(FLAT), SettingCell(PLACES), "whether cells with places are worth it"),
+        ("bare", SettingCell(BARE), SettingCell(FLAT), "what the virtual machine costs by itself"),
+        (
+            "bare-first-node",
+            SettingCell(BARE),
+            SettingCell(BARE, FIRST_NODE),
+            "what one node costs without a virtual machine",
+        ),
+        (
+            "pins",
+            SettingCell("default"),
+            SettingCell(FLAT),
+            "what pins alone are worth: flat guests",
+        ),
+    )
 )
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class CauseAnswer(Struct, frozen=True, kw_only=True):
     """ratio: the second over the first; None where a cell has no figure: reason says which."""
 
     question: Question
-    change: Change
+    change: BandwidthChange
     ratio: float | None
     boots: int
     reason: str | None = None
@@ -172,7 +155,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     cause: Cause
     because: str
     also: tuple[tuple[Cause, str], ...]
-    answers: tuple[Answer, ...]
+    answers: tuple[CauseAnswer, ...]
     provisional: bool
     of_bare: tuple[tuple[str, float], ...]
     of_spread: tuple[tuple[str, float], ...]
@@ -199,10 +182,10 @@ class _Cells(Struct, frozen=True, kw_only=True):
     layouts: tuple[str, ...]
     excluded: tuple[ExcludedBoot, ...]
 
-    def of(self, cell: Cell, metric: str = METRIC) -> Series | None:
+    def of(self, cell: SettingCell, metric: str = METRIC) -> Series | None:
         return self.series.get((cell.layout, cell.settings.name, metric))
 
-    def explained(self, cell: Cell, metric: str) -> float | None:
+    def explained(self, cell: SettingCell, metric: str) -> float | None:
         series = self.of(cell, metric)
         return None if series is None else statistics.median(series.medians)
 
@@ -229,17 +212,21 @@ def diagnose(guests: Sequence[Alternative], bare: Sequence[Alternative] = ()) ->
         also=tuple(also),
         answers=answers,
         provisional=least < _MEASURED_FROM,
-        of_bare=tuple(_parts(cells, Cell(BARE), [Cell(layout) for layout in cells.layouts])),
+        of_bare=tuple(
+            _parts(cells, SettingCell(BARE), [SettingCell(layout) for layout in cells.layouts])
+        ),
         of_spread=tuple(
             part
             for layout in cells.layouts
-            for part in _parts(cells, Cell(layout), [Cell(layout, FIRST_NODE)])
+            for part in _parts(cells, SettingCell(layout), [SettingCell(layout, FIRST_NODE)])
         ),
         excluded=cells.excluded,
     )
 
 
-def _parts(cells: _Cells, whole: Cell, of: Sequence[Cell]) -> Iterator[tuple[str, float]]:
+def _parts(
+    cells: _Cells, whole: SettingCell, of: Sequence[SettingCell]
+) -> Iterator[tuple[str, float]]:
     base = cells.of(whole)
     for cell in of:
         series = cells.of(cell)
@@ -323,7 +310,7 @@ def _is_setting(key: SampleKey | SeriesKey) -> bool:
     return key.variant is not None and key.size_bytes is None and key.device is None
 
 
-def _answer(question: Question, cells: _Cells) -> Answer:
+def _answer(question: Question, cells: _Cells) -> CauseAnswer:
     first, second = cells.of(question.first), cells.of(question.second)
     if first is None or second is None:
         missing = question.first if first is None else question.second
@@ -332,14 +319,16 @@ def _answer(question: Question, cells: _Cells) -> Answer:
             (one.layout, one.settings) for one in cells.excluded
         ):
             reason += " with the channels of most boots"
-        return Answer(question=question, change=Change.UNKNOWN, ratio=None, boots=0, reason=reason)
+        return CauseAnswer(
+            question=question, change=BandwidthChange.UNKNOWN, ratio=None, boots=0, reason=reason
+        )
     boots = min(len(first.medians), len(second.medians))
     if question.first.layout == question.second.layout:
         return _within_boots(question, cells, boots)
     return _across_boots(question, cells, first, second)
 
 
-def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
+def _within_boots(question: Question, cells: _Cells, boots: int) -> CauseAnswer:
     """The same boots under two settings: nothing of a boot is between them."""
     one, other = (
         dict(cells.boots[cell.layout, cell.settings.name])
@@ -347,9 +336,9 @@ def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
     )
     both = [(one[place], other[place]) for place in one if place in other]
     if not both:
-        return Answer(
+        return CauseAnswer(
             question=question,
-            change=Change.UNKNOWN,
+            change=BandwidthChange.UNKNOWN,
             ratio=None,
             boots=boots,
             reason="no boot has both",
@@ -363,9 +352,9 @@ def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
         return _of_interval(question, ratio, ratio / reach, ratio * reach, boots)
     sides = {_side(b / a) for a, b in medians}
     if len(sides) > 1:
-        return Answer(
+        return CauseAnswer(
             question=question,
-            change=Change.UNKNOWN,
+            change=BandwidthChange.UNKNOWN,
             ratio=ratio,
             boots=boots,
             reason="boots do not agree",
@@ -373,10 +362,14 @@ def _within_boots(question: Question, cells: _Cells, boots: int) -> Answer:
     apart = max(_apart(of) for pair in both for of in pair)
     if apart > 1 + METRICS[METRIC].matters and any(_overlap(a, b) for a, b in both):
         reason = f"rounds of one boot differ up to {apart:.2f} times"
-        return Answer(
-            question=question, change=Change.UNKNOWN, ratio=ratio, boots=boots, reason=reason
+        return CauseAnswer(
+            question=question,
+            change=BandwidthChange.UNKNOWN,
+            ratio=ratio,
+            boots=boots,
+            reason=reason,
         )
-    return Answer(question=question, change=sides.pop(), ratio=ratio, boots=boots)
+    return CauseAnswer(question=question, change=sides.pop(), ratio=ratio, boots=boots)
 
 
 def _apart(rounds: Sequence[float]) -> float:
@@ -387,14 +380,14 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     return min(a) <= max(b) and min(b) <= max(a)
 
 
-def _side(ratio: float) -> Change:
+def _side(ratio: float) -> BandwidthChange:
     matters = 1 + METRICS[METRIC].matters
     if ratio > matters:
-        return Change.HIGHER
-    return Change.LOWER if ratio < 1 / matters else Change.SAME
+        return BandwidthChange.HIGHER
+    return BandwidthChange.LOWER if ratio < 1 / matters else BandwidthChange.SAME
 
 
-def _across_boots(question: Question, cells: _Cells, first: Series, second: Series) -> Answer:
+def _across_boots(question: Question, cells: _Cells, first: Series, second: Series) -> CauseAnswer:
     metric = METRICS[METRIC]
     boots = min(len(first.medians), len(second.medians))
     if boots >= _MEASURED_FROM:
@@ -419,37 +412,41 @@ def _across_boots(question: Question, cells: _Cells, first: Series, second: Seri
         for cell in (question.first, question.second)
         for _, of in cells.boots[cell.layout, cell.settings.name]
     ]
-    if side is Change.SAME or max(ratio, 1 / ratio) >= metric.boot_variation * max(rounds):
-        return Answer(question=question, change=side, ratio=ratio, boots=boots)
+    if side is BandwidthChange.SAME or max(ratio, 1 / ratio) >= metric.boot_variation * max(rounds):
+        return CauseAnswer(question=question, change=side, ratio=ratio, boots=boots)
     reason = f"boots of one layout differ up to {metric.boot_variation:g} times"
-    return Answer(question=question, change=Change.UNKNOWN, ratio=ratio, boots=boots, reason=reason)
+    return CauseAnswer(
+        question=question, change=BandwidthChange.UNKNOWN, ratio=ratio, boots=boots, reason=reason
+    )
 
 
-def _of_interval(question: Question, ratio: float, low: float, high: float, boots: int) -> Answer:
+def _of_interval(
+    question: Question, ratio: float, low: float, high: float, boots: int
+) -> CauseAnswer:
     """A change that matters, and is not noise; or none that matters, with all of the interval."""
     side = _side(ratio)
-    if side is Change.SAME:
-        is_sure = _side(low) is _side(high) is Change.SAME
+    if side is BandwidthChange.SAME:
+        is_sure = _side(low) is _side(high) is BandwidthChange.SAME
     else:
         is_sure = not low <= 1 <= high
     if is_sure:
-        return Answer(question=question, change=side, ratio=ratio, boots=boots)
-    return Answer(
+        return CauseAnswer(question=question, change=side, ratio=ratio, boots=boots)
+    return CauseAnswer(
         question=question,
-        change=Change.UNKNOWN,
+        change=BandwidthChange.UNKNOWN,
         ratio=ratio,
         boots=boots,
         reason=f"{low:.2f} to {high:.2f} times",
     )
 
 
-def _causes(answers: Mapping[str, Answer], cells: _Cells) -> Iterator[tuple[Cause, str]]:
+def _causes(answers: Mapping[str, CauseAnswer], cells: _Cells) -> Iterator[tuple[Cause, str]]:
     """What is shown, the answer to "do guest cells cost" first."""
     loss = answers["cells"].change
     others = tuple(_others(answers, cells))
-    if loss is Change.LOWER:
+    if loss is BandwidthChange.LOWER:
         yield _of_a_loss(answers, cells)
-    elif answers["file"].change is Change.HIGHER and _binds_by_file(cells):
+    elif answers["file"].change is BandwidthChange.HIGHER and _binds_by_file(cells):
         ratio = answers["file"].ratio or 1.0
         yield (
             Cause.PLACEMENT,
@@ -457,7 +454,7 @@ def _causes(answers: Mapping[str, Answer], cells: _Cells) -> Iterator[tuple[Caus
             f"{ratio:.2f} times as fast. Whether {CELLS} is slower than {FLAT}: "
             f"{answers['cells'].reason or loss}",
         )
-    elif loss is Change.UNKNOWN:
+    elif loss is BandwidthChange.UNKNOWN:
         yield Cause.CANNOT_TELL, f"whether cells cost: {answers['cells'].reason}"
     elif not others:
         yield Cause.NO_LOSS, f"{CELLS} is as fast as {FLAT}"
@@ -466,34 +463,38 @@ def _causes(answers: Mapping[str, Answer], cells: _Cells) -> Iterator[tuple[Caus
 
 def _binds_by_file(cells: _Cells) -> bool:
     """Whether NCCL's log says that the file, and nothing before it, bound threads."""
-    before, after = (_bound_gpus(cells, cell) for cell in (Cell(CELLS), Cell(CELLS, FILE)))
+    before, after = (
+        _bound_gpus(cells, cell) for cell in (SettingCell(CELLS), SettingCell(CELLS, FILE))
+    )
     return before == 0 and (after or 0) > 0
 
 
-def _others(answers: Mapping[str, Answer], cells: _Cells) -> Iterator[tuple[Cause, str]]:
+def _others(answers: Mapping[str, CauseAnswer], cells: _Cells) -> Iterator[tuple[Cause, str]]:
     """What costs apart from cells; each is shown by a comparison of its own."""
-    is_loss = answers["cells"].change is Change.LOWER
-    if answers["first-node"].change is Change.LOWER and not is_loss:
+    is_loss = answers["cells"].change is BandwidthChange.LOWER
+    if answers["first-node"].change is BandwidthChange.LOWER and not is_loss:
         yield (
             Cause.SCRIPT_BINDING,
             f"{CELLS} is not slower than {FLAT}, and slower once bound to the first node",
         )
-    if answers["best"].change is Change.LOWER and not is_loss:
-        if _fewer_channels(cells, Cell(PLACES)):
+    if answers["best"].change is BandwidthChange.LOWER and not is_loss:
+        if _fewer_channels(cells, SettingCell(PLACES)):
             yield Cause.CHANNELS, f"{PLACES} is slower than {FLAT}, and has fewer channels"
         else:
             yield Cause.CANNOT_TELL, f"{PLACES} is slower than {FLAT}, with as many channels"
-    if answers["bare"].change is Change.LOWER:
+    if answers["bare"].change is BandwidthChange.LOWER:
         yield Cause.VIRTUAL_MACHINE, f"{FLAT}, a flat guest, is slower than the bare machine"
 
 
-def _of_a_loss(answers: Mapping[str, Answer], cells: _Cells) -> tuple[Cause, str]:
+def _of_a_loss(answers: Mapping[str, CauseAnswer], cells: _Cells) -> tuple[Cause, str]:
     file, places = answers["file"], answers["places"]
-    unknown = [one for one in (file, places) if one.change is Change.UNKNOWN]
+    unknown = [one for one in (file, places) if one.change is BandwidthChange.UNKNOWN]
     if unknown:
         reasons = "; ".join(f"{one.question.decides}: {one.reason}" for one in unknown)
         return Cause.CANNOT_TELL, f"{CELLS} is slower than {FLAT}; {reasons}"
-    before, after = (_bound_gpus(cells, cell) for cell in (Cell(CELLS), Cell(CELLS, FILE)))
+    before, after = (
+        _bound_gpus(cells, cell) for cell in (SettingCell(CELLS), SettingCell(CELLS, FILE))
+    )
     if before is None or after is None:
         return Cause.CANNOT_TELL, f"{CELLS} is slower, and no log says where threads were bound"
     if before > 0 or after == 0:
@@ -503,10 +504,12 @@ def _of_a_loss(answers: Mapping[str, Answer], cells: _Cells) -> tuple[Cause, str
             f"without it and {after:g} with it",
         )
     repaired = {file.change, places.change}
-    fewer = any(_fewer_channels(cells, cell) for cell in (Cell(CELLS, FILE), Cell(PLACES)))
-    if repaired == {Change.HIGHER}:
+    fewer = any(
+        _fewer_channels(cells, cell) for cell in (SettingCell(CELLS, FILE), SettingCell(PLACES))
+    )
+    if repaired == {BandwidthChange.HIGHER}:
         return _of_a_repair(answers["best"], fewer=fewer)
-    if repaired <= {Change.SAME, Change.LOWER}:
+    if repaired <= {BandwidthChange.SAME, BandwidthChange.LOWER}:
         if fewer:
             return (
                 Cause.CANNOT_TELL,
@@ -519,24 +522,24 @@ def _of_a_loss(answers: Mapping[str, Answer], cells: _Cells) -> tuple[Cause, str
     )
 
 
-def _of_a_repair(best: Answer, *, fewer: bool) -> tuple[Cause, str]:
+def _of_a_repair(best: CauseAnswer, *, fewer: bool) -> tuple[Cause, str]:
     because = (
         f"in {CELLS} NCCL bound no thread; with the file, and in {PLACES}, it did, and both repair "
         "it"
     )
-    if best.change is not Change.LOWER:
+    if best.change is not BandwidthChange.LOWER:
         return Cause.PLACEMENT, because
     rest = "with fewer channels" if fewer else "with as many channels"
     return Cause.PLACEMENT_IN_PART, f"{because} in part: {PLACES} is slower than {FLAT}, {rest}"
 
 
-def _bound_gpus(cells: _Cells, cell: Cell) -> float | None:
+def _bound_gpus(cells: _Cells, cell: SettingCell) -> float | None:
     """GPUs whose threads NCCL bound; None where no log was read."""
     if cells.explained(cell, CHANNELS) is None:
         return None
     return cells.explained(cell, BOUND) or 0.0
 
 
-def _fewer_channels(cells: _Cells, cell: Cell) -> bool:
-    flat, here = (cells.explained(one, CHANNELS) for one in (Cell(FLAT), cell))
+def _fewer_channels(cells: _Cells, cell: SettingCell) -> bool:
+    flat, here = (cells.explained(one, CHANNELS) for one in (SettingCell(FLAT), cell))
     return flat is not None and here is not None and here < flat

@@ -17,11 +17,11 @@ from homenode.analyse.health import figure_findings
 from homenode.analyse.machine_facts import MachineFacts, machines_in
 from homenode.analyse.statement import huge_page_advice, sentence_of
 from homenode.analyse.verdict import (
-    Difference,
     Reason,
     ReasonId,
     SourceVerdict,
     Verdict,
+    VerdictDifference,
     memory_mode_of,
     verdict,
     with_memory_bound,
@@ -430,11 +430,11 @@ def _neighbours(publication: Publication, theirs: PublishedVerdict, ours: Verdic
 
 def _difference(
     labels: Sequence[str], ours: Verdict
-) -> tuple[Difference, str | None, float | None]:
+) -> tuple[VerdictDifference, str | None, float | None]:
     if ours.choice is None:
-        return Difference.HEALTH, None, None
+        return VerdictDifference.HEALTH, None, None
     if not labels or (ours.level is not None and ours.level.rank < EvidenceLevel.PUBLISHED.rank):
-        return Difference.STRONGER, None, None
+        return VerdictDifference.STRONGER, None, None
     for metric in dict.fromkeys(one.metric for one in ours.results):
         results = ours.on(metric)
         own = next((one for one in results if one.alternative == ours.choice), None)
@@ -444,5 +444,5 @@ def _difference(
         ratio = own.value / other.value
         ratio = 1 / ratio if METRICS[metric].lower_is_better else ratio
         worse = other.alternative in ours.avoid
-        return (Difference.FIGURES if worse else Difference.NOT_SHOWN), metric, ratio
-    return Difference.NO_FIGURES, None, None
+        return (VerdictDifference.FIGURES if worse else VerdictDifference.NOT_SHOWN), metric, ratio
+    return VerdictDifference.NO_FIGURES, None, None

@@ -24,7 +24,7 @@ class Axis(StrEnum):
     PU = "PU"
 
 
-class Place(NamedTuple):
+class MatrixPlace(NamedTuple):
     """A row or a column. number: of a node or PU, or a GPU's in its tool's order."""
 
     axis: Axis
@@ -51,12 +51,12 @@ class FigureMatrix(Struct, frozen=True, kw_only=True):
     """Medians by (row, column). rows, columns: ascending."""
 
     key: MatrixKey
-    rows: tuple[Place, ...]
-    columns: tuple[Place, ...]
-    cells: Mapping[tuple[Place, Place], float]
+    rows: tuple[MatrixPlace, ...]
+    columns: tuple[MatrixPlace, ...]
+    cells: Mapping[tuple[MatrixPlace, MatrixPlace], float]
 
 
-class Locality(Struct, frozen=True, kw_only=True):
+class CopyLocality(Struct, frozen=True, kw_only=True):
     """What being near is worth: means over a node x GPU matrix.
 
     local, remote: over GPUs' own and other nodes; remote None where no figure is of another node.
@@ -80,7 +80,7 @@ class Locality(Struct, frozen=True, kw_only=True):
 
 def matrices_of(alternative: Alternative) -> tuple[FigureMatrix, ...]:
     """Every matrix of an alternative's runs; figures that are refused are left out."""
-    found: dict[MatrixKey, dict[tuple[Place, Place], list[float]]] = {}
+    found: dict[MatrixKey, dict[tuple[MatrixPlace, MatrixPlace], list[float]]] = {}
     pairs_of_gpus: dict[MatrixKey, dict[int, list[float]]] = {}
     for run in alternative.runs:
         for one, samples in run.groups.items():
@@ -102,7 +102,7 @@ def localities(
     alternative: Alternative,
     node_of: Mapping[Bdf, int],
     known: Sequence[FigureMatrix] | None = None,
-) -> tuple[Locality, ...]:
+) -> tuple[CopyLocality, ...]:
     """Local and remote means of each node x GPU matrix.
 
     node_of: the node of each GPU, as far as a topology gives it; for the others the node with the
@@ -129,47 +129,54 @@ class _Axes(NamedTuple):
     variant: str | None
 
 
-def _placed(one: SampleKey) -> tuple[_Axes, tuple[Place, Place]] | None:
+def _placed(one: SampleKey) -> tuple[_Axes, tuple[MatrixPlace, MatrixPlace]] | None:
     if one.size_bytes is not None:
         return None
     has_gpu = one.device is not None or one.position is not None
     if one.node is not None and one.peer_node is not None:
-        nodes = Place(Axis.NODE, one.node, None), Place(Axis.NODE, one.peer_node, None)
+        nodes = MatrixPlace(Axis.NODE, one.node, None), MatrixPlace(Axis.NODE, one.peer_node, None)
         return _Axes(Axis.NODE, Axis.NODE, one.variant), nodes
     if one.node is not None and has_gpu and one.peer is None:
-        gpu = Place(Axis.GPU, one.position or 0, one.device)
+        gpu = MatrixPlace(Axis.GPU, one.position or 0, one.device)
         return _Axes(Axis.NODE, Axis.GPU, one.variant), (
-            Place(Axis.NODE, one.node, None),
+            MatrixPlace(Axis.NODE, one.node, None),
             gpu,
         )
     if one.device is not None and one.peer is not None:
-        pair = Place(Axis.GPU, 0, one.device), Place(Axis.GPU, 0, one.peer)
+        pair = MatrixPlace(Axis.GPU, 0, one.device), MatrixPlace(Axis.GPU, 0, one.peer)
         return _Axes(Axis.GPU, Axis.GPU, one.variant), pair
     if one.metric == "core-to-core-latency" and one.variant is not None:
         found = _PAIR.fullmatch(one.variant)
         if found is not None:
-            pu, other = (Place(Axis.PU, int(part), None) for part in found.groups())
+            pu, other = (MatrixPlace(Axis.PU, int(part), None) for part in found.groups())
             return _Axes(Axis.PU, Axis.PU, None), (pu, other)
     return None
 
 
-def _square(by_index: Mapping[int, list[float]]) -> dict[tuple[Place, Place], list[float]] | None:
+def _square(
+    by_index: Mapping[int, list[float]],
+) -> dict[tuple[MatrixPlace, MatrixPlace], list[float]] | None:
     """Pairs numbered row by row, of as many GPUs as leave exactly the diagonal free."""
     for count in range(2, 65):
         full = set(range(count * count))
         if set(by_index) in (full - {n * (count + 1) for n in range(count)}, full):
             return {
-                (Place(Axis.GPU, index // count, None), Place(Axis.GPU, index % count, None)): found
+                (
+                    MatrixPlace(Axis.GPU, index // count, None),
+                    MatrixPlace(Axis.GPU, index % count, None),
+                ): found
                 for index, found in by_index.items()
             }
     return None
 
 
-def _is_matrix(cells: Mapping[tuple[Place, Place], list[float]]) -> bool:
+def _is_matrix(cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]) -> bool:
     return len(cells) > 1
 
 
-def _matrix(key: MatrixKey, cells: Mapping[tuple[Place, Place], list[float]]) -> FigureMatrix:
+def _matrix(
+    key: MatrixKey, cells: Mapping[tuple[MatrixPlace, MatrixPlace], list[float]]
+) -> FigureMatrix:
     medians = {place: statistics.median(values) for place, values in cells.items()}
     if key.rows is Axis.PU:  # a hand-over has no direction
         medians = {(b, a): value for (a, b), value in medians.items()} | medians
@@ -181,13 +188,15 @@ def _matrix(key: MatrixKey, cells: Mapping[tuple[Place, Place], list[float]]) ->
     )
 
 
-def _sorted(places: Iterable[Place]) -> tuple[Place, ...]:
+def _sorted(places: Iterable[MatrixPlace]) -> tuple[MatrixPlace, ...]:
     unlike = set(places)
     return tuple(sorted(unlike, key=lambda one: (str(one.address or ""), one.number)))
 
 
-def _nearest(matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]) -> dict[Place, int]:
-    nearest: dict[Place, int] = {}
+def _nearest(
+    matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]
+) -> dict[MatrixPlace, int]:
+    nearest: dict[MatrixPlace, int] = {}
     for matrix in matrices:
         for gpu in matrix.columns:
             if gpu.address is not None and gpu.address in node_of:
@@ -207,8 +216,12 @@ def _nearest(matrices: Iterable[FigureMatrix], node_of: Mapping[Bdf, int]) -> di
 
 
 def _locality(
-    label: str, matrix: FigureMatrix, nearest: Mapping[Place, int], as_bound: bool, by_host: bool
-) -> Locality:
+    label: str,
+    matrix: FigureMatrix,
+    nearest: Mapping[MatrixPlace, int],
+    as_bound: bool,
+    by_host: bool,
+) -> CopyLocality:
     sides = list(_sides(matrix, nearest, as_bound))
     local = [value for value, is_local in sides if is_local]
     remote = [value for value, is_local in sides if not is_local]
@@ -216,7 +229,7 @@ def _locality(
         everything = [value for value, _ in sides]
         stated = "as the job was bound"
         mean = statistics.fmean(everything)
-        return Locality(
+        return CopyLocality(
             alternative=label,
             key=matrix.key,
             local=mean,
@@ -225,7 +238,7 @@ def _locality(
             stated=stated,
         )
     stated = "by the host's topology" if by_host else "by the figures: the node with fastest copies"
-    return Locality(
+    return CopyLocality(
         alternative=label,
         key=matrix.key,
         local=statistics.fmean(local),
@@ -236,7 +249,7 @@ def _locality(
 
 
 def _sides(
-    matrix: FigureMatrix, nearest: Mapping[Place, int], as_bound: bool
+    matrix: FigureMatrix, nearest: Mapping[MatrixPlace, int], as_bound: bool
 ) -> Iterator[tuple[float, bool]]:
     for (row, gpu), value in matrix.cells.items():
         yield value, as_bound or nearest.get(gpu) == row.number

@@ -4,7 +4,14 @@ from collections.abc import Sequence
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.ranking import Position, RankedResult
-from homenode.analyse.verdict import Difference, Reason, ReasonId, SourceVerdict, Verdict, titles_of
+from homenode.analyse.verdict import (
+    Reason,
+    ReasonId,
+    SourceVerdict,
+    Verdict,
+    VerdictDifference,
+    titles_of,
+)
 from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.evidence.model import Publication
 from homenode.metrics import METRICS
@@ -102,16 +109,16 @@ def _difference(source: SourceVerdict, ours: Verdict) -> str:
 
     theirs = " or ".join(source.choices)
     match source.difference:
-        case Difference.FIGURES:
+        case VerdictDifference.FIGURES:
             return f"by its own figures of {metric} {ours.choice} is {ratio} {theirs}"
-        case Difference.NOT_SHOWN:
+        case VerdictDifference.NOT_SHOWN:
             return (
                 f"its figures of {metric} ({ratio} {theirs}) do not distinguish the two, and "
                 f"{ours.choice} has less risk"
             )
-        case Difference.STRONGER:
+        case VerdictDifference.STRONGER:
             return "there is stronger evidence"
-        case Difference.HEALTH:
+        case VerdictDifference.HEALTH:
             return "the machine must be repaired first"
     return (
         f"it has no figures of {titles_of(ours.objective)} for {theirs} on this machine; its "

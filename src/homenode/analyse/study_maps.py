@@ -19,7 +19,7 @@ COPIES = ("h2d-bandwidth", "d2h-bandwidth", "h2d-latency")
 """What depends on where host memory is; shown as matrices."""
 
 
-class Matrix(Struct, frozen=True, kw_only=True):
+class StudyMatrix(Struct, frozen=True, kw_only=True):
     """One metric on one cluster node. cells: shape (rows, columns), [NUMA node][GPU], the median of
     the samples in bytes/s or ns; None where not measured. homes: NUMA node of each GPU.
     homes_measured: they were derived from these figures. local, remote: means over the cells of
@@ -45,7 +45,7 @@ class Matrix(Struct, frozen=True, kw_only=True):
         return self.remote / self.local if is_time else self.local / self.remote
 
 
-def matrices(jobs: Iterable[JobEvidence]) -> tuple[Matrix, ...]:
+def matrices(jobs: Iterable[JobEvidence]) -> tuple[StudyMatrix, ...]:
     """For each cluster node and metric, where jobs were bound to NUMA nodes."""
     exclusive = [job for job in jobs if job.mode is Mode.EXCLUSIVE]
     found = []
@@ -68,7 +68,7 @@ def homes_of(jobs: Iterable[JobEvidence]) -> dict[str, int]:
 
 def _matrix(
     node: str, metric: str, jobs: Iterable[JobEvidence], homes: Mapping[str, int], measured: bool
-) -> Matrix | None:
+) -> StudyMatrix | None:
     values: dict[tuple[int, str], list[float]] = {}
     for job in jobs:
         for sample in job.samples:
@@ -84,7 +84,7 @@ def _matrix(
     local, remote = (
         [value for is_near, value in known if is_near is side] for side in (True, False)
     )
-    return Matrix(
+    return StudyMatrix(
         node=node,
         metric=metric,
         rows=rows,

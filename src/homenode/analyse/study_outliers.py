@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from homenode.analyse.study_maps import Matrix
+from homenode.analyse.study_maps import StudyMatrix
 from homenode.measure.bindings.evidence import Collective
 
 LEAST_NODES = 3
@@ -30,13 +30,13 @@ class Outlier(Struct, frozen=True, kw_only=True):
     usual: float
 
 
-def slow_nodes_and_links(matrices: Iterable[Matrix]) -> tuple[Outlier, ...]:
+def slow_nodes_and_links(matrices: Iterable[StudyMatrix]) -> tuple[Outlier, ...]:
     """A GPU that is slow from every NUMA node has a slow link; most GPUs slow: the node is.
 
     A NUMA node from which every GPU is slow, while they are not from others, is slow itself.
     """
     found: list[Outlier] = []
-    by_metric: dict[str, list[Matrix]] = {}
+    by_metric: dict[str, list[StudyMatrix]] = {}
     for matrix in matrices:
         by_metric.setdefault(matrix.metric, []).append(matrix)
     for metric, of in by_metric.items():
@@ -45,7 +45,7 @@ def slow_nodes_and_links(matrices: Iterable[Matrix]) -> tuple[Outlier, ...]:
     return tuple(found)
 
 
-def _of_metric(metric: str, matrices: list[Matrix]) -> Iterator[Outlier]:
+def _of_metric(metric: str, matrices: list[StudyMatrix]) -> Iterator[Outlier]:
     places: dict[tuple[int, str], list[float]] = {}
     for matrix in matrices:
         for place, value in _cells(matrix):
@@ -94,7 +94,7 @@ def _wholly(
     return found
 
 
-def _cells(matrix: Matrix) -> Iterator[tuple[tuple[int, str], float]]:
+def _cells(matrix: StudyMatrix) -> Iterator[tuple[tuple[int, str], float]]:
     for row, values in zip(matrix.rows, matrix.cells, strict=True):
         for column, value in zip(matrix.columns, values, strict=True):
             if value is not None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from homenode.analyse.comparison import Comparison
-from homenode.analyse.study_maps import Matrix, matrices
+from homenode.analyse.study_maps import StudyMatrix, matrices
 from homenode.analyse.study_outliers import Outlier, slow_in_collective, slow_nodes_and_links
 from homenode.analyse.study_verdicts import (
-    Locality,
-    Spread,
+    CopySpread,
+    JobLocality,
     WorkVerdict,
     comparisons,
     locality_of,
@@ -32,7 +32,7 @@ class JobLine(Struct, frozen=True, kw_only=True):
     node: str
     mode: Mode
     gpus: int
-    locality: Locality
+    locality: JobLocality
     why: str
     queue_wait_s: float | None
     gpu_hours: float | None
@@ -62,7 +62,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     replayed: tuple[str, ...]
     nodes: tuple[str, ...]
     systems: tuple[str, ...]
-    matrices: tuple[Matrix, ...]
+    matrices: tuple[StudyMatrix, ...]
     comparisons: tuple[Comparison, ...]
     jobs: tuple[JobLine, ...]
     verdicts: tuple[WorkVerdict, ...]
@@ -71,7 +71,7 @@ class StudyReport(Struct, frozen=True, kw_only=True):
     nics: tuple[NicLine, ...]
     missing: tuple[str, ...]
     gaps: tuple[Gap, ...]
-    spreads: tuple[Spread, ...] = ()
+    spreads: tuple[CopySpread, ...] = ()
     setup: tuple[tuple[str, str], ...] = ()
 
 

@@ -16,7 +16,7 @@ from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
 from homenode.analyse.comparison import Comparison, Outcome
 from homenode.analyse.statement import ground_of, sentence_of
-from homenode.analyse.study_maps import COPIES, Matrix, homes_of, runs_by
+from homenode.analyse.study_maps import COPIES, StudyMatrix, homes_of, runs_by
 from homenode.analyse.verdict import verdict
 from homenode.analyse.words import multiple_text
 from homenode.findings import Severity
@@ -39,7 +39,7 @@ class Queue(StrEnum):
     UNKNOWN = "cannot tell"
 
 
-class Locality(StrEnum):
+class JobLocality(StrEnum):
     """Of a job's CPUs and memory to its GPUs."""
 
     KEPT = "kept"
@@ -59,36 +59,36 @@ class WorkVerdict(Struct, frozen=True, kw_only=True):
     measured: bool
 
 
-def locality_of(job: JobEvidence) -> tuple[Locality, str]:
+def locality_of(job: JobEvidence) -> tuple[JobLocality, str]:
     """Whether a job's CPUs and memory were where its GPUs are, and by what."""
     if job.mode is Mode.EXCLUSIVE:
-        return Locality.BOUND, ""
+        return JobLocality.BOUND, ""
     if job.placement is not None:
         found = job.placement.findings
         far = [f for f in found if f.id in ("job-gpu-far", "job-memory-far")]
         if far:
-            return Locality.LOST, f"{far[0].observed}; expected {far[0].expected}"
+            return JobLocality.LOST, f"{far[0].observed}; expected {far[0].expected}"
         unjudged = [f for f in found if f.severity is Severity.INCONCLUSIVE]
         if unjudged:
-            return Locality.UNKNOWN, unjudged[0].observed
+            return JobLocality.UNKNOWN, unjudged[0].observed
         is_open = len(job.memory_nodes) > 1 or any(f.id == "job-memory-open" for f in found)
-        return (Locality.OPEN, _memory(job)) if is_open else (Locality.KEPT, "")
+        return (JobLocality.OPEN, _memory(job)) if is_open else (JobLocality.KEPT, "")
     return _by_homes(job)
 
 
-def _by_homes(job: JobEvidence) -> tuple[Locality, str]:
+def _by_homes(job: JobEvidence) -> tuple[JobLocality, str]:
     """By the homes of the GPUs that it measured, where the audit had nothing to look at."""
     homes = dict(job.homes)
     wanted = {homes[str(s.device)] for s in job.samples if str(s.device) in homes}
     if not wanted:
-        return Locality.UNKNOWN, "nothing says on which nodes its GPUs are"
+        return JobLocality.UNKNOWN, "nothing says on which nodes its GPUs are"
     if not job.cpu_nodes:
-        return Locality.UNKNOWN, "nothing says on which nodes its CPUs were"
+        return JobLocality.UNKNOWN, "nothing says on which nodes its CPUs were"
     if not wanted <= set(job.cpu_nodes):
-        return Locality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
+        return JobLocality.LOST, f"CPUs on node {_list(job.cpu_nodes)}, GPUs on {_list(wanted)}"
     if job.memory_nodes and set(job.memory_nodes) <= wanted:
-        return Locality.KEPT, ""
-    return Locality.OPEN, _memory(job)
+        return JobLocality.KEPT, ""
+    return JobLocality.OPEN, _memory(job)
 
 
 def _memory(job: JobEvidence) -> str:
@@ -101,7 +101,7 @@ def _list(nodes: Iterable[int]) -> str:
     return " ".join(str(node) for node in sorted(nodes))
 
 
-def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> tuple[WorkVerdict, ...]:
+def verdicts(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> tuple[WorkVerdict, ...]:
     """One for each kind of work, in the study's order."""
     return (_copies(jobs, maps), _computing(jobs), _between_gpus(jobs), _development(jobs))
 
@@ -142,7 +142,7 @@ _BY_SM = frozenset({"h2d-latency"})
 """Measured by the GPU's own processors though no variant says it."""
 
 
-class Spread(Struct, frozen=True, kw_only=True):
+class CopySpread(Struct, frozen=True, kw_only=True):
     """Copies of one kind: mean and standard deviation over GPUs, nodes and jobs, each its median.
 
     method: "CE" (copy engine) or "SM". label: where memory was, or the shape of shared jobs.
@@ -157,7 +157,7 @@ class Spread(Struct, frozen=True, kw_only=True):
     count: int
 
 
-def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
+def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[CopySpread, ...]:
     """Every kind of copy: near, far, in shared jobs, and between GPUs by binding; in this order."""
     homes = _homes_by_node(jobs)
     values: dict[tuple[str, str, str], dict[tuple[object, ...], list[float]]] = {}
@@ -173,7 +173,7 @@ def spreads(jobs: tuple[JobEvidence, ...]) -> tuple[Spread, ...]:
             by_place = values.setdefault((sample.metric, method, label), {})
             by_place.setdefault(place, []).append(sample.value)
     found = [
-        Spread(
+        CopySpread(
             metric=metric,
             method=method,
             label=label,
@@ -252,7 +252,7 @@ def between_gpus(jobs: Iterable[JobEvidence]) -> tuple[Run, ...]:
     return runs_by(jobs, label_of)
 
 
-def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdict:
+def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[StudyMatrix]) -> WorkVerdict:
     work = "memory-bound GPU codes"
     local = [one for one in maps if one.metric == "h2d-bandwidth" and one.local is not None]
     if not local:
@@ -280,7 +280,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdic
     places = [locality_of(job)[0] for job in shared]
     evidence.append(_places(places))
     shapes = {job.shape for job in shared}
-    if Locality.LOST in places or shapes & {*made.avoid}:
+    if JobLocality.LOST in places or shapes & {*made.avoid}:
         reason = "shared jobs are placed away from their GPUs, or get less than local copies"
         return WorkVerdict(
             work=work,
@@ -291,7 +291,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdic
         )
     if not shapes <= {made.choice, *made.also}:
         return replace(_unknown(work, sentence_of(made)), evidence=tuple(evidence))
-    if all(place is Locality.KEPT for place in places):
+    if all(place is JobLocality.KEPT for place in places):
         reason = "shared jobs are placed and bound at their GPUs, and copy as fast as whole nodes"
         return WorkVerdict(
             work=work, queue=Queue.EITHER, rationale=reason, evidence=tuple(evidence), measured=True
@@ -305,7 +305,7 @@ def _copies(jobs: tuple[JobEvidence, ...], maps: Sequence[Matrix]) -> WorkVerdic
     )
 
 
-def _on_node(one: Matrix) -> str:
+def _on_node(one: StudyMatrix) -> str:
     text = f"{one.node}: host to device {_rate(one.local or 0.0)} local"
     if one.remote is not None and one.ratio is not None:
         text += f", {_rate(one.remote)} remote: {one.ratio:.2f}x"
@@ -415,8 +415,8 @@ def _unknown(work: str, why: str) -> WorkVerdict:
     return WorkVerdict(work=work, queue=Queue.UNKNOWN, rationale=why, evidence=(), measured=False)
 
 
-def _places(places: list[Locality]) -> str:
-    counts = [f"{places.count(one)} {one}" for one in Locality if one in places]
+def _places(places: list[JobLocality]) -> str:
+    counts = [f"{places.count(one)} {one}" for one in JobLocality if one in places]
     return f"locality of {len(places)} shared jobs: {', '.join(counts)}"
 
 

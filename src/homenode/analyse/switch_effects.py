@@ -20,7 +20,7 @@ PRINTED_MATTERS = 0.10
 """Single printed figures that are nearer than this give nothing: their noise is unknown."""
 
 
-class Switch(StrEnum):
+class StudySwitch(StrEnum):
     """What is turned, in the order in which layouts add it."""
 
     PINNING = "pinning"
@@ -30,13 +30,13 @@ class Switch(StrEnum):
     SIBLINGS = "siblings"
 
 
-_STEPS: tuple[tuple[Switch, tuple[tuple[str, str], ...]], ...] = (
-    (Switch.PINNING, (("default", "pin"),)),
-    (Switch.MEMORY, (("pin", "pin-bound"),)),
-    (Switch.CELLS, (("pin", "pin-numa"), ("default", "pin-numa"))),
-    (Switch.PCIE, (("pin-numa", "pin-numa-pci"), ("pin-numa-smt", "pin-numa-pci-smt"))),
+_STEPS: tuple[tuple[StudySwitch, tuple[tuple[str, str], ...]], ...] = (
+    (StudySwitch.PINNING, (("default", "pin"),)),
+    (StudySwitch.MEMORY, (("pin", "pin-bound"),)),
+    (StudySwitch.CELLS, (("pin", "pin-numa"), ("default", "pin-numa"))),
+    (StudySwitch.PCIE, (("pin-numa", "pin-numa-pci"), ("pin-numa-smt", "pin-numa-pci-smt"))),
     (
-        Switch.SIBLINGS,
+        StudySwitch.SIBLINGS,
         (
             ("pin-numa-pci", "pin-numa-pci-smt"),
             ("pin-numa", "pin-numa-smt"),
@@ -54,7 +54,7 @@ class SwitchEffect(Struct, frozen=True, kw_only=True):
     cannot tell; printed figures that differ by PRINTED_MATTERS are shown as such, one figure each.
     """
 
-    switch: Switch
+    switch: StudySwitch
     machine: str
     effect: Effect
     judged: Outcome

@@ -62,7 +62,7 @@ class Reason(Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Difference(StrEnum):
+class VerdictDifference(StrEnum):
     """Why our answer is not that of a publication."""
 
     FIGURES = "figures"  # its own figures say otherwise
@@ -82,7 +82,7 @@ class SourceVerdict(Struct, frozen=True, kw_only=True):
     choices: tuple[str, ...]
     quote: str
     agrees: bool
-    difference: Difference | None
+    difference: VerdictDifference | None
     metric: str | None
     ratio: float | None
 

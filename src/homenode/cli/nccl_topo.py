@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from homenode.findings import Finding
     from homenode.nccl.assemble import Assembled
     from homenode.nccl.guest_tree import GuestTree
-    from homenode.nccl.topology import Flavour
+    from homenode.nccl.topology import NcclVariant
     from homenode.topology import Host
 
 _MAKE = "Make a file"
@@ -36,7 +36,7 @@ _EXPLAIN = "Explain"
 
 def nccl_topo(asked: NcclTopoArguments) -> None:
     """Make, check or explain a topology file."""
-    from homenode.nccl.topology import Flavour
+    from homenode.nccl.topology import NcclVariant
 
     wanted = _Wanted(
         asked.host, asked.lspci, asked.domain, asked.plan, asked.guest, asked.nvidia_smi
@@ -52,11 +52,15 @@ def nccl_topo(asked: NcclTopoArguments) -> None:
     )
     if asked.check is not None or asked.log is not None:
         _judge(
-            wanted, asked.check, asked.log, Flavour.RCCL if asked.rccl else None, as_json=asked.json
+            wanted,
+            asked.check,
+            asked.log,
+            NcclVariant.RCCL if asked.rccl else None,
+            as_json=asked.json,
         )
         return
     check_can_write(asked.output, asked.cloud_init, force=asked.force)
-    made = _assembled(wanted, Flavour.RCCL if asked.rccl else Flavour.NCCL)
+    made = _assembled(wanted, NcclVariant.RCCL if asked.rccl else NcclVariant.NCCL)
     _write(made, asked.output, asked.cloud_init)
     _print_made(made, asked.output, as_json=asked.json)
 
@@ -185,7 +189,7 @@ def _tree(wanted: _Wanted, *, has_file: bool) -> "tuple[GuestTree, str]":
     return tree_of_document(facts, host, addresses), host.name
 
 
-def _assembled(wanted: _Wanted, flavour: "Flavour") -> "Assembled":
+def _assembled(wanted: _Wanted, flavour: "NcclVariant") -> "Assembled":
     from homenode.domain.read import open_domain, vm_of
     from homenode.nccl.assemble import assemble_topology
     from homenode.nccl.doubts import tuned_elsewhere
@@ -274,7 +278,7 @@ def _judge(
     wanted: _Wanted,
     check: Path | None,
     log: Path | None,
-    flavour: "Flavour | None",
+    flavour: "NcclVariant | None",
     *,
     as_json: bool,
 ) -> None:

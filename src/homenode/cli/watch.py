@@ -12,7 +12,7 @@ from homenode.errors import FINDINGS, HostError, InputError, of_os
 from homenode.input_files import read_input
 
 if TYPE_CHECKING:
-    from homenode.doctor.expectation import Expectation
+    from homenode.doctor.expectation import CertifiedHost
     from homenode.record_folder import RecordFolder
     from homenode.snapshot.protocol import Snapshot
     from homenode.watch.state import Changes, WatchState
@@ -116,7 +116,7 @@ def _snapshot(host: str | None) -> "Snapshot":
     return snapshot_of(host)
 
 
-def _expectation(given: Path | None, host: str | None) -> "Expectation | None":
+def _expectation(given: Path | None, host: str | None) -> "CertifiedHost | None":
     from homenode.doctor.expectation_file import parse_expectation
 
     path = given

@@ -51,7 +51,7 @@ class CertifiedDevice(Struct, frozen=True, kw_only=True):
     link: LinkRate | None
 
 
-class Expectation(Struct, frozen=True, kw_only=True):
+class CertifiedHost(Struct, frozen=True, kw_only=True):
     """A certified host. counts: by name of COUNTS. distances: SLIT, None where it had none.
 
     floors: bytes/s by name of FLOORS. huge_pages: reserved pages by node and page size in bytes.
@@ -70,11 +70,11 @@ class Expectation(Struct, frozen=True, kw_only=True):
 
 def certify(
     host: Host, floors: Mapping[str, float] | None = None, accepted: tuple[str, ...] = ()
-) -> Expectation:
+) -> CertifiedHost:
     """What the host is like now. A GPU's link that is idle counts with the speed that it can."""
     summary = summarise(host)
     links = _links(host)
-    return Expectation(
+    return CertifiedHost(
         host=host.name,
         counts={name: getattr(summary, name) for name in COUNTS if _states(host, name)},
         memory_bytes=summary.memory_bytes,
@@ -101,7 +101,7 @@ def certify(
 
 
 def drift(
-    expected: Expectation, host: Host, measured_h2d: float | None = None
+    expected: CertifiedHost, host: Host, measured_h2d: float | None = None
 ) -> Iterator[Finding]:
     """Every difference. Links that are faster than certified are none.
 
@@ -113,7 +113,7 @@ def drift(
     yield from _floor_drift(expected, measured_h2d)
 
 
-def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Finding]]:
+def topology_drift(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, Finding]]:
     """Differences of counts, memory and distances, each with the name of what differs."""
     source = f"expectation of {expected.host}"
     unread: dict[str, str] = {}
@@ -143,7 +143,7 @@ def topology_drift(expected: Expectation, host: Host) -> Iterator[tuple[str, Fin
         yield name, _topology(name.replace("_", " "), was, now, source)
 
 
-def _differences(expected: Expectation, host: Host) -> Iterator[tuple[str, str, str | None]]:
+def _differences(expected: CertifiedHost, host: Host) -> Iterator[tuple[str, str, str | None]]:
     """Name, what was certified, and what the host has; None = its source does not say."""
     summary = summarise(host)
     for name, count in expected.counts.items():
@@ -158,7 +158,7 @@ def _differences(expected: Expectation, host: Host) -> Iterator[tuple[str, str, 
         yield "distances", _matrix(expected.distances), found
 
 
-def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
+def huge_page_drift(expected: CertifiedHost, host: Host) -> Iterator[Finding]:
     """Nodes with fewer reserved huge pages than certified; free ones are not compared."""
     if host.nodes_assumed:  # said of the counts
         return
@@ -180,7 +180,7 @@ def huge_page_drift(expected: Expectation, host: Host) -> Iterator[Finding]:
             )
 
 
-def _floor_drift(expected: Expectation, measured_h2d: float | None) -> Iterator[Finding]:
+def _floor_drift(expected: CertifiedHost, measured_h2d: float | None) -> Iterator[Finding]:
     source = f"expectation of {expected.host}"
     floor = expected.floors.get("h2d")
     if floor is None:
@@ -228,7 +228,7 @@ class DeviceDrift(Struct, frozen=True, kw_only=True):
     finding: Finding
 
 
-def device_drift(expected: Expectation, host: Host) -> Iterator[DeviceDrift]:
+def device_drift(expected: CertifiedHost, host: Host) -> Iterator[DeviceDrift]:
     """Differences of GPUs, NICs, NVSwitches and NVMe drives, by address."""
     source = f"expectation of {expected.host}"
     now = {device.bdf: device for device in _certified(host)}

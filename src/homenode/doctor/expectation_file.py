@@ -33,7 +33,7 @@ from homenode.doctor.expectation import (
     COUNTS,
     FLOORS,
     CertifiedDevice,
-    Expectation,
+    CertifiedHost,
 )
 from homenode.doctor.links.rate import LinkRate
 from homenode.pci import DeviceKind
@@ -77,7 +77,7 @@ class ExpectationTable(Table):
     huge_pages: tuple[HugePagesTable, ...] = ()
 
 
-def render_expectation(expectation: Expectation) -> str:
+def render_expectation(expectation: CertifiedHost) -> str:
     """The text; parse_expectation gives the same value back."""
     lines = [
         "# homenode expect: the host when it was certified; homenode doctor --expect FILE compares",
@@ -111,7 +111,7 @@ def render_expectation(expectation: Expectation) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parse_expectation(text: str, source: str) -> Expectation:
+def parse_expectation(text: str, source: str) -> CertifiedHost:
     """The value of a site.toml. Raises InputError with file, key, expected and found."""
     file = decode_toml(text, ExpectationTable, source)
     rows = file.distances
@@ -119,7 +119,7 @@ def parse_expectation(text: str, source: str) -> Expectation:
         raise file.refusal("distances", "as many columns as rows", [len(row) for row in rows])
     counts = {name: getattr(file.counts, name) for name in COUNTS}
     floors = {name: getattr(file.floors, f"{name}_gb_per_s") for name in FLOORS}
-    return Expectation(
+    return CertifiedHost(
         host=file.host,
         counts={name: count for name, count in counts.items() if count is not None},
         memory_bytes=file.memory_bytes,

@@ -7,7 +7,7 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from homenode.doctor.expectation import CertifiedDevice, Expectation, certify, drift
+from homenode.doctor.expectation import CertifiedDevice, CertifiedHost, certify, drift
 from homenode.findings import Finding, Severity
 from homenode.pci import DeviceKind
 from homenode.topology import Host
@@ -29,7 +29,7 @@ class HostKind(Struct, frozen=True):
         return " with ".join(one for one in (self.cpu or "unknown CPU", self.gpu) if one)
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class FleetDifference(Struct, frozen=True, kw_only=True):
     """One way in which some hosts of a kind differ from the others. hosts: their names."""
 
     kind: HostKind
@@ -53,7 +53,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     """differences: those of most hosts first, within the worst severity first. kinds: hosts of each
     kind. alone: hosts of which there are too few to compare."""
 
-    differences: tuple[Difference, ...]
+    differences: tuple[FleetDifference, ...]
     kinds: tuple[tuple[HostKind, int], ...]
     alone: tuple[str, ...]
 
@@ -63,7 +63,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
     kinds: dict[HostKind, list[tuple[str, Host]]] = {}
     for name, host in hosts:
         kinds.setdefault(kind_of(host), []).append((name, host))
-    found: list[Difference] = []
+    found: list[FleetDifference] = []
     alone: list[str] = []
     for kind, members in kinds.items():
         if len(members) < LEAST:
@@ -78,7 +78,7 @@ def compare_fleet(hosts: Sequence[tuple[str, Host]]) -> Fleet:
                 key = (one.id, one.subject, one.expected, one.observed)
                 groups.setdefault(key, (one, []))[1].append(name)
         found += [
-            Difference(kind=kind, finding=finding, hosts=tuple(names), of_hosts=len(members))
+            FleetDifference(kind=kind, finding=finding, hosts=tuple(names), of_hosts=len(members))
             for finding, names in groups.values()
         ]
     severities = list(Severity)
@@ -98,7 +98,7 @@ def kind_of(host: Host) -> HostKind:
     return HostKind(host.cpu.name, gpu)
 
 
-def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
+def majority(expectations: Sequence[CertifiedHost], name: str) -> CertifiedHost:
     """What most of them have, field by field and device by device; memory by its median.
 
     Where as many have one as another, the larger count and the faster link.
@@ -112,7 +112,7 @@ def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
         if chosen is not None:
             devices[address] = chosen
     memory = sorted(one.memory_bytes for one in expectations if one.memory_bytes is not None)
-    return Expectation(
+    return CertifiedHost(
         host=name,
         counts=_mapping(expectations, lambda one: one.counts),
         memory_bytes=memory[len(memory) // 2] if memory else None,
@@ -124,7 +124,7 @@ def majority(expectations: Sequence[Expectation], name: str) -> Expectation:
 
 
 def _mapping(
-    expectations: Sequence[Expectation], of: Callable[[Expectation], Mapping[K, int]]
+    expectations: Sequence[CertifiedHost], of: Callable[[CertifiedHost], Mapping[K, int]]
 ) -> dict[K, int]:
     keys = dict.fromkeys(key for one in expectations for key in of(one))
     values = {

@@ -22,11 +22,11 @@ class Certainty(StrEnum):
     LIKELY = "likely"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of a document's file, as it stands there: docs/formats/published.md has its keys."""
 
 
-class Choice(Struct, frozen=True):
+class PublishedChoice(Struct, frozen=True):
     """What a document calls one of its configurations.
 
     name: the document's own word. switches: the layout's, None where it does not say. arrangement:
@@ -38,7 +38,7 @@ class Choice(Struct, frozen=True):
     arrangement: str | None
 
 
-class Claim(Entry, frozen=True, rename={"other_system": "against_system"}):
+class Claim(PublishedEntry, frozen=True, rename={"other_system": "against_system"}):
     """A ratio that a document states.
 
     ratio: least and greatest, of the metric of `choice` over that of `against`, as far as the
@@ -62,7 +62,7 @@ class Claim(Entry, frozen=True, rename={"other_system": "against_system"}):
         return self.other_system or self.system
 
 
-class PublishedVerdict(Entry, frozen=True):
+class PublishedVerdict(PublishedEntry, frozen=True):
     """What a publication recommends.
 
     system, objective: None = any. work: a use that is no objective, in its words: it answers none.
@@ -92,7 +92,7 @@ class PrintedFigure(Struct, frozen=True):
     near: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-class PrintedEffect(Entry, frozen=True):
+class PrintedEffect(PublishedEntry, frozen=True):
     """A row of a publication's own summary of what each switch does, word for word.
 
     metric: the nearest of ours. systems: which of its machines the row is of, as far as it says.
@@ -107,7 +107,7 @@ class PrintedEffect(Entry, frozen=True):
     systems: tuple[str, ...] = ()
 
 
-class Remark(Entry, frozen=True, rename={"is_advice": "advice"}):
+class Remark(PublishedEntry, frozen=True, rename={"is_advice": "advice"}):
     """A sentence that is no measurement. systems: whom it is about, empty = no machine.
 
     is_advice: what its authors recommend. ours: what homenode does about it.
@@ -119,7 +119,7 @@ class Remark(Entry, frozen=True, rename={"is_advice": "advice"}):
     ours: str | None = None
 
 
-class FieldReport(Entry, frozen=True):
+class FieldReport(PublishedEntry, frozen=True):
     """A figure that somebody mentions, too confounded to decide anything.
 
     of: what was compared with what. change: the least and greatest ratio, above 1 for the better;
@@ -134,7 +134,7 @@ class FieldReport(Entry, frozen=True):
     arithmetic: tuple[str, ...] = ()
 
 
-class Derivation(Entry, frozen=True, rename={"is_open": "open"}):
+class Derivation(PublishedEntry, frozen=True, rename={"is_open": "open"}):
     """What follows from a program's own code or from arithmetic, of machines with several nodes and
     GPUs: computed, and never measured.
 
@@ -151,7 +151,7 @@ class Derivation(Entry, frozen=True, rename={"is_open": "open"}):
     is_open: bool = False
 
 
-class Note(Entry, frozen=True):
+class Note(PublishedEntry, frozen=True):
     """Where a document contradicts itself, its figures, or physics.
 
     systems, metrics: what it is about; empty = all. arithmetic: "expression = result", in plain
@@ -171,7 +171,7 @@ class Note(Entry, frozen=True):
         return here and (not self.metrics or bool(metrics.intersection(self.metrics)))
 
 
-class System(Entry, frozen=True):
+class System(PublishedEntry, frozen=True):
     """A machine that a document shows.
 
     gpu, cpu, gpus: as printed, None where they are not. host: the shipped description of it.
@@ -207,7 +207,7 @@ class Publication(Struct, frozen=True):
     publisher: str
     published: str
     is_date_inferred: bool
-    choices: tuple[Choice, ...]
+    choices: tuple[PublishedChoice, ...]
     systems: tuple[System, ...]
     runs: tuple[Run, ...]
     figures: tuple[PrintedFigure, ...]
@@ -228,7 +228,7 @@ class Publication(Struct, frozen=True):
         """The machine of that name, or None."""
         return next((one for one in self.systems if one.name == name), None)
 
-    def choice(self, name: str) -> Choice | None:
+    def choice(self, name: str) -> PublishedChoice | None:
         """The configuration of that name, or None."""
         return next((one for one in self.choices if one.name == name), None)
 

@@ -12,7 +12,6 @@ import msgspec
 
 from homenode.errors import InputError
 from homenode.evidence.model import (
-    Choice,
     Claim,
     Derivation,
     FieldReport,
@@ -20,6 +19,7 @@ from homenode.evidence.model import (
     PrintedEffect,
     PrintedFigure,
     Publication,
+    PublishedChoice,
     PublishedVerdict,
     Remark,
     System,
@@ -130,28 +130,28 @@ def _evidence(id: str, parts: Sequence[_Document]) -> Publication:
             if found:
                 runs.append(Run(_head(system, choice, head), found))
     evidence = Publication(
-        id,
-        head.title or id,
-        head.publisher,
-        head.published,
-        head.date_inferred,
-        tuple(choices.values()),
-        tuple(systems.values()),
-        tuple(runs),
-        tuple(map(_printed, figures)),
-        tuple(one for part in parts for one in part.effect),
-        tuple(one for part in parts for one in part.claim),
-        tuple(one for part in parts for one in part.verdict),
-        tuple(one for part in parts for one in part.note),
-        tuple(one for part in parts for one in part.remark),
-        tuple(one for part in parts for one in part.field),
-        tuple(one for part in parts for one in part.derivation),
+        id=id,
+        title=head.title or id,
+        publisher=head.publisher,
+        published=head.published,
+        is_date_inferred=head.date_inferred,
+        choices=tuple(choices.values()),
+        systems=tuple(systems.values()),
+        runs=tuple(runs),
+        figures=tuple(map(_printed, figures)),
+        effects=tuple(one for part in parts for one in part.effect),
+        claims=tuple(one for part in parts for one in part.claim),
+        verdicts=tuple(one for part in parts for one in part.verdict),
+        notes=tuple(one for part in parts for one in part.note),
+        remarks=tuple(one for part in parts for one in part.remark),
+        field_reports=tuple(one for part in parts for one in part.field),
+        derivations=tuple(one for part in parts for one in part.derivation),
     )
     _check_names(evidence)
     return evidence
 
 
-def _choice(name: str, raw: _Choice, id: str) -> Choice:
+def _choice(name: str, raw: _Choice, id: str) -> PublishedChoice:
     switches = Switches(raw.pinning, raw.siblings, raw.cells, raw.pcie, raw.memory)
     if raw.layout is not None:
         if raw.layout not in PRESETS:
@@ -159,10 +159,10 @@ def _choice(name: str, raw: _Choice, id: str) -> Choice:
                 f"published {id}: choice {name}: expected a preset, found {raw.layout}"
             )
         switches = Switches.of(PRESETS[raw.layout])
-    return Choice(name, switches, raw.arrangement)
+    return PublishedChoice(name, switches, raw.arrangement)
 
 
-def _head(system: System, choice: Choice, document: _Document) -> RunHead:
+def _head(system: System, choice: PublishedChoice, document: _Document) -> RunHead:
     kind = ", ".join(part for part in (system.cpu, system.gpu) if part is not None)
     return RunHead(
         choice.name,
@@ -229,7 +229,7 @@ def _printed(figure: _Figure) -> PrintedFigure:
 
 
 def _check_figure(
-    figure: _Figure, choices: Mapping[str, Choice], systems: Mapping[str, System], id: str
+    figure: _Figure, choices: Mapping[str, PublishedChoice], systems: Mapping[str, System], id: str
 ) -> None:
     where = f"published {id}: {figure.metric} of {figure.system}"
     if figure.system not in systems:

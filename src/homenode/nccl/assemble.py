@@ -21,10 +21,10 @@ from homenode.nccl.doubts import (
 from homenode.nccl.guest_side import GuestSide, nearest_vcpus, numa_ids, vcpus_of_nodes
 from homenode.nccl.topology import (
     SWITCH_CLASS,
-    Flavour,
     NcclCpu,
     NcclPci,
     NcclTopology,
+    NcclVariant,
 )
 from homenode.pci import DeviceKind, PciDevice, PciLink, PortType
 from homenode.plan.search.certain_nodes import with_certain_nodes
@@ -35,7 +35,7 @@ _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "p
 _MOST_SWITCHES = 255
 
 
-class Placed(Struct, frozen=True, kw_only=True):
+class PlacedDevice(Struct, frozen=True, kw_only=True):
     """A device of the file. cpu: the host node that it hangs on. switch: the lowest virtual one."""
 
     bdf: Bdf
@@ -49,11 +49,11 @@ class Assembled(Struct, frozen=True, kw_only=True):
     """The topology, where each device is in it, and what to know of it."""
 
     topology: NcclTopology
-    devices: tuple[Placed, ...]
+    devices: tuple[PlacedDevice, ...]
     findings: tuple[Finding, ...]
 
 
-def assemble_topology(host: Host, guest: GuestSide, flavour: Flavour, source: str) -> Assembled:
+def assemble_topology(host: Host, guest: GuestSide, flavour: NcclVariant, source: str) -> Assembled:
     """The topology of a guest on a host.
 
     A cpu for each host node that runs vCPUs or holds a device; the host's PCIe switches as virtual
@@ -113,17 +113,17 @@ def _devices(host: Host, guest: GuestSide, source: str) -> list[PciDevice]:
     return kept
 
 
-def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: Flavour, source: str) -> None:
+def _refuse_other_flavour(devices: Iterable[PciDevice], flavour: NcclVariant, source: str) -> None:
     for device in devices:
         if device.kind is not DeviceKind.GPU or device.vendor_id is None:
             continue
         is_amd = device.vendor_id == AMD_VENDOR
-        if is_amd and flavour is Flavour.NCCL:
+        if is_amd and flavour is NcclVariant.NCCL:
             raise InputError(
                 f"{source}: expected NVIDIA GPUs for NCCL, found AMD's {device.bdf}",
                 hint="--rccl writes the version that RCCL takes; it refuses NCCL's",
             )
-        if not is_amd and flavour is Flavour.RCCL:
+        if not is_amd and flavour is NcclVariant.RCCL:
             raise InputError(
                 f"{source}: expected AMD GPUs for RCCL, found {device.bdf} of vendor "
                 f"{device.vendor_id:04x}",
@@ -154,7 +154,7 @@ class _Tree(Struct, kw_only=True):
     host: Host
     guest: GuestSide
     findings: list[Finding]
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[PlacedDevice] = field(default_factory=list)
     switches: int = 0
 
     def below(self, node: NodeIndex, devices: Sequence[PciDevice]) -> tuple[NcclPci, ...]:
@@ -200,7 +200,9 @@ class _Tree(Struct, kw_only=True):
         assert address is not None, "devices come from the guest's own bus ids"
         bus_id = str(address)
         self.placed.append(
-            Placed(bdf=device.bdf, kind=device.kind, bus_id=bus_id, node=node, switch=switch_id)
+            PlacedDevice(
+                bdf=device.bdf, kind=device.kind, bus_id=bus_id, node=node, switch=switch_id
+            )
         )
         speed, width = _link(self.host, device)
         if speed is None or width is None:

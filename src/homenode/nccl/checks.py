@@ -16,7 +16,7 @@ from homenode.nccl.strict_reader import (
     read_number,
     read_topology,
 )
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 
 _KNOWN = {
     "system": {"version", "name"},
@@ -89,7 +89,9 @@ _ADDED_FOR_NIC = 2  # <nic> and <net>
 Found = Iterator[Finding]
 
 
-def check_topology(data: bytes, source: str, flavour: Flavour | None = None) -> tuple[Finding, ...]:
+def check_topology(
+    data: bytes, source: str, flavour: NcclVariant | None = None
+) -> tuple[Finding, ...]:
     """What is wrong with a file, the worst first. flavour: None = as the file's version says.
 
     A file that NCCL cannot read at all gives one finding, `nccl-unreadable`.
@@ -110,13 +112,13 @@ def check_topology(data: bytes, source: str, flavour: Flavour | None = None) -> 
     return in_order([*_whole(read, flavour), *_elements(read, flavour)])
 
 
-def flavour_of(read: ReadTopology) -> Flavour:
+def flavour_of(read: ReadTopology) -> NcclVariant:
     """Which library a file is for, by its version; NCCL where it has neither's."""
     versions = {system.get("version") for system in read.systems}
-    return Flavour.RCCL if versions == {Flavour.RCCL.version} else Flavour.NCCL
+    return NcclVariant.RCCL if versions == {NcclVariant.RCCL.version} else NcclVariant.NCCL
 
 
-def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
+def _whole(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     if len(read.systems) != 1:
         yield finding(
             "nccl-system",
@@ -125,14 +127,14 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
             observed=str(len(read.systems)),
             source=read.source,
         )
-    expected = [one.version for one in Flavour if flavour in (None, one)]
+    expected = [one.version for one in NcclVariant if flavour in (None, one)]
     for system in read.systems:
         if system.get("version") not in expected:
             yield finding(
                 "nccl-version",
                 "<system>",
                 expected=" or ".join(f'version="{v}"' for v in expected)
-                + (" (RCCL's)" if flavour is Flavour.RCCL else ""),
+                + (" (RCCL's)" if flavour is NcclVariant.RCCL else ""),
                 observed=f'version="{system.get("version")}"',
                 source=read.source,
             )
@@ -175,10 +177,10 @@ def _whole(read: ReadTopology, flavour: Flavour | None) -> Found:
     yield from _of_versions(read, flavour or flavour_of(read))
 
 
-def _of_versions(read: ReadTopology, flavour: Flavour) -> Found:
+def _of_versions(read: ReadTopology, flavour: NcclVariant) -> Found:
     """What some versions do not read."""
     if read.single_quotes:
-        is_rccl = flavour is Flavour.RCCL
+        is_rccl = flavour is NcclVariant.RCCL
         yield finding(
             "nccl-single-quotes",
             f"line {read.single_quotes[0]}" + (" and others" if read.single_quotes[1:] else ""),
@@ -218,7 +220,7 @@ def _overlaps(read: ReadTopology) -> Found:
                 )
 
 
-def _elements(read: ReadTopology, flavour: Flavour | None) -> Found:
+def _elements(read: ReadTopology, flavour: NcclVariant | None) -> Found:
     flavour = flavour or flavour_of(read)
     yield from _of_a_dump(read, flavour)
     for system in read.systems:
@@ -230,12 +232,12 @@ def _elements(read: ReadTopology, flavour: Flavour | None) -> Found:
                 yield from _pci_checks(read, node, flavour)
 
 
-def _of_a_dump(read: ReadTopology, flavour: Flavour) -> Found:
+def _of_a_dump(read: ReadTopology, flavour: NcclVariant) -> Found:
     for name in _OF_A_DUMP:
         lines = [node.line for node in _named(read, name)]
         if lines:
             # RCCL's own published VM files have them.
-            severity = Severity.WARNING if flavour is Flavour.NCCL else Severity.INFO
+            severity = Severity.WARNING if flavour is NcclVariant.NCCL else Severity.INFO
             yield finding(
                 "nccl-of-a-dump",
                 f"<{name}>, first in line {lines[0]}",
@@ -334,7 +336,7 @@ def _cpu_checks(read: ReadTopology, cpu: XmlNode) -> Found:
         )
 
 
-def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: Flavour) -> Found:
+def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: NcclVariant) -> Found:
     bus_id = pci.get("busid")
     if bus_id is None or not _BUS_ID.match(bus_id):
         yield finding(
@@ -373,7 +375,7 @@ def _pci_checks(read: ReadTopology, pci: XmlNode, flavour: Flavour) -> Found:
             observed=repr(klass),
             source=read.source,
         )
-    if is_switch and pci.get("vendor") == _BROADCOM and flavour is Flavour.NCCL:  # not in RCCL
+    if is_switch and pci.get("vendor") == _BROADCOM and flavour is NcclVariant.NCCL:  # not in RCCL
         yield finding(
             "nccl-switch-vendor",
             where,

@@ -55,7 +55,7 @@ class PairSeen(Struct, frozen=True, kw_only=True):
     pairs: tuple[tuple[Bdf, Bdf], ...]
 
 
-class Binding(Struct, frozen=True):
+class ProcessBinding(Struct, frozen=True):
     """Where NCCL puts the threads of a GPU. cpus: None where it binds none."""
 
     gpu: Bdf
@@ -105,7 +105,7 @@ class LibraryView(Struct, frozen=True, kw_only=True):
     libraries: tuple[str, ...]
     nodes: tuple[NodeSeen, ...]
     pairs: tuple[PairSeen, ...]
-    bindings: tuple[Binding, ...]
+    bindings: tuple[ProcessBinding, ...]
     buffers: tuple[Buffers, ...]
     ceilings: tuple[Ceiling, ...]
     statements: tuple[Statement, ...]
@@ -198,7 +198,7 @@ def _view(graph: Graph, tree: GuestTree, memory: Memory | None) -> LibraryView:
         )
         for cpu in graph.cpus
     )
-    bindings = tuple(Binding(gpu.address, gpu.cpu.affinity or None) for gpu in graph.gpus)
+    bindings = tuple(ProcessBinding(gpu.address, gpu.cpu.affinity or None) for gpu in graph.gpus)
     buffers = tuple(_buffers(graph, tree, bindings))
     return LibraryView(
         libraries=(library.name,),
@@ -250,7 +250,9 @@ def _pairs(graph: Graph) -> tuple[PairSeen, ...]:
     )
 
 
-def _buffers(graph: Graph, tree: GuestTree, bindings: Sequence[Binding]) -> Iterator[Buffers]:
+def _buffers(
+    graph: Graph, tree: GuestTree, bindings: Sequence[ProcessBinding]
+) -> Iterator[Buffers]:
     """One process takes /dev/shm in every version; several take cuMem where the library does."""
     everywhere = tuple(node for node, _ in tree.vcpus_of_node)
     first = everywhere[:1]
@@ -300,7 +302,7 @@ def _statements(
     graph: Graph,
     tree: GuestTree,
     nodes: Sequence[NodeSeen],
-    bindings: Sequence[Binding],
+    bindings: Sequence[ProcessBinding],
     buffers: Sequence[Buffers],
 ) -> Iterator[Statement]:
     library = graph.library

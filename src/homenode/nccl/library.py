@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 
 
 class LinkSource(StrEnum):
@@ -31,7 +31,7 @@ class Library(Struct, frozen=True, kw_only=True):
     Sapphire and Emerald Rapids. knows_c2c: NVLink-C2C is a kind of its own; it was NVLink."""
 
     name: str
-    flavour: Flavour
+    flavour: NcclVariant
     version: tuple[int, int] | None
     link_source: LinkSource
     buffers: BufferSource
@@ -67,7 +67,7 @@ _INTEL = ((0xCF, 40.0), (0x8F, 22.0), *_OLDER_INTEL)
 
 NCCL_2_20 = Library(
     name="2.20",
-    flavour=Flavour.NCCL,
+    flavour=NcclVariant.NCCL,
     version=(2, 20),
     link_source=LinkSource.SYSFS,
     buffers=BufferSource.SHARED_FILE,
@@ -76,7 +76,7 @@ NCCL_2_20 = Library(
 )
 NCCL_2_21 = Library(
     name="2.21",
-    flavour=Flavour.NCCL,
+    flavour=NcclVariant.NCCL,
     version=(2, 21),
     link_source=LinkSource.SYSFS,
     buffers=BufferSource.SHARED_FILE,
@@ -85,7 +85,7 @@ NCCL_2_21 = Library(
 )
 NCCL_2_26 = Library(
     name="2.26",
-    flavour=Flavour.NCCL,
+    flavour=NcclVariant.NCCL,
     version=(2, 26),
     link_source=LinkSource.SYSFS,
     buffers=BufferSource.HOST_NUMA_ID,
@@ -94,7 +94,7 @@ NCCL_2_26 = Library(
 )
 NCCL_2_30 = Library(
     name="2.30",
-    flavour=Flavour.NCCL,
+    flavour=NcclVariant.NCCL,
     version=(2, 30),
     link_source=LinkSource.DRIVER,
     buffers=BufferSource.HOST_NUMA_ID,
@@ -104,7 +104,7 @@ NCCL_2_30 = Library(
 )
 RCCL = Library(
     name="RCCL",
-    flavour=Flavour.RCCL,
+    flavour=NcclVariant.RCCL,
     version=None,
     link_source=LinkSource.SYSFS,
     buffers=BufferSource.SHARED_FILE,

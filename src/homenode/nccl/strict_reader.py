@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from homenode.errors import ParseError
-from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, Flavour
+from homenode.nccl.topology import LINK_SPEEDS, OLD_LINK_SPEEDS, NcclVariant
 
 _PLACES = 255
 MOST_CHARACTERS = _PLACES - 2
@@ -136,7 +136,7 @@ class _Reader(Struct, kw_only=True):
     nodes: int = 0
     ignored: list[Ignored] = field(default_factory=list)
     single_quotes: list[int] = field(default_factory=list)
-    most_nodes: int = Flavour.NCCL.most_nodes
+    most_nodes: int = NcclVariant.NCCL.most_nodes
 
     def children(self, around: _Tag | None) -> tuple[XmlNode, ...]:
         known = _CHILDREN.get(None if around is None else around.name, ())
@@ -161,8 +161,8 @@ class _Reader(Struct, kw_only=True):
             if len(found) == MOST_CHILDREN:
                 raise self.error(f"at most {MOST_CHILDREN} elements in one", "more")
             self.nodes += 1
-            if tag.name == "system" and ("version", Flavour.RCCL.version) in tag.attributes:
-                self.most_nodes = Flavour.RCCL.most_nodes
+            if tag.name == "system" and ("version", NcclVariant.RCCL.version) in tag.attributes:
+                self.most_nodes = NcclVariant.RCCL.most_nodes
             inside = () if tag.kind == "single" else self.children(tag)
             found.append(
                 XmlNode(

@@ -28,7 +28,7 @@ NO_DEVICE = 0xFFFF
 """Vendor and device of a virtual switch. Broadcom's 0x1000 makes NCCL look for peer links."""
 
 
-class Flavour(StrEnum):
+class NcclVariant(StrEnum):
     """Which library reads the file."""
 
     NCCL = "nccl"
@@ -37,13 +37,13 @@ class Flavour(StrEnum):
     @property
     def version(self) -> str:
         """The only <system version> that it takes. Source: NCCL_TOPO_XML_VERSION of each."""
-        return "1" if self is Flavour.NCCL else "2"
+        return "1" if self is NcclVariant.NCCL else "2"
 
     @property
     def most_nodes(self) -> int:
         """Elements that a file may have: of 256 places (8,192 in RCCL) the parser needs one for the
         closing tag. Source: NCCL_TOPO_XML_MAX_NODES, RCCL's MAX_NODES, xmlLoadSub."""
-        return 255 if self is Flavour.NCCL else 8191
+        return 255 if self is NcclVariant.NCCL else 8191
 
 
 class NcclPci(Struct, frozen=True, kw_only=True):
@@ -89,7 +89,7 @@ class NcclCpu(Struct, frozen=True, kw_only=True):
 class NcclTopology(Struct, frozen=True):
     """A whole file. cpus: ascending by host node."""
 
-    flavour: Flavour
+    flavour: NcclVariant
     cpus: tuple[NcclCpu, ...]
 
     @property

@@ -14,8 +14,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from homenode.pods.cpu_assignment import assign
-from homenode.pods.hints import ANY, Hint, Hints, Merged, bits, masks, mean_distance, merge
-from homenode.pods.node import MemoryTable, Node, NodeMemory
+from homenode.pods.hints import ANY, Hint, Hints, MergedHints, bits, masks, mean_distance, merge
+from homenode.pods.node import KubeletMemory, MemoryTable, Node
 from homenode.pods.pod import MEMORY, Container, Pod
 
 TOPOLOGY_AFFINITY = "TopologyAffinityError"
@@ -32,7 +32,7 @@ class Given(Struct, frozen=True, kw_only=True):
     devices: Mapping[str, frozenset[str]]
 
 
-class Refusal(Struct, frozen=True, kw_only=True):
+class AdmissionRefusal(Struct, frozen=True, kw_only=True):
     """reason: the pod's status.reason. container: None = the whole pod. hints: of each manager at
     that moment, for whoever explains it."""
 
@@ -45,7 +45,7 @@ class Refusal(Struct, frozen=True, kw_only=True):
 class Admission(Struct, frozen=True, kw_only=True):
     """refusal None: admitted. node: as it is with the pod, or as it was."""
 
-    refusal: Refusal | None
+    refusal: AdmissionRefusal | None
     given: tuple[Given, ...]
     node: Node
 
@@ -73,7 +73,7 @@ def admit(pod: Pod, node: Node) -> Admission:
     before, reusable = node, _Reusable()
     assigned: dict[str, frozenset[int]] = {}
     given: list[Given] = []
-    merged = Merged(None, False)
+    merged = MergedHints(None, False)
     by_pod = policies.topology_policy != "none" and policies.scope == "pod"
     if by_pod:
         hints = pod_hints(pod, node)
@@ -102,17 +102,17 @@ def _refused(
     reason: str, detail: str, container: str | None, hints: tuple[Hints, ...], node: Node
 ) -> Admission:
     return Admission(
-        refusal=Refusal(reason=reason, detail=detail, container=container, hints=hints),
+        refusal=AdmissionRefusal(reason=reason, detail=detail, container=container, hints=hints),
         given=(),
         node=node,
     )
 
 
-def _admits(merged: Merged, policy: str) -> bool:
+def _admits(merged: MergedHints, policy: str) -> bool:
     return policy == "best-effort" or merged.preferred
 
 
-def _merge(hints: Sequence[Hints], node: Node) -> Merged:
+def _merge(hints: Sequence[Hints], node: Node) -> MergedHints:
     policies = node.policies
     rows = {
         a: dict(zip(node.numa_nodes, row, strict=True))
@@ -182,7 +182,7 @@ def _device_hints(
 
 
 def _allocate_devices(
-    container: Container, node: Node, merged: Merged, reusable: _Reusable
+    container: Container, node: Node, merged: MergedHints, reusable: _Reusable
 ) -> tuple[Node, dict[str, frozenset[str]]]:
     given: dict[str, frozenset[str]] = {}
     for resource, count in container.devices.items():
@@ -200,7 +200,7 @@ def _allocate_devices(
 
 
 def _devices_for(
-    node: Node, resource: str, count: int, merged: Merged, reusable: frozenset[str] | None
+    node: Node, resource: str, count: int, merged: MergedHints, reusable: frozenset[str] | None
 ) -> frozenset[str]:
     """Those on the nodes of the hint first; of equals those that a plugin which prefers the lowest
     names would give."""
@@ -262,7 +262,7 @@ def _fills_sockets(node: Node, mask: int, fewest: int) -> bool:
 
 
 def _allocate_cpus(
-    pod: Pod, container: Container, node: Node, merged: Merged, reusable: _Reusable
+    pod: Pod, container: Container, node: Node, merged: MergedHints, reusable: _Reusable
 ) -> tuple[Node, frozenset[int]]:
     count = pod.cpus_of(container)
     if node.policies.cpu_policy != "static" or count == 0 or pod.pod_level:
@@ -364,7 +364,7 @@ def _is_in_other_cells(node: Node, nodes: Sequence[int]) -> bool:
 
 
 def _allocate_memory(
-    pod: Pod, container: Container, node: Node, merged: Merged, reusable: _Reusable
+    pod: Pod, container: Container, node: Node, merged: MergedHints, reusable: _Reusable
 ) -> Node:
     if node.policies.memory_policy != "Static" or not pod.is_guaranteed or pod.pod_level:
         return node
@@ -412,7 +412,9 @@ def _narrowest(hints: Sequence[Hint]) -> Hint:
     return min(hints, key=lambda h: (not h.preferred, (h.mask or 0).bit_count(), h.mask or 0))
 
 
-def _take_memory(memory: dict[int, NodeMemory], nodes: Sequence[int], name: str, size: int) -> None:
+def _take_memory(
+    memory: dict[int, KubeletMemory], nodes: Sequence[int], name: str, size: int
+) -> None:
     for n in nodes:
         of_node = memory[n]
         tables = dict(of_node.tables)
@@ -420,7 +422,7 @@ def _take_memory(memory: dict[int, NodeMemory], nodes: Sequence[int], name: str,
         in_use = min(table.free, size)
         size -= in_use
         tables[name] = MemoryTable(table.allocatable, table.free - in_use)
-        memory[n] = NodeMemory(
+        memory[n] = KubeletMemory(
             tables=tables, cells=tuple(nodes), assignments=of_node.assignments + 1
         )
 
@@ -437,4 +439,4 @@ def _keep_reusable(
             kept[mask, name] = max(0, before - size)
 
 
-__all__ = ["ANY", "MEMORY", "Admission", "Given", "Refusal", "admit"]
+__all__ = ["ANY", "MEMORY", "Admission", "AdmissionRefusal", "Given", "admit"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
-from homenode.pods.node import MemoryTable, Node, NodeMemory
+from homenode.pods.node import KubeletMemory, MemoryTable, Node
 from homenode.pods.objects import down, read_object
 
 FILES = ("cpu_manager_state", "memory_manager_state", "kubelet_internal_checkpoint")
@@ -24,7 +24,7 @@ class Checkpoints(Struct, frozen=True, kw_only=True):
     """
 
     free_cpus: frozenset[int] | None = None
-    memory: Mapping[int, NodeMemory] | None = None
+    memory: Mapping[int, KubeletMemory] | None = None
     devices: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
 
@@ -68,13 +68,13 @@ def _cpus(document: Mapping[str, Any] | None, source: str) -> frozenset[int] | N
     return frozenset(map(int, CpuSet.parse(text, f"{source}/cpu_manager_state")))
 
 
-def _memory(document: Mapping[str, Any] | None, source: str) -> dict[int, NodeMemory] | None:
+def _memory(document: Mapping[str, Any] | None, source: str) -> dict[int, KubeletMemory] | None:
     if document is None or document.get("policyName") != "Static":
         return None
     state = document.get("machineState")
     if not isinstance(state, dict):
         raise InputError(f"{source}/memory_manager_state: expected machineState, found none")
-    found: dict[int, NodeMemory] = {}
+    found: dict[int, KubeletMemory] = {}
     for number, of_node in state.items():
         tables = {
             name: MemoryTable(_count(table, "allocatable"), _count(table, "free"))
@@ -84,7 +84,7 @@ def _memory(document: Mapping[str, Any] | None, source: str) -> dict[int, NodeMe
         if not str(number).isdecimal():
             raise InputError(f"{source}/memory_manager_state: expected a node, found {number!r}")
         listed = cells if isinstance(cells, list) else [int(number)]
-        found[int(number)] = NodeMemory(
+        found[int(number)] = KubeletMemory(
             tables=tables, cells=tuple(listed), assignments=_count(of_node, "numberOfAssignments")
         )
     return found

@@ -12,7 +12,7 @@ from homenode.pods.admission import (
     SMT_ALIGNMENT,
     TOPOLOGY_AFFINITY,
     Admission,
-    Refusal,
+    AdmissionRefusal,
     admit,
 )
 from homenode.pods.hints import Hints, bits
@@ -32,14 +32,14 @@ NOT_STARTED = "the kubelet does not start"
 UNANSWERED = "not known"
 
 
-class Answer(Struct, frozen=True):
+class KubeletAnswer(Struct, frozen=True):
     """What one Topology Manager policy answers."""
 
     policy: str
     admission: Admission
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class PodChange(Struct, frozen=True, kw_only=True):
     """What would be admitted. text: for people."""
 
     text: str
@@ -55,10 +55,10 @@ class Fit(Struct, frozen=True, kw_only=True):
     pod: Pod
     node: Node
     policy: str
-    answers: tuple[Answer, ...]
+    answers: tuple[KubeletAnswer, ...]
     lacking: tuple[str, ...]
-    change: Change | None
-    setting: Change | None
+    change: PodChange | None
+    setting: PodChange | None
     gaps: tuple[Gap, ...] = ()
 
     @property
@@ -70,7 +70,7 @@ def fit(pod: Pod, node: Node, gaps: tuple[Gap, ...] = ()) -> Fit:
     """What the kubelet of a node answers to a pod."""
     policy = node.policies.topology_policy
     answers = tuple(
-        Answer(name, _answer(pod, _with(node, topology_policy=name))) for name in POLICIES
+        KubeletAnswer(name, _answer(pod, _with(node, topology_policy=name))) for name in POLICIES
     )
     lacking = tuple(_lacking(pod, node))
     own = next(a.admission for a in answers if a.policy == policy)
@@ -96,7 +96,7 @@ def _answer(pod: Pod, node: Node) -> Admission:
     nodes, searched = len(node.numa_nodes), _searched_nodes(node)
     if any(one.id == "numa-nodes-many" for one in kubelet_findings(node.policies, nodes)):
         return Admission(
-            refusal=Refusal(
+            refusal=AdmissionRefusal(
                 reason=NOT_STARTED, detail=f"{nodes} NUMA nodes", container=None, hints=()
             ),
             given=(),
@@ -104,7 +104,7 @@ def _answer(pod: Pod, node: Node) -> Admission:
         )
     if searched > MOST_NODES:
         return Admission(
-            refusal=Refusal(
+            refusal=AdmissionRefusal(
                 reason=UNANSWERED, detail=f"2^{searched} sets of nodes", container=None, hints=()
             ),
             given=(),
@@ -151,9 +151,9 @@ def _is_admitted(pod: Pod, node: Node) -> bool:
     return admit(pod, node).refusal is None and not any(_lacking(pod, node))
 
 
-def _smallest_change(pod: Pod, node: Node) -> Change | None:
+def _smallest_change(pod: Pod, node: Node) -> PodChange | None:
     """The change of one request of one container that loses the least of it."""
-    best: tuple[float, Change] | None = None
+    best: tuple[float, PodChange] | None = None
     for i, container in enumerate(pod.containers):
         for loss, text, changed in _changes(container, node):
             if best is not None and loss >= best[0]:
@@ -161,7 +161,7 @@ def _smallest_change(pod: Pod, node: Node) -> Change | None:
             containers = (*pod.containers[:i], changed, *pod.containers[i + 1 :])
             other = replace(pod, containers=containers)
             if _is_admitted(other, node):
-                best = (loss, Change(text=f"{container.name}: {text}", pod=other, node=node))
+                best = (loss, PodChange(text=f"{container.name}: {text}", pod=other, node=node))
                 break
     return None if best is None else best[1]
 
@@ -212,7 +212,7 @@ def _sizes(name: str, size: int, node: Node) -> Iterator[int]:
             yield fits
 
 
-def _smallest_setting(pod: Pod, node: Node) -> Change | None:
+def _smallest_setting(pod: Pod, node: Node) -> PodChange | None:
     """The setting of the kubelet that admits the pod, those that align more first."""
     policies = node.policies
     other = "container" if policies.scope == "pod" else "pod"
@@ -230,7 +230,7 @@ def _smallest_setting(pod: Pod, node: Node) -> Change | None:
     for text, changes in candidates:
         changed = _with(node, **changes)
         if _is_admitted(pod, changed):
-            return Change(text=text, pod=pod, node=changed)
+            return PodChange(text=text, pod=pod, node=changed)
     return None
 
 
@@ -457,4 +457,4 @@ def given_text(admission: Admission, node: Node, cpus: Callable[[frozenset[int]]
     return "admitted" + (f"; {', '.join(parts)}" if parts else "")
 
 
-__all__ = ["MEMORY", "Answer", "Fit", "fit", "fit_findings", "given_text"]
+__all__ = ["MEMORY", "Fit", "KubeletAnswer", "fit", "fit_findings", "given_text"]

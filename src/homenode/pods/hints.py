@@ -27,7 +27,7 @@ Hints = Mapping[str, Sequence[Hint] | None]
 """By resource; None: it has no node; empty: no set of nodes has it."""
 
 
-class Merged(Struct, frozen=True):
+class MergedHints(Struct, frozen=True):
     """What all hints come to. mask None: no node is preferred to another."""
 
     mask: int | None
@@ -53,7 +53,7 @@ def mean_distance(distances: Mapping[int, Mapping[int, int]], mask: int) -> floa
 
 def merge(
     providers: Sequence[Hints], every_node: int, policy: str, mean: Callable[[int], float] | None
-) -> Merged:
+) -> MergedHints:
     """The best hint, as the policy sees it. mean: distance of a mask, for prefer-closest."""
     lists = list(_lists(providers))
     if policy == SINGLE:
@@ -61,7 +61,7 @@ def merge(
         mean = None
     best = _best(lists, every_node, mean)
     if policy == SINGLE and best.mask == every_node:
-        return Merged(None, best.preferred)
+        return MergedHints(None, best.preferred)
     return best
 
 
@@ -82,22 +82,22 @@ def _lists(providers: Sequence[Hints]) -> Iterator[Sequence[Hint]]:
 
 def _best(
     lists: Sequence[Sequence[Hint]], every_node: int, mean: Callable[[int], float] | None
-) -> Merged:
+) -> MergedHints:
     def order(mask: int) -> tuple[int, float, int]:
         return (mask.bit_count(), 0.0 if mean is None else mean(mask), mask)
 
     if not all(lists):
-        return Merged(every_node, False)
+        return MergedHints(every_node, False)
     preferred = _agreed(lists, every_node)
     if preferred:
-        return Merged(min(preferred, key=order), True)
+        return MergedHints(min(preferred, key=order), True)
     reached = {every_node}
     for hints in lists:
         offered = {every_node if hint.mask is None else hint.mask for hint in hints}
         reached = {mask & other for mask in reached for other in offered}
     reached.discard(0)
     if not reached:
-        return Merged(every_node, False)
+        return MergedHints(every_node, False)
     wanted = max((_fewest(hints) for hints in lists), default=0)
 
     def unpreferred(mask: int) -> tuple[int, int, float, int]:
@@ -106,7 +106,7 @@ def _best(
         side = 0 if count == wanted else 1 if count < wanted else 2
         return (side, -count if side == 1 else count, *order(mask)[1:])
 
-    return Merged(min(reached, key=unpreferred), False)
+    return MergedHints(min(reached, key=unpreferred), False)
 
 
 def _agreed(lists: Sequence[Sequence[Hint]], every_node: int) -> set[int]:

@@ -38,7 +38,7 @@ class MemoryTable(Struct, frozen=True):
     free: int
 
 
-class NodeMemory(Struct, frozen=True, kw_only=True):
+class KubeletMemory(Struct, frozen=True, kw_only=True):
     """cells: the nodes that share their memory with this one. assignments: containers' blocks."""
 
     tables: Mapping[str, MemoryTable]
@@ -60,7 +60,7 @@ class Node(Struct, frozen=True, kw_only=True):
     cpus: CpuTopology
     reserved_cpus: frozenset[int]
     free_cpus: frozenset[int]
-    memory: Mapping[int, NodeMemory]
+    memory: Mapping[int, KubeletMemory]
     devices: Mapping[str, Mapping[str, tuple[int, ...]]]
     used_devices: Mapping[str, frozenset[str]]
 
@@ -91,7 +91,7 @@ def empty_node(
     if reserved is None:
         everything = frozenset(cpus.places)
         reserved = assign(cpus, everything, policies.reserved_cpu_count, policies.assignment)
-    memory: dict[int, NodeMemory] = {}
+    memory: dict[int, KubeletMemory] = {}
     for node in numa_nodes:
         of_node = dict(memory_bytes.get(node, {}))
         in_pages = sum(size for name, size in of_node.items() if name != "memory")
@@ -101,7 +101,7 @@ def empty_node(
             name: MemoryTable(size - kept.get(name, 0), size - kept.get(name, 0))
             for name, size in of_node.items()
         }
-        memory[node] = NodeMemory(tables=tables, cells=(node,))
+        memory[node] = KubeletMemory(tables=tables, cells=(node,))
     return Node(
         policies=policies,
         numa_nodes=numa_nodes,

@@ -14,7 +14,7 @@ from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex
 from homenode.plan.options import DeviceLocality, MemoryMode
 from homenode.pool.flavour import Flavour
-from homenode.pool.planner import Planner, Step, names_parts
+from homenode.pool.planner import FillStep, Planner, names_parts
 from homenode.pool.state import HostState
 from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.vm.layout import MemoryBinding, Pinning, Siblings
@@ -261,7 +261,7 @@ class Bounds:
             self._empty[key] = None if step is None else self._as_bound(key[0], flavour, step)
         return self._empty[key]
 
-    def _as_bound(self, state: HostState, flavour: Flavour, step: Step) -> _Empty:
+    def _as_bound(self, state: HostState, flavour: Flavour, step: FillStep) -> _Empty:
         request, nodes = self._planner.request(state, flavour), self._nodes_of(state.shape)
         assert request is not None, "a VM was placed"
         is_local = not step.given and step.nearness[0] <= LOCAL_DISTANCE and not step.nearness[2]

@@ -58,7 +58,7 @@ class PackRequest(Struct, frozen=True, kw_only=True):
     document: RequestDocument | None = None
 
 
-class Option(Struct, frozen=True, kw_only=True):
+class DivisionOption(Struct, frozen=True, kw_only=True):
     """One way to place a VM on a host. nodes: positions; () = anywhere on the host. away: GPUs that
     may be on other nodes. crossed: packages beyond the first."""
 
@@ -70,7 +70,7 @@ class Option(Struct, frozen=True, kw_only=True):
 class Model(Struct, kw_only=True):
     program: IntegerProgram = field(default_factory=IntegerProgram)
     chosen: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    options: dict[tuple[int, int], tuple[Option, ...]] = field(default_factory=dict)
+    options: dict[tuple[int, int], tuple[DivisionOption, ...]] = field(default_factory=dict)
     used: list[int] = field(default_factory=list)
 
 
@@ -278,7 +278,7 @@ class Capacity:
         )
 
     def needs(
-        self, request: GuestRequest, flavour: Flavour, option: Option
+        self, request: GuestRequest, flavour: Flavour, option: DivisionOption
     ) -> list[tuple[tuple[str, int | None], int]]:
         """What a VM takes of each node of the option, and of the host."""
         cores = groups_of(request, self.threads)
@@ -312,7 +312,9 @@ def groups_of(request: GuestRequest, threads: int) -> int:
     return 0 if layout.pinning is Pinning.NONE else request.vcpus
 
 
-def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tuple[Option, ...]:
+def _options(
+    capacity: Capacity, request: GuestRequest, flavour: Flavour
+) -> tuple[DivisionOption, ...]:
     """One node, the nodes of one package, all nodes, each with its GPUs on these nodes; and
     anywhere."""
     gpus, key = flavour.gpus, capacity.gpus(flavour)
@@ -332,8 +334,8 @@ def _options(capacity: Capacity, request: GuestRequest, flavour: Flavour) -> tup
         if any((capacity.limit((key, node)) or 0) < gpus // count for node in one):
             continue
         crossed = len({capacity.packages[node] for node in one}) - 1
-        found.append(Option(nodes=one, crossed=crossed, away=0))
-    found.append(Option(nodes=(), crossed=max(0, len(by_package) - 1), away=max(1, gpus)))
+        found.append(DivisionOption(nodes=one, crossed=crossed, away=0))
+    found.append(DivisionOption(nodes=(), crossed=max(0, len(by_package) - 1), away=max(1, gpus)))
     return tuple(found)
 
 

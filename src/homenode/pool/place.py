@@ -17,7 +17,7 @@ from homenode.pool.answers import Answers
 from homenode.pool.bounds import Bounds
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
-from homenode.pool.planner import Planner, Step
+from homenode.pool.planner import FillStep, Planner
 from homenode.pool.state import HostState
 from homenode.topology import Host, RunningDomain
 
@@ -38,7 +38,7 @@ class RankedPlace:
     host: PoolHost
     flavour: Flavour
     state: HostState
-    step: Step
+    step: FillStep
     lost: tuple[LostFits, ...]
     vm: str | None
     planner: Planner = field(repr=False, compare=False)
@@ -222,13 +222,13 @@ class PoolPlaces:
                 continue
             for name in sorted(names, key=self._order.__getitem__):
                 yield RankedPlace(
-                    self._hosts[name],
-                    candidate.flavour,
-                    candidate.state,
-                    step,
-                    candidate.lost(),
-                    vm,
-                    self.planner,
+                    host=self._hosts[name],
+                    flavour=candidate.flavour,
+                    state=candidate.state,
+                    step=step,
+                    lost=candidate.lost(),
+                    vm=vm,
+                    planner=self.planner,
                 )
 
     def _groups(
@@ -344,7 +344,7 @@ class _Candidate:
 
     def __init__(self, places: PoolPlaces, flavour: Flavour, state: HostState) -> None:
         self.places, self.flavour, self.state = places, flavour, state
-        self.step: Step | None = None
+        self.step: FillStep | None = None
         self.is_refused = False
         self._lost: list[int] = []
         self._rest: list[object] = []

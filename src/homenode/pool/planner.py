@@ -21,14 +21,14 @@ from homenode.plan.stored import domain_of_placement
 from homenode.pool.answers import Answers
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
-from homenode.pool.state import OTHERS, HostState, States, holder
+from homenode.pool.state import OTHERS, HostState, HostStates, holder
 from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.vm.layout import MemoryBinding, Pinning
 
 _POOL_TERM = "gpu_sets_lost"
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class FillStep(Struct, frozen=True, kw_only=True):
     """A VM on a host: where the planner puts it, and the state after.
 
     nearness: class of device distance, packages, GPUs away from home. given: what gave way.
@@ -53,7 +53,7 @@ class Step(Struct, frozen=True, kw_only=True):
         )
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class FillRun(Struct, frozen=True, kw_only=True):
     """VMs placed one after the other. clean: those with full locality; number: all. free_gpus: how
     many are left. memory: of each node the bytes that must be free for it, the host's included."""
 
@@ -66,7 +66,7 @@ class Run(Struct, frozen=True, kw_only=True):
 _RunKey = tuple[HostState, tuple[Flavour, ...], bool]
 
 
-class Planner(States):
+class Planner(HostStates):
     """Each state and flavour is asked once.
 
     Flavours are distinguished by identity of value: equal flavours share answers. answers: what an
@@ -77,10 +77,10 @@ class Planner(States):
         super().__init__(pool)
         self.answers = answers
         self._buildable: dict[tuple[int, Flavour], bool] = {}
-        self._steps: dict[tuple[HostState, Flavour], Step | None] = {}
+        self._steps: dict[tuple[HostState, Flavour], FillStep | None] = {}
         self._requests: dict[tuple[int, tuple[int | None, ...], Flavour], GuestRequest | None] = {}
         self._counts: dict[tuple[HostState, Flavour], tuple[int, int]] = {}
-        self._runs: dict[_RunKey, Run] = {}
+        self._runs: dict[_RunKey, FillRun] = {}
         self._unfit: dict[tuple[int, Flavour], frozenset[Bdf]] = {}
         self.missing: dict[tuple[HostState, Flavour, Bdf], str | None] = {}
         """What a VM with a GPU lacks on the GPU's node, by state."""
@@ -102,7 +102,7 @@ class Planner(States):
                 self._requests[key] = None
         return self._requests[key]
 
-    def step(self, state: HostState, flavour: Flavour) -> Step | None:
+    def step(self, state: HostState, flavour: Flavour) -> FillStep | None:
         """One more VM. The result is the same for all machines in an equal state, with
         interchangeable parts exchanged. None if the planner refuses it."""
         request = self.request(state, flavour)
@@ -110,7 +110,7 @@ class Planner(States):
             state = self.canonical(state)
         return self.exact_step(state, flavour)
 
-    def exact_step(self, state: HostState, flavour: Flavour) -> Step | None:
+    def exact_step(self, state: HostState, flavour: Flavour) -> FillStep | None:
         """One VM more, on the nodes and GPUs that the planner chooses in this very state.
 
         First the planner is asked as if all memory were free: where it refuses then, or where the
@@ -126,7 +126,9 @@ class Planner(States):
                 self._steps[key] = self._relaxed(state, flavour, self.exact_step(relaxed, flavour))
         return self._steps[key]
 
-    def _relaxed(self, state: HostState, flavour: Flavour, found: Step | None) -> Step | None:
+    def _relaxed(
+        self, state: HostState, flavour: Flavour, found: FillStep | None
+    ) -> FillStep | None:
         if found is None:
             return None
         memory = []
@@ -139,7 +141,7 @@ class Planner(States):
             memory.append((size, free, pools))
         return structs.replace(found, after=self.known(replace(found.after, memory=tuple(memory))))
 
-    def _asked(self, state: HostState, flavour: Flavour) -> Step | None:
+    def _asked(self, state: HostState, flavour: Flavour) -> FillStep | None:
         free = self.free_gpus(state)
         unfit = self.unfit(state.shape, flavour)
         if flavour.gpus > len(free - unfit):
@@ -218,7 +220,7 @@ class Planner(States):
         domain = domain_of_placement(self.host(state), request, placement)
         return self.state_with(state, structs.replace(domain, name=OTHERS * 2))
 
-    def is_clean(self, state: HostState, flavour: Flavour, step: Step) -> bool:
+    def is_clean(self, state: HostState, flavour: Flavour, step: FillStep) -> bool:
         """Whether the VM is as well placed as on the empty machine, with every GPU at home."""
         if step.nearness[2] or step.nearness[0] > LOCAL_DISTANCE:
             return False
@@ -271,7 +273,7 @@ class Planner(States):
 
     def run(
         self, state: HostState, flavours: tuple[Flavour, ...], *, only_clean: bool = False
-    ) -> "Run | None":
+    ) -> "FillRun | None":
         """VMs of the first flavour until none fits, then of the next, as if the whole memory of
         each node were free; None where it matters that it is not.
 
@@ -285,9 +287,9 @@ class Planner(States):
         self,
         state: HostState,
         flavours: tuple[Flavour, ...],
-        run_of: Callable[["_RunKey"], "Run | None"],
+        run_of: Callable[["_RunKey"], "FillRun | None"],
         only_clean: bool = False,
-    ) -> "Run | None":
+    ) -> "FillRun | None":
         requests = [self.request(state, flavour) for flavour in flavours]
         if any(one is not None and names_parts(one) for one in requests):
             return None
@@ -303,17 +305,17 @@ class Planner(States):
                 return None
         return run
 
-    def _known_run(self, key: _RunKey) -> "Run | None":
+    def _known_run(self, key: _RunKey) -> "FillRun | None":
         run = self._runs.get(key)
         if run is None and self.answers is not None:
             found = self.answers.stored.runs.get(self.digest(*key))
             if found is not None and len(found[3]) == len(key[0].memory):
-                run = self._runs[key] = Run(
+                run = self._runs[key] = FillRun(
                     clean=found[0], number=found[1], free_gpus=found[2], memory=found[3]
                 )
         return run
 
-    def _new_run(self, key: _RunKey) -> "Run":
+    def _new_run(self, key: _RunKey) -> "FillRun":
         run = self._run(*key)
         if self.answers is not None:
             answer = run.clean, run.number, run.free_gpus, run.memory
@@ -328,8 +330,8 @@ class Planner(States):
         shape = self.pool.shapes[state.shape]
         return self.answers.digest(shape, state, flavours, "clean" if only_clean else "")
 
-    def _run(self, form: HostState, flavours: tuple[Flavour, ...], only_clean: bool) -> "Run":
-        chain: list[tuple[_RunKey, Step | None, bool, tuple[int, ...], Flavour]] = []
+    def _run(self, form: HostState, flavours: tuple[Flavour, ...], only_clean: bool) -> "FillRun":
+        chain: list[tuple[_RunKey, FillStep | None, bool, tuple[int, ...], Flavour]] = []
         at = form
         while (key := (at, flavours, only_clean)) not in self._runs:
             flavour = flavours[0]
@@ -338,7 +340,7 @@ class Planner(States):
             if step is None or (only_clean and not clean):
                 if len(flavours) == 1:
                     free = len(self.free_gpus(at))
-                    self._runs[key] = Run(
+                    self._runs[key] = FillRun(
                         clean=0, number=0, free_gpus=free, memory=tuple(0 for _ in at.memory)
                     )
                     break
@@ -357,7 +359,7 @@ class Planner(States):
                     max(used + needed, used + kept) if used else needed
                     for needed, (used, kept) in zip(memory, self._used(step, flavour), strict=True)
                 ]
-                run = Run(
+                run = FillRun(
                     clean=run.clean + clean,
                     number=run.number + 1,
                     free_gpus=run.free_gpus,
@@ -366,7 +368,7 @@ class Planner(States):
             self._runs[key] = run
         return run
 
-    def _used(self, step: Step, flavour: Flavour) -> Iterator[tuple[int, int]]:
+    def _used(self, step: FillStep, flavour: Flavour) -> Iterator[tuple[int, int]]:
         """Of each node what a VM has of its memory, where all of it was free before, and what the
         host keeps there next to it."""
         request = self.request(step.after, flavour)
@@ -413,7 +415,7 @@ def _is_short_of_memory(state: HostState, request: GuestRequest) -> bool:
     return len(free) == len(state.memory) and sum(free) < request.memory_bytes
 
 
-def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> Step:
+def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> FillStep:
     """The step of a placement."""
     cost = {term.name: term.value for term in placement.cost}
 
@@ -421,7 +423,7 @@ def step_of(placement: Placement, after: HostState, gpus: Iterable[Bdf]) -> Step
         found = cost.get(name, 0)
         return found if isinstance(found, int) else 0
 
-    return Step(
+    return FillStep(
         placement=placement,
         after=after,
         nearness=(value("device_class"), value("packages_spanned"), value("gpus_away_from_home")),

@@ -38,7 +38,7 @@ def install_hint() -> str:
     return f"{sys.executable} -m pip install {_LIBRARIES}"
 
 
-class Row(Struct, frozen=True, kw_only=True):
+class LinearConstraint(Struct, frozen=True, kw_only=True):
     """low <= sum of coefficient x variable <= high; None = no limit on that side."""
 
     terms: tuple[tuple[int, int], ...]
@@ -50,7 +50,7 @@ class IntegerProgram(Struct):
     """Variables are whole numbers from 0 to their limit."""
 
     limits: list[int] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LinearConstraint] = field(default_factory=list)
 
     def variable(self, limit: int) -> int:
         self.limits.append(limit)
@@ -58,13 +58,13 @@ class IntegerProgram(Struct):
 
     def at_most(self, terms: Sequence[tuple[int, int]], high: int) -> None:
         if terms:
-            self.rows.append(Row(terms=tuple(terms), low=None, high=high))
+            self.rows.append(LinearConstraint(terms=tuple(terms), low=None, high=high))
 
     def at_least(self, terms: Sequence[tuple[int, int]], low: int) -> None:
-        self.rows.append(Row(terms=tuple(terms), low=low, high=None))
+        self.rows.append(LinearConstraint(terms=tuple(terms), low=low, high=None))
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class IntegerSolution(Struct, frozen=True, kw_only=True):
     """values: of each variable. gain: their sum. bound: no solution has more. seconds: run time."""
 
     values: tuple[int, ...]
@@ -78,7 +78,7 @@ def solve(
     gains: Sequence[tuple[int, int]],
     seconds: float,
     hint: Sequence[int] | None = None,
-) -> Answer | None:
+) -> IntegerSolution | None:
     """The values with the most gain found in the time; None if none were found. gains: (variable,
     gain of 1). hint: values to begin with."""
     cp_model = optional_module("ortools.sat.python.cp_model", "pool pack")
@@ -101,7 +101,7 @@ def solve(
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     values = tuple(int(found.value(variable)) for variable in variables)
-    return Answer(
+    return IntegerSolution(
         values=values,
         gain=round(found.objective_value),
         bound=float(found.best_objective_bound),

@@ -65,7 +65,7 @@ class HostState:
         )
 
 
-class States:
+class HostStates:
     """The states of a pool's hosts, and a host that represents each; each is made once."""
 
     def __init__(self, pool: Pool) -> None:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from homenode.analyse.comparison import Comparison, Effect, Outcome
-from homenode.analyse.study_maps import Matrix
+from homenode.analyse.study_maps import StudyMatrix
 from homenode.analyse.study_outliers import LEAST_NODES, Outlier
 from homenode.analyse.study_report import JobLine, StudyReport
-from homenode.analyse.study_verdicts import Locality, Spread
+from homenode.analyse.study_verdicts import CopySpread, JobLocality
 from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Table, Text
 from homenode.measure.bindings.experiments import Mode
@@ -102,14 +102,14 @@ def _open(report: StudyReport, *, everything: bool) -> Iterator[Section]:
         yield Section("", (Items(tuple(lines)),))
 
 
-def _few(report: StudyReport) -> tuple[Matrix, ...]:
+def _few(report: StudyReport) -> tuple[StudyMatrix, ...]:
     """All of one node; of several, the first node's and those in which something is slow."""
     first = report.matrices[0].node if report.matrices else ""
     odd = {(one.node, one.metric) for one in report.outliers}
     return tuple(m for m in report.matrices if m.node == first or (m.node, m.metric) in odd)
 
 
-def _map(matrix: Matrix) -> Section:
+def _map(matrix: StudyMatrix) -> Section:
     """GPUs by NUMA nodes, [ ] at each GPU's home, shaded."""
     metric = METRICS[matrix.metric]
     values = [value for row in matrix.cells for value in row if value is not None]
@@ -187,7 +187,7 @@ def _effect(effect: Effect) -> tuple[str, str, str]:
 
 def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Section:
     """of_all: GPU-hours of the job of all nodes."""
-    odd = [job for job in jobs if job.locality is Locality.LOST]
+    odd = [job for job in jobs if job.locality is JobLocality.LOST]
     shown = jobs if everything or len(jobs) <= _HIDDEN_LINES else tuple(odd)[:_HIDDEN_LINES]
     rows = tuple(
         (
@@ -202,7 +202,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
     parts: list[Part] = [Table(heads=("job", "locality", "waited", "GPU-h", "at once"), rows=rows)]
     for job in shown:
         if why := "; ".join(_remarks(job)):
-            look = "bad" if job.locality is Locality.LOST else ""
+            look = "bad" if job.locality is JobLocality.LOST else ""
             parts.append(Text(f"{_job_name(job.name)}: {why}", look))
     if len(shown) < len(jobs):
         parts.append(Text(f"{len(jobs) - len(shown)} more jobs (--all)"))
@@ -210,7 +210,7 @@ def _jobs(jobs: tuple[JobLine, ...], of_all: float, *, everything: bool) -> Sect
     hours = (
         f"{sum(stated) + of_all:.2f} GPU-hours" if stated or of_all else "GPU-hours not recorded"
     )
-    placed = sum(job.locality is not Locality.BOUND for job in jobs)
+    placed = sum(job.locality is not JobLocality.BOUND for job in jobs)
     title = f"jobs: {len(odd)} of {placed} that Slurm placed lost locality; {hours}"
     return Section(title, tuple(parts))
 
@@ -291,7 +291,7 @@ def _number(value: float, metric: str) -> str:
     return f"{value:.0f}" if metric.endswith("latency") else f"{value / 1e9:.1f}"
 
 
-def _drawn_maps(matrices: Sequence[Matrix]) -> Iterator[Picture]:
+def _drawn_maps(matrices: Sequence[StudyMatrix]) -> Iterator[Picture]:
     """Heat maps; those of one metric have the same colours."""
     ends: dict[str, tuple[float, float]] = {}
     for one in matrices:
@@ -320,7 +320,7 @@ def _drawn_maps(matrices: Sequence[Matrix]) -> Iterator[Picture]:
         yield Picture(title, heat_map(title, metric.unit, drawn, ends[one.metric]), (said,))
 
 
-def _gpu_names(matrices: Sequence[Matrix]) -> Table:
+def _gpu_names(matrices: Sequence[StudyMatrix]) -> Table:
     """Which address each GPU's number stands for, and its home."""
     rows = []
     for node in dict.fromkeys(one.node for one in matrices):
@@ -332,7 +332,7 @@ def _gpu_names(matrices: Sequence[Matrix]) -> Table:
     return Table(heads=("cluster node", "GPU", "address", "home"), rows=tuple(rows[:MOST_MAPS]))
 
 
-def _bars(spreads: Sequence[Spread]) -> Iterator[Picture]:
+def _bars(spreads: Sequence[CopySpread]) -> Iterator[Picture]:
     for metric in dict.fromkeys(one.metric for one in spreads):
         groups = []
         for method in dict.fromkeys(one.method for one in spreads if one.metric == metric):
@@ -360,7 +360,7 @@ def _short(value: float, metric: str) -> str:
     return f"{value / (1.0 if METRICS[metric].unit == 'ns' else 1e9):.1f}"
 
 
-def _spreads(spreads: Sequence[Spread]) -> Table:
+def _spreads(spreads: Sequence[CopySpread]) -> Table:
     rows = tuple(
         (
             METRICS[one.metric].title,

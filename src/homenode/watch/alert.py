@@ -9,9 +9,9 @@ from homenode.catalogue import finding
 from homenode.doctor.diagnosis import diagnose
 from homenode.doctor.expectation import (
     CPU_COUNTS,
+    CertifiedHost,
     DeviceChange,
     DeviceDrift,
-    Expectation,
     device_drift,
     huge_page_drift,
     topology_drift,
@@ -46,7 +46,7 @@ class Alert(Struct, frozen=True, kw_only=True):
         return self.id, self.subject
 
 
-class DomainState(Struct, frozen=True, kw_only=True):
+class WatchedDomain(Struct, frozen=True, kw_only=True):
     """A running VM that homenode has tuned. devices: host functions that it has.
 
     is_foreign: planned for another host, or for this one before its topology changed.
@@ -60,7 +60,7 @@ class DomainState(Struct, frozen=True, kw_only=True):
 
 
 def alerts(
-    expected: Expectation | None, host: Host, domains: Iterable[DomainState] = ()
+    expected: CertifiedHost | None, host: Host, domains: Iterable[WatchedDomain] = ()
 ) -> tuple[Alert, ...]:
     """The alerts on a host and its VMs, the worst first; one for each cause.
 
@@ -83,7 +83,7 @@ def alerts(
     return tuple(sorted(found, key=lambda one: (one.severity != Severity.CRITICAL, one.key)))
 
 
-def _drifts(expected: Expectation, host: Host) -> Iterator[Alert]:
+def _drifts(expected: CertifiedHost, host: Host) -> Iterator[Alert]:
     topology = [(name, one) for name, one in topology_drift(expected, host) if one.is_bad]
     devices = [one for one in device_drift(expected, host) if one.finding.is_bad]
     shape = [finding for name, finding in topology if name in _TOPOLOGY]
@@ -118,7 +118,7 @@ def _slot(drift: DeviceDrift) -> tuple[int, int, int]:
     return drift.bdf.domain, drift.bdf.bus, drift.bdf.device
 
 
-def _add_domain(found: list[Alert], domain: DomainState) -> None:
+def _add_domain(found: list[Alert], domain: WatchedDomain) -> None:
     """A VM that suffers from a cause that is an alert already is listed there."""
     bad = tuple(finding for finding in in_order(domain.findings) if finding.is_bad)
     if not bad and not domain.is_foreign:
@@ -140,7 +140,7 @@ def _add_domain(found: list[Alert], domain: DomainState) -> None:
     found.append(_alert(bad, domain.name, domains=(domain.name,)))
 
 
-def _foreign(domain: DomainState) -> Finding:
+def _foreign(domain: WatchedDomain) -> Finding:
     return finding(
         "plan-of-other-host",
         domain.name,

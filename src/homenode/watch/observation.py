@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from homenode.discover.host import discover
-from homenode.doctor.expectation import UNREAD, Expectation, topology_drift
+from homenode.doctor.expectation import UNREAD, CertifiedHost, topology_drift
 from homenode.errors import HomenodeError
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.snapshot.live import LiveSnapshot
 from homenode.snapshot.protocol import QuietSnapshot, Snapshot
 from homenode.topology import Host, RunningDomain
-from homenode.watch.alert import DomainState, alerts
+from homenode.watch.alert import WatchedDomain, alerts
 from homenode.watch.state import WatchState
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = ("virsh-domains", "virsh-version", "uname")
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class WatchPass(Struct, frozen=True, kw_only=True):
     """state: what is kept. host: as it was read. cpu_s: processor time of this process
     and the programs that it ran."""
 
@@ -37,7 +37,7 @@ class Look(Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
-def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) -> Look:
+def look(snapshot: Snapshot, expected: CertifiedHost | None, connect: str | None) -> WatchPass:
     """One look. connect: libvirt of this machine, whose running VMs are looked into; None = the
     snapshot is of another machine. Raises as discover does."""
     quiet = QuietSnapshot(snapshot, COMMANDS)
@@ -61,7 +61,7 @@ def look(snapshot: Snapshot, expected: Expectation | None, connect: str | None) 
         not_read=tuple(not_read),
     )
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return Look(state=state, host=host, cpu_s=sum(one.ru_utime + one.ru_stime for one in used))
+    return WatchPass(state=state, host=host, cpu_s=sum(one.ru_utime + one.ru_stime for one in used))
 
 
 def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
@@ -72,7 +72,7 @@ def _read_domain(xml: bytes, running: bool, source: str) -> RunningDomain:
 
 def _domains(
     snapshot: Snapshot, host: Host, connect: str | None, not_read: list[Gap]
-) -> tuple[DomainState, ...]:
+) -> tuple[WatchedDomain, ...]:
     """The running domains that carry the record of a layout."""
     listed = snapshot.command_output("virsh-domains")
     if listed is None or not listed.strip():
@@ -86,7 +86,7 @@ def _domains(
     from homenode.tools.xml_text import parse_xml
     from homenode.verify.live.capture import ProcFiles
 
-    found: list[DomainState] = []
+    found: list[WatchedDomain] = []
     files = ProcFiles()
     for child in parse_xml(listed, "domains", f"{snapshot.name}: virsh dumpxml"):
         if child.get("id") is None:  # libvirt gives only active domains an id
@@ -116,7 +116,7 @@ def _domains(
             findings += _live(facts, uuid, files, not_read)
         devices = tuple(hostdev.bdf for hostdev in facts.hostdevs)
         found.append(
-            DomainState(
+            WatchedDomain(
                 name=name, devices=devices, is_foreign=is_ours is False, findings=tuple(findings)
             )
         )

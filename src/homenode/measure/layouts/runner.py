@@ -52,7 +52,7 @@ from homenode.measure.runner import run_bench
 from homenode.measure.schedule import ScheduledTask
 from homenode.nccl.assemble import AMD_VENDOR, assemble_topology
 from homenode.nccl.guest_side import guest_side
-from homenode.nccl.topology import Flavour
+from homenode.nccl.topology import NcclVariant
 from homenode.nccl.write import write_topology
 from homenode.pci import DeviceKind
 from homenode.plan.model import Plan
@@ -498,5 +498,7 @@ def topology_text(plan: Plan, document: bytes, guest: Host, host: Host) -> str:
     opened = open_domain(document, "the domain")
     side = guest_side(opened, vm_of(opened), plan=plan, guest=guest)
     gpus = guest.devices_of_kind(DeviceKind.GPU)
-    flavour = Flavour.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else Flavour.NCCL
+    flavour = (
+        NcclVariant.RCCL if any(gpu.vendor_id == AMD_VENDOR for gpu in gpus) else NcclVariant.NCCL
+    )
     return write_topology(assemble_topology(host, side, flavour, "the domain").topology)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from homenode.pool.replay.trace import MILLI, GpuNode, Task
+from homenode.pool.replay.trace import MILLI, Task, TraceNode
 from homenode.pool.solver import optional_module
 
 Column = tuple[float, list[tuple[int, float]], float]
@@ -29,7 +29,7 @@ def most_gain(columns: Sequence[Column], limits: Sequence[float]) -> float:
     return float(objective.Value())
 
 
-def most_allocated(nodes: Sequence[GpuNode], arrived: Sequence[Task]) -> float:
+def most_allocated(nodes: Sequence[TraceNode], arrived: Sequence[Task]) -> float:
     """The largest share of the GPUs that these tasks could have at once, however they are chosen
     and divided among machines of a kind."""
     kinds = list(Counter(nodes).items())

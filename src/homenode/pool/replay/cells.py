@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.pool.replay.trace import CellVm, Spread, TwoNodeServer
+from homenode.pool.replay.trace import CellVm, GroupPolicy, TwoNodeServer
 from homenode.pool.solver import optional_module
 
 
@@ -47,7 +47,7 @@ class _Servers:
         self.cores = numpy.array([server.cores for server in servers])
         self.memory = numpy.array([server.memory_gib for server in servers])
         self.total = max(1, int(self.cores.sum()))
-        self.used: dict[tuple[Spread, str], dict[int, set[str]]] = {}
+        self.used: dict[tuple[GroupPolicy, str], dict[int, set[str]]] = {}
         kinds = Counter((vm.cores, vm.memory_gib, vm.cells) for vm in vms)
         number = max(1, sum(kinds.values()))
         self.need_cores = numpy.array([c // k for c, _, k in kinds])
@@ -92,11 +92,11 @@ class _Servers:
 
     def allowed(self, vm: CellVm) -> Any:
         """Servers that the VM's group allows, as a mask; None = all."""
-        if vm.spread is Spread.NONE or not vm.group:
+        if vm.spread is GroupPolicy.NONE or not vm.group:
             return None
         numpy = self.numpy
         used = self.used.get((vm.spread, vm.group), {})
-        if vm.spread is Spread.AFFINITY:
+        if vm.spread is GroupPolicy.AFFINITY:
             if not used:
                 return None
             mask = numpy.zeros(len(self.cores), bool)
@@ -104,7 +104,7 @@ class _Servers:
             return mask
         mask = numpy.ones(len(self.cores), bool)
         for server, domains in used.items():
-            if vm.spread is Spread.ANTI_AFFINITY or domains - {vm.domain}:
+            if vm.spread is GroupPolicy.ANTI_AFFINITY or domains - {vm.domain}:
                 mask[server] = False
         return mask
 
@@ -119,9 +119,9 @@ class _Servers:
             self.memory[server, node] -= vm.memory_gib // vm.cells
         self.now += 1
         self.changed[server] = self.now
-        if vm.spread is Spread.AFFINITY:
+        if vm.spread is GroupPolicy.AFFINITY:
             self.has_group[server] = True
-        if vm.spread is not Spread.NONE and vm.group:
+        if vm.spread is not GroupPolicy.NONE and vm.group:
             servers = self.used.setdefault((vm.spread, vm.group), {})
             servers.setdefault(server, set()).add(vm.domain)
 
@@ -163,12 +163,12 @@ def _ours(servers: _Servers, vm: CellVm, choices: Any) -> int:
     """
     numpy = servers.numpy
     machines, nodes = choices
-    if vm.spread is Spread.AFFINITY and (vm.spread, vm.group) not in servers.used:
+    if vm.spread is GroupPolicy.AFFINITY and (vm.spread, vm.group) not in servers.used:
         fits = servers.of_kind(vm)[machines] - 1e6 * servers.has_group[machines]
         equal = numpy.flatnonzero(fits >= fits.max())
     else:
         loss = servers.loss(vm)[machines, nodes]
-        if vm.spread is not Spread.AFFINITY:
+        if vm.spread is not GroupPolicy.AFFINITY:
             loss = loss + 1e6 * servers.has_group[machines]
         equal = numpy.flatnonzero(loss <= loss.min() + 1e-9)
     left = servers.cores[machines[equal]].sum(1) / servers.cores.max()

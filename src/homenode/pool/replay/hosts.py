@@ -19,7 +19,7 @@ from homenode.pool.flavour import Flavour
 from homenode.pool.hook import placed_vm
 from homenode.pool.model import Pool
 from homenode.pool.place import PoolPlaces
-from homenode.pool.planner import Planner, Step
+from homenode.pool.planner import FillStep, Planner
 from homenode.pool.solver import optional_module, solve
 from homenode.pool.state import HostState
 from homenode.pool.stranded import StrandedSearch
@@ -240,11 +240,11 @@ def _chosen(
     weights: Sequence[float],
     flavour: Flavour,
     policy: HostPolicy,
-) -> tuple[str, HostState, Step] | None:
+) -> tuple[str, HostState, FillStep] | None:
     if policy is HostPolicy.HOMENODE:
         best = next(places.ranked(flavour), None)
         return None if best is None else (best.host.name, best.state, best.step)
-    found: list[tuple[Any, int, str, HostState, Step]] = []
+    found: list[tuple[Any, int, str, HostState, FillStep]] = []
     for state, step, names in _holding(places, flavour):
         order, name = min((places.position(name), name) for name in names)
         key = _key(places.planner, state, step, flavours, weights, policy)
@@ -257,7 +257,7 @@ def _chosen(
 
 def _holding(
     places: PoolPlaces, flavour: Flavour
-) -> Iterator[tuple[HostState, Step, Sequence[str]]]:
+) -> Iterator[tuple[HostState, FillStep, Sequence[str]]]:
     for state, names in places.members():
         step = places.planner.step(state, flavour)
         if step is not None:
@@ -267,7 +267,7 @@ def _holding(
 def _key(
     planner: Planner,
     state: HostState,
-    step: Step,
+    step: FillStep,
     flavours: Sequence[Flavour],
     weights: Sequence[float],
     policy: HostPolicy,

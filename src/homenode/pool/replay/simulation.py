@@ -15,7 +15,7 @@ from homenode.pool.replay.bound import most_accepted, most_allocated
 from homenode.pool.replay.cells import CellPolicy, replay_cells
 from homenode.pool.replay.hosts import HostPolicy, drawn_load, replay_hosts
 from homenode.pool.replay.tasks import TaskPolicy, arrivals, replay_tasks
-from homenode.pool.replay.trace import CellVm, GpuNode, Task, TwoNodeServer
+from homenode.pool.replay.trace import CellVm, Task, TraceNode, TwoNodeServer
 from homenode.pool.solver import optional_module
 
 Curve = tuple[tuple[float, float], ...]
@@ -93,7 +93,7 @@ def _outcomes(
 
 def simulate_tasks(
     what: str,
-    nodes: Sequence[GpuNode],
+    nodes: Sequence[TraceNode],
     tasks: Sequence[Task],
     policies: Sequence[str],
     orders: int,

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from homenode.pool.replay.trace import MILLI, GpuNode, Task
+from homenode.pool.replay.trace import MILLI, Task, TraceNode
 from homenode.pool.solver import optional_module
 
 ARRIVED = 1.3
@@ -67,11 +67,11 @@ def arrivals(tasks: Sequence[Task], capacity_milli: int, seed: int) -> list[Task
     return order
 
 
-class Cluster:
+class TraceCluster:
     """Machines with what is free of them, as arrays. free: parts of each GPU; shape (machines,
     GPUs)."""
 
-    def __init__(self, nodes: Sequence[GpuNode], tasks: Sequence[Task]) -> None:
+    def __init__(self, nodes: Sequence[TraceNode], tasks: Sequence[Task]) -> None:
         numpy = optional_module("numpy", "pool simulate")
         self.numpy = numpy
         self.cpu = numpy.array([node.cpu_milli for node in nodes])
@@ -135,7 +135,7 @@ def _shares(task: Task) -> bool:
 class _FirstFit:
     """The first machine; of its GPUs the first."""
 
-    def __init__(self, cluster: Cluster, rng: Any) -> None:
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
         self.cluster = cluster
 
     def choose(self, machines: Any, task: Task) -> tuple[int, int | None]:
@@ -152,7 +152,7 @@ class _BestFit(_FirstFit):
     """The machine with least left of CPUs and GPUs, in whole per cent; of its GPUs the tightest.
     Of equal ones any, drawn."""
 
-    def __init__(self, cluster: Cluster, rng: Any) -> None:
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
         super().__init__(cluster, rng)
         self.rng = rng
 
@@ -175,7 +175,7 @@ class _Fgd(_FirstFit):
     """Least growth of the expected fragment, as the simulator scores it: a sigmoid in whole per
     cent. Of equal ones any, drawn."""
 
-    def __init__(self, cluster: Cluster, rng: Any) -> None:
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
         super().__init__(cluster, rng)
         self.rng = rng
         numpy = cluster.numpy
@@ -239,7 +239,7 @@ class _Homenode(_FirstFit):
     changes.
     """
 
-    def __init__(self, cluster: Cluster, rng: Any) -> None:
+    def __init__(self, cluster: TraceCluster, rng: Any) -> None:
         super().__init__(cluster, rng)
         numpy = cluster.numpy
         kinds = [(cpu, gpus, milli, n) for (cpu, gpus, milli), n in cluster.kinds.items() if gpus]
@@ -316,7 +316,7 @@ class _Homenode(_FirstFit):
         self.now += 1
 
 
-_POLICIES: dict[TaskPolicy, Callable[[Cluster, Any], _FirstFit]] = {
+_POLICIES: dict[TaskPolicy, Callable[[TraceCluster, Any], _FirstFit]] = {
     TaskPolicy.FIRST_FIT: _FirstFit,
     TaskPolicy.BEST_FIT: _BestFit,
     TaskPolicy.FGD: _Fgd,
@@ -325,12 +325,12 @@ _POLICIES: dict[TaskPolicy, Callable[[Cluster, Any], _FirstFit]] = {
 
 
 def replay_tasks(
-    nodes: Sequence[GpuNode], tasks: Sequence[Task], policy: TaskPolicy, seed: int
+    nodes: Sequence[TraceNode], tasks: Sequence[Task], policy: TaskPolicy, seed: int
 ) -> TaskReplay:
     """Tasks in the order of a seed, one decision at a time; none departs. A task that no machine
     holds is refused."""
     numpy = optional_module("numpy", "pool simulate")
-    cluster = Cluster(nodes, tasks)
+    cluster = TraceCluster(nodes, tasks)
     chooser = _POLICIES[policy](cluster, numpy.random.default_rng((seed, 1)))
     arrived, allocated, refused = 0, 0, 0
     order = arrivals(tasks, cluster.capacity, seed)

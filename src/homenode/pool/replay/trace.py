@@ -23,7 +23,7 @@ class TraceKind(StrEnum):
     CELLS = "cells"  # VMs of one or two NUMA cells
 
 
-class GpuNode(Struct, frozen=True, kw_only=True):
+class TraceNode(Struct, frozen=True, kw_only=True):
     """A machine. cpu_milli: thousandths of a CPU. gpus: how many, each of a thousand parts."""
 
     cpu_milli: int
@@ -54,7 +54,7 @@ class TwoNodeServer(Struct, frozen=True):
     memory_gib: tuple[int, int]
 
 
-class Spread(StrEnum):
+class GroupPolicy(StrEnum):
     """What VMs of one group have to do with each other."""
 
     NONE = ""
@@ -69,7 +69,7 @@ class CellVm(Struct, frozen=True, kw_only=True):
     cores: int
     memory_gib: int
     cells: int
-    spread: Spread = Spread.NONE
+    spread: GroupPolicy = GroupPolicy.NONE
     group: str = ""
     domain: str = ""
 
@@ -113,13 +113,13 @@ def trace_kind(text: str, source: str) -> TraceKind:
     )
 
 
-def parse_gpu_nodes(text: str, source: str) -> tuple[GpuNode, ...]:
+def parse_gpu_nodes(text: str, source: str) -> tuple[TraceNode, ...]:
     """Machines with columns cpu_milli, memory_mib, gpu and model. Raises InputError."""
     nodes = []
     for number, row in rows_of(text, source):
         where = f"{source}:{number}"
         nodes.append(
-            GpuNode(
+            TraceNode(
                 cpu_milli=_count(row, "cpu_milli", where),
                 memory_mib=_count(row, "memory_mib", where),
                 gpus=_count(row, "gpu", where),
@@ -183,10 +183,10 @@ def parse_cell_vms(text: str, source: str) -> tuple[CellVm, ...]:
             _count(row, "flavor_ram", where),
         )
         try:
-            spread = Spread(row.get("strategy", ""))
+            spread = GroupPolicy(row.get("strategy", ""))
         except ValueError:
             raise InputError(
-                f"{where}: strategy: expected one of {', '.join(Spread)}, found "
+                f"{where}: strategy: expected one of {', '.join(GroupPolicy)}, found "
                 f"{row['strategy'][:40]!r}"
             ) from None
         if cells > 2 or cores % cells or memory % cells:

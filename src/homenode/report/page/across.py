@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.analyse.comparison import Outcome
 from homenode.analyse.ranking import Position
 from homenode.analyse.summary import Series, SeriesKey, headline
-from homenode.analyse.switch_effects import Switch, SwitchEffect
+from homenode.analyse.switch_effects import StudySwitch, SwitchEffect
 from homenode.analyse.words import figure_text, multiple_text, range_text
 from homenode.doc import Cell, Picture, Span, Table, Words
 from homenode.metrics import METRICS, Metric
@@ -22,7 +22,7 @@ from homenode.report.page.machine import Machine
 from homenode.report.page.pictures import better_text, metric_bars
 from homenode.wording import plural
 
-_AUTHOR_COLUMN = {"cells": Switch.CELLS.value}
+_AUTHOR_COLUMN = {"cells": StudySwitch.CELLS.value}
 """Columns of published summaries that are called otherwise here."""
 
 _AUTHOR_TEXTS = ("pinning", "cells", "siblings")
@@ -95,7 +95,7 @@ def effects_table(machines: Sequence[Machine]) -> Table | None:
     A row for each metric that some switch was measured on, or that a publication sums up.
     """
     publications = {one.id: one for machine in machines for one in machine.sources}
-    found: dict[tuple[str, Switch], list[SwitchEffect]] = {}
+    found: dict[tuple[str, StudySwitch], list[SwitchEffect]] = {}
     for machine in machines:
         for effect in machine.effects:
             found.setdefault((effect.effect.metric, effect.switch), []).append(effect)
@@ -112,16 +112,16 @@ def effects_table(machines: Sequence[Machine]) -> Table | None:
                     for name in _AUTHOR_TEXTS:
                         text = getattr(one, name)
                         quotes.setdefault(_AUTHOR_COLUMN.get(name, name), []).append(text)
-        if quotes or any((metric.id, switch) in found for switch in Switch):
+        if quotes or any((metric.id, switch) in found for switch in StudySwitch):
             cells = (
                 _effect_cell(found.get((metric.id, one), ()), quotes.get(one.value, ()))
-                for one in Switch
+                for one in StudySwitch
             )
             rows.append((Cell(tuple(title)), *cells))
     if not rows:
         return None
     return Table(
-        heads=("metric", *(switch.value for switch in Switch)),
+        heads=("metric", *(switch.value for switch in StudySwitch)),
         rows=tuple(rows),
         name="Effects and risks by metric and switch",
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from homenode.analyse.comparison import Doubt
-from homenode.analyse.matrices import FigureMatrix, Locality, localities, matrices_of
+from homenode.analyse.matrices import CopyLocality, FigureMatrix, localities, matrices_of
 from homenode.analyse.words import figure_text
 from homenode.bdf import Bdf
 from homenode.doc import Cell, Doc, Gallery, Items, Part, Picture, Section, Span, Table, Text, plain
@@ -294,7 +294,9 @@ def _topologies(cards: Sequence[VerdictCard], hosts: Sequence[HostPart]) -> Sect
     return Section("Topologies and links", (evidence,) if parts else (), "topologies")
 
 
-def _localities(machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]) -> list[Locality]:
+def _localities(
+    machine: Machine, matrices: Mapping[str, Sequence[FigureMatrix]]
+) -> list[CopyLocality]:
     node_of = _nodes_of_gpus(machine)
     return [
         found for one in machine.every for found in localities(one, node_of, matrices[one.label])
@@ -313,7 +315,7 @@ def _nodes_of_gpus(machine: Machine) -> dict[Bdf, int]:
     return found
 
 
-def _locality_table(found: Sequence[Locality], name: str) -> Section:
+def _locality_table(found: Sequence[CopyLocality], name: str) -> Section:
     rows = []
     for one in found:
         metric = METRICS.get(one.key.metric)

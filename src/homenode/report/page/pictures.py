@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from homenode.analyse.alternative import Alternative
 from homenode.analyse.compare import series_key
 from homenode.analyse.comparison import Effect, Outcome
-from homenode.analyse.matrices import Axis, FigureMatrix, Locality, Place
+from homenode.analyse.matrices import Axis, CopyLocality, FigureMatrix, MatrixPlace
 from homenode.analyse.summary import Series, SeriesKey, headline_series
 from homenode.analyse.switch_effects import judged
 from homenode.analyse.words import figure_text, multiple_text, range_text
@@ -150,7 +150,7 @@ def heat_pictures(
         yield _heat_picture(one, matrix, ends[matrix.key.metric, matrix.key.variant])
 
 
-def locality_pictures(found: Sequence[Locality]) -> Iterator[Picture]:
+def locality_pictures(found: Sequence[CopyLocality]) -> Iterator[Picture]:
     """Being near against being far, a chart for each metric."""
     for key in dict.fromkeys((one.key.metric, one.key.unit, one.key.variant) for one in found):
         bars: list[Bar] = []
@@ -288,7 +288,7 @@ def _axis(matrix: FigureMatrix, *, rows: bool) -> str:
     return {Axis.NODE: "node", Axis.GPU: "GPU", Axis.PU: "PU"}[axis]
 
 
-def _names(places: Sequence[Place]) -> tuple[str, ...]:
+def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
     """Short enough for a column: of addresses, the parts in which they differ.
 
     >>> from homenode.bdf import Bdf

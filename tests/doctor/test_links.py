@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci
 from homenode.doctor.diagnosis import diagnose
-from homenode.doctor.links.path_words import describe_paths
+from homenode.doctor.links.device_path import describe_paths
 from homenode.doctor.links.rate import LinkRate, rates_that_fit
 from homenode.doctor.links.slow import Load, link_findings
 from homenode.findings import Finding, Severity, are_bad

@@ -8,9 +8,9 @@ from msgspec import Struct, field
 from homenode.bdf import Bdf
 from homenode.doctor.collectives import collective_findings
 from homenode.doctor.guest.settings import settings_findings
+from homenode.doctor.links.device_path import describe_paths
 from homenode.doctor.links.errors import error_findings
 from homenode.doctor.links.measured_copy import copy_findings
-from homenode.doctor.links.path_words import describe_paths
 from homenode.doctor.links.peer_paths import peer_findings
 from homenode.doctor.links.slow import Load, link_findings
 from homenode.doctor.links.unknown import (

@@ -178,7 +178,7 @@ def uuid_words(plan: Plan, guest: Vm) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class QemuPciTree:
     """Bridges and endpoints of a guest, as QEMU names them.
 
     root: the bus of controller 0. prefix: of the ids of the others, before their index.

@@ -18,7 +18,7 @@ from homenode.indices import NodeIndex
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.codec import Entry, with_entries
 from homenode.targets.qemu_command import (
-    Tree,
+    QemuPciTree,
     distance_words,
     fields_of,
     options_of,
@@ -397,7 +397,7 @@ def _tree_words(plan: Plan) -> list[tuple[str, str]]:
     controllers = plan.vm.controllers
     places = [d.address for d in plan.devices if d.address is not None]
     places += [c.address for c in controllers if c.address is not None]
-    tree = Tree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)
+    tree = QemuPciTree("pcie.0", f"{_ID}.", slots_shared(places), _CHASSIS_BASE)
     words = [("-device", tree.controller(controller)) for controller in controllers]
     for number, device in enumerate(plan.devices):
         at = "" if device.address is None else tree.at(device.address)

@@ -7,7 +7,7 @@ from homenode.errors import InputError, ParseError
 from homenode.pci import canonical_uuid
 from homenode.plan.model import Plan, PlanFinding, plan_finding
 from homenode.targets.qemu_command import (
-    Tree,
+    QemuPciTree,
     cpu_text,
     escaped,
     fields_of,
@@ -196,7 +196,7 @@ def command(plan: Plan, guest: Vm, before: tuple[str, ...] = ()) -> tuple[str, .
             f"qemu: expected a guest of x86_64 or aarch64, found {guest.architecture}",
         )
     controllers, places = _tree(plan, guest)
-    tree = Tree(
+    tree = QemuPciTree(
         root=_root(guest),
         shared_slots=slots_shared(
             (*places.values(), *(c.address for c in controllers if c.address is not None))

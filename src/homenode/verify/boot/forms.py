@@ -16,7 +16,7 @@ from homenode.domain.fields import address_attributes, format_set
 from homenode.targets.qemu_command import (
     DEVICE_OF_MODEL,
     Options,
-    Tree,
+    QemuPciTree,
     device_tree,
     escaped,
     fields_of,
@@ -196,7 +196,9 @@ def stand_in_argv(
     stand_in: StandIn, name: str, files: BootFiles, command: str, *, kvm: bool
 ) -> tuple[str, ...]:
     """The command line; QEMU ends when the guest powers off, panics or reboots."""
-    tree = Tree("pcie.0" if "q35" in stand_in.machine else "pci.0", "pci.", stand_in.shared_slots)
+    tree = QemuPciTree(
+        "pcie.0" if "q35" in stand_in.machine else "pci.0", "pci.", stand_in.shared_slots
+    )
     return (
         PROGRAM,
         *("-name", name),

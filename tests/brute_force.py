@@ -28,7 +28,7 @@ Where the record leaves a choice, this is how it is read here:
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from enum import Enum
 from functools import cached_property, wraps
 from itertools import combinations, groupby, product
@@ -189,7 +189,7 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
     host more cores than it keeps, of one kind, else sibling groups as it shows them."""
     if request.document_siblings is not DocumentSiblings.WHEN_SHORT:
         return _best(host, request)
-    plain = replace(request, document_siblings=DocumentSiblings.IGNORED)
+    plain = structs.replace(request, document_siblings=DocumentSiblings.IGNORED)
     whole = _best(host, plain)
     if whole is not None:
         spare = len(_Step(host, plain, whole.fallback).cores_without_vcpus) - request.vcpus
@@ -197,7 +197,7 @@ def best_by_force(host: Host, request: GuestRequest) -> Best | None:
         is_spare = whole.fallback.keeps_core and spare > request.host_reserve.cores
         if whole.fallback.cores is Cores.AS_ASKED and is_one_kind and is_spare:
             return whole
-    pairs = replace(
+    pairs = structs.replace(
         plain,
         layout=structs.replace(request.layout, pinning=Pinning.ALL_PUS, siblings=Siblings.EXPOSED),
         keep_vcpus=True,

@@ -4,9 +4,8 @@ The plans are what a planner could say, not what ours says: the report's tests m
 its choices.
 """
 
-from dataclasses import replace
-
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

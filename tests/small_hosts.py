@@ -5,10 +5,11 @@ first thread of every core, core by core, then the second threads, and so on.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
@@ -390,7 +391,7 @@ def small_request(
 
 def asking(request: GuestRequest, **changes: Any) -> GuestRequest:
     """The request with other fields, its own or of its options."""
-    own = {name for name in GuestRequest.__dataclass_fields__ if name in changes}
+    own = {name for name in GuestRequest.__struct_fields__ if name in changes}
     options = {name: changes[name] for name in changes.keys() - own}
     return replace(
         request,

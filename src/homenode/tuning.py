@@ -5,10 +5,10 @@ The whole main job as one pure step, for the command line and everything else th
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.domain.codec import refuse_older
 from homenode.domain.copy import copy_domain, shared_with_original

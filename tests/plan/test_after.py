@@ -1,10 +1,10 @@
 """Saved plans of other VMs count as if those ran on the host (--after)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cli.planning import hosts_after
 from homenode.cpuset import CpuSet

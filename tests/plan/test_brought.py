@@ -1,12 +1,12 @@
 """What a VM's GPUs bring along: the NIC next to each, and the NVSwitches of a whole board."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lxml import etree
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import UsageError

@@ -1,11 +1,11 @@
 """Siblings as the document shows them: whole cores until these cost the host its last core."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.auto_layout import settled
 from homenode.cpuset import CpuSet

@@ -1,10 +1,10 @@
 """Plans that earlier versions have stored are read as what they would be now."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.domain.rewrite import rewrite
 from homenode.errors import InputError

@@ -4,10 +4,9 @@ Small hosts of our own are asked of the brute force as well, so that each side i
 once. Published hosts of other shapes are read where they lie.
 """
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

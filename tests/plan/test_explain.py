@@ -1,9 +1,8 @@
 """The explanation of a plan: everything a reader asks for, in sentences."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

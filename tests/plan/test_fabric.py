@@ -1,9 +1,8 @@
 """GPUs that NVSwitches join: a VM gets a partition of Fabric Manager, or is given why not."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind

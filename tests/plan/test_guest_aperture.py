@@ -1,9 +1,8 @@
 """Address space, locked memory, IOMMU entries, and the vIOMMU."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.pci import PciBar
 from homenode.plan.model import Plan
@@ -36,7 +35,7 @@ def with_bars(host: Host, *sizes: int) -> Host:
 def planned(host: Host, guest: dict[str, object] | None = None, **changes: object) -> Plan:
     request = small_request(4, 64 * GIB, layout="pin-numa-pci", devices=[str(b) for b in HGX_GPUS])
     document: Vm = structs.replace(request.guest, **(guest or {}))
-    request = replace(request, guest=document, **changes)  # type: ignore[arg-type]
+    request = replace(request, guest=document, **changes)
     return assemble(host, request, placed((2, 2), devices=HGX_GPUS))
 
 

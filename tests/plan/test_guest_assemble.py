@@ -1,9 +1,8 @@
 """The plan as a whole, what its user is given, and the host's fingerprint."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError

@@ -43,8 +43,8 @@ def test_memory_follows_the_vcpus_of_each_cell() -> None:
 
 
 def test_a_placement_may_give_each_cell_its_own_memory() -> None:
-    request = replace(small_request(4, 7 * GIB), page_bytes=GIB)
-    placement = replace(placed((2, 2)), cell_memory_bytes=(4 * GIB, 3 * GIB))
+    request = structs.replace(small_request(4, 7 * GIB), page_bytes=GIB)
+    placement = structs.replace(placed((2, 2)), cell_memory_bytes=(4 * GIB, 3 * GIB))
     plan = assemble(even_host(2), request, placement)
     assert [cell.memory_bytes for cell in plan.cells] == [4 * GIB, 3 * GIB]
     assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 4), (1, 3)]
@@ -62,9 +62,9 @@ def test_a_placement_may_give_each_cell_its_own_memory() -> None:
 def test_memory_of_cells_that_no_pages_can_make_is_refused(
     sizes: tuple[int, ...], message: str
 ) -> None:
-    request = replace(small_request(4, 7 * GIB), page_bytes=GIB)
+    request = structs.replace(small_request(4, 7 * GIB), page_bytes=GIB)
     with pytest.raises(InputError, match=message):
-        assemble(even_host(2), request, replace(placed((2, 2)), cell_memory_bytes=sizes))
+        assemble(even_host(2), request, structs.replace(placed((2, 2)), cell_memory_bytes=sizes))
 
 
 def test_equal_cells_differ_by_a_page_at_most() -> None:
@@ -106,7 +106,7 @@ def test_too_few_pages_for_the_cells_are_refused_with_the_least_that_works(
 
 
 def test_memory_that_is_no_whole_page_is_refused_with_the_nearest_sizes() -> None:
-    request = replace(small_request(4, 4 * GIB + 512 * MIB), page_bytes=GIB)
+    request = structs.replace(small_request(4, 4 * GIB + 512 * MIB), page_bytes=GIB)
     with pytest.raises(InputError) as error:
         cells_of(request, (2, 2))
     assert numbers(error.value.message)[1:4] == [1, 4, 500]
@@ -122,7 +122,7 @@ def test_ordinary_memory_keeps_libvirts_mebibyte_where_it_can() -> None:
 
 
 def test_a_page_for_every_cell_is_the_least() -> None:
-    request = replace(small_request(4, GIB), page_bytes=GIB)
+    request = structs.replace(small_request(4, GIB), page_bytes=GIB)
     with pytest.raises(InputError, match=r"1 GiB .* 2 .* 1 "):
         cells_of(request, (2, 2))
 
@@ -166,7 +166,7 @@ def test_one_cell_needs_no_distances() -> None:
 
 def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -> None:
     host = even_host(2, pools=(PagePool(GIB, 8, 3), PagePool(2 * MIB, 100, 100)))
-    request = replace(small_request(4, 8 * GIB), page_bytes=GIB)
+    request = structs.replace(small_request(4, 8 * GIB), page_bytes=GIB)
     plan = assemble(host, request, placed((3, 1)))
     assert [tuple(r) for r in plan.page_reservations] == [(0, GIB, 6, 3), (1, GIB, 2, 3)]
     (finding,) = (f for f in plan.findings if f.id == "huge-pages-short")
@@ -177,13 +177,13 @@ def test_huge_pages_are_counted_for_each_node_with_a_command_where_they_lack() -
 
 
 def test_unknown_pools_leave_the_free_count_open() -> None:
-    request = replace(small_request(4, 8 * GIB), page_bytes=GIB)
+    request = structs.replace(small_request(4, 8 * GIB), page_bytes=GIB)
     plan = assemble(even_host(2), request, placed((2, 2)))
     assert [r.free_pages for r in plan.page_reservations] == [None, None]
 
 
 def test_flat_bound_memory_is_reserved_evenly() -> None:
-    request = replace(small_request(4, 5 * GIB, layout="pin-bound"), page_bytes=GIB)
+    request = structs.replace(small_request(4, 5 * GIB, layout="pin-bound"), page_bytes=GIB)
     plan = assemble(even_host(2), request, placed((2, 2)))
     assert [(r.node, r.pages) for r in plan.page_reservations] == [(0, 3), (1, 2)]
     assert plan.memory_mode is MemoryMode.STRICT and plan.memory_nodes == (0, 1)
@@ -191,7 +191,7 @@ def test_flat_bound_memory_is_reserved_evenly() -> None:
 
 def test_hugepages_without_a_size_are_the_kernels_default() -> None:
     host = even_host(2)
-    request = replace(small_request(4, 8 * GIB), page_bytes=0)
+    request = structs.replace(small_request(4, 8 * GIB), page_bytes=0)
     plan = assemble(host, request, placed((2, 2)))
     assert plan.page_bytes == 0
     assert {r.page_bytes for r in plan.page_reservations} == {2 * MIB}
@@ -208,7 +208,7 @@ def test_a_cell_takes_memory_from_the_allowed_node_next_to_it() -> None:
         [NodeSpec(), NodeSpec(package=1), bare, replace(bare, memory_bytes=0)],
         distances=hierarchical_distances((0, 1, 1, 0)),
     )
-    placement = replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 1, 2)))
+    placement = structs.replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 1, 2)))
     plan = assemble(host, small_request(4), placement)
     assert [cell.host_nodes for cell in plan.cells] == [(0,), (1, 2)]
 
@@ -218,7 +218,7 @@ def test_a_node_without_memory_is_bound_to_the_one_that_gives_it() -> None:
         [NodeSpec(), NodeSpec(package=1, memory_bytes=0), NodeSpec(llcs=(), package=1)],
         distances=hierarchical_distances((0, 1, 1)),
     )
-    placement = replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 2)))
+    placement = structs.replace(placed((2, 2)), memory_nodes=tuple(NodeIndex(n) for n in (0, 2)))
     plan = assemble(host, small_request(4), placement)
     assert [cell.host_nodes for cell in plan.cells] == [(0,), (2,)]
 
@@ -230,8 +230,8 @@ def test_each_device_knows_how_much_memory_is_local_to_it() -> None:
     placement = placed((3, 1), devices=devices)
     plan = assemble(even_host(3, devices=specs), request, placement)
     assert [device.local_memory_ratio for device in plan.devices] == [0.75, 0.25, 0.0]
-    free = replace(request, layout=PRESETS["pin"])
-    plan = assemble(even_host(3, devices=specs), free, replace(placement, memory_nodes=()))
+    free = structs.replace(request, layout=PRESETS["pin"])
+    plan = assemble(even_host(3, devices=specs), free, structs.replace(placement, memory_nodes=()))
     assert [device.local_memory_ratio for device in plan.devices] == [None] * 3
     spread = asking(request, layout=PRESETS["pin-bound"], memory_mode=MemoryMode.INTERLEAVE)
     plan = assemble(even_host(3, devices=specs), spread, placement)
@@ -242,16 +242,16 @@ def test_cells_without_pins_are_even() -> None:
     numa = PRESETS["pin-numa"]
     layout: Layout = structs.replace(numa, pinning=PRESETS["default"].pinning, name="custom")
     request = small_request(6, layout=layout)
-    placement = replace(placed((3, 3)), vcpu_pins=(), vcpu_nodes=())
+    placement = structs.replace(placed((3, 3)), vcpu_pins=(), vcpu_nodes=())
     plan = assemble(even_host(2), request, placement)
     assert [str(cell.vcpus) for cell in plan.cells] == ["0-2", "3-5"]
     with pytest.raises(InputError, match=r"5 .* 2"):
-        assemble(even_host(2), replace(request, vcpus=5), placement)
+        assemble(even_host(2), structs.replace(request, vcpus=5), placement)
 
 
 def test_vcpus_that_are_not_node_by_node_are_refused() -> None:
-    placement = replace(placed((2, 2)), vcpu_nodes=(0, 1, 0, 1))
+    placement = structs.replace(placed((2, 2)), vcpu_nodes=(0, 1, 0, 1))
     with pytest.raises(InputError, match="neighbours"):
         assemble(even_host(2), small_request(4), placement)
     with pytest.raises(InputError, match="node 1"):
-        assemble(even_host(2), small_request(4), replace(placement, vcpu_nodes=(0,) * 4))
+        assemble(even_host(2), small_request(4), structs.replace(placement, vcpu_nodes=(0,) * 4))

@@ -1,11 +1,11 @@
 """The guest's PCIe tree: expander buses, ports, places, and what the document has already."""
 
 from collections import Counter
-from dataclasses import replace
 from time import process_time
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

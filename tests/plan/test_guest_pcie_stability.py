@@ -1,11 +1,10 @@
 """The guest's PCIe tree stays: second runs, devices that come and go, hand-made trees."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import overlay_lspci

@@ -1,11 +1,10 @@
 """Sockets, dies, cores, threads and caches, as the guest is shown them."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError

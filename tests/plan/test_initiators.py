@@ -1,10 +1,9 @@
 """Grace GPUs get the guest cells in which the guest's driver puts their own memory online."""
 
-from dataclasses import replace
-
 import pytest
 from lxml import etree
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.domain.codec import INITIATORS, required_versions

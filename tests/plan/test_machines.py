@@ -1,9 +1,8 @@
 """Placements on machines that users name: EPYC, hybrid desktop, Grace, odd SMT, tight memory."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError

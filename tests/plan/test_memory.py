@@ -1,9 +1,8 @@
 """Memory of the nodes: free, bound, huge, elsewhere, without PUs; what it makes of placements."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError

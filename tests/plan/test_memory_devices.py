@@ -2,10 +2,10 @@
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.description.shipped import load_shipped

@@ -1,10 +1,9 @@
 """Sizes nearby that give the guest what the one asked for cannot have; L3s of every size."""
 
-from dataclasses import replace
-
 import pytest
 from lxml import etree
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.domain.new import new_domain
 from homenode.errors import HomenodeError

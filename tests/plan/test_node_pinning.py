@@ -1,9 +1,8 @@
 """Pinning `node`: each vCPU may run on any PU of its nodes."""
 
-from dataclasses import replace
-
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.domain.read import open_domain, vm_of

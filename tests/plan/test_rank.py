@@ -1,9 +1,9 @@
 """Hosts in order: the same concerns as for nodes, those that cannot hold the VM last."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.plan.model import Unplannable
 from homenode.plan.options import Balance, DocumentSiblings

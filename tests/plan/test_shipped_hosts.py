@@ -1,10 +1,10 @@
 """Placements on the hosts that are shipped, and on published captures where they are here."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 import homenode
 from homenode.cpuset import CpuSet

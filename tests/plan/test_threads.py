@@ -1,8 +1,7 @@
 """Places for QEMU's own threads and IOThreads next to the vCPUs."""
 
-from dataclasses import replace
-
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.plan.options import EmulatorPolicy, Policy

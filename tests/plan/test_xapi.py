@@ -4,10 +4,10 @@ Source: xapi-project/xen-api, test_topology.ml (facts only) and pull request 676
 """
 
 import random
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError

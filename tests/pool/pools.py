@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.plan.model import Unplannable
 from homenode.plan.planner import plan

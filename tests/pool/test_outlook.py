@@ -1,10 +1,10 @@
 """What still fits: against the planner asked one VM at a time, and against a closed form."""
 
 import random
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.errors import InputError
 from homenode.host_reserve import HostReserve

@@ -1,12 +1,12 @@
 """The picture of a host: legible, safe, complete and the same every time."""
 
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lxml import etree
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

@@ -3,11 +3,11 @@
 import shutil
 import subprocess
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind

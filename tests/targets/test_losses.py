@@ -1,10 +1,10 @@
 """What docs/targets.md says is lost is not in the files, and what it says is there is."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex

@@ -7,12 +7,13 @@ the leaves are then those of a guest under KVM.
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError

@@ -5,11 +5,11 @@ change where the VM is, what it sees, or whether it starts, is named; the rest h
 import os
 import re
 from collections.abc import Callable
-from dataclasses import fields, replace
 from functools import cache
 
 import pytest
 from msgspec import structs
+from msgspec.structs import fields
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -116,7 +116,7 @@ def with_room(layout: str) -> tuple[bytes, bytes, Plan]:
     """(the document before, with the plan in it, the plan) of a VM that needs all an aperture."""
     options = PlanOptions(layout=layout, policy=Policy.SPREAD)
     plan = tune(WITH_OVMF, "vm.xml", options, small_host()).plan
-    plan = replace(plan, aperture=ROOM)
+    plan = structs.replace(plan, aperture=ROOM)
     cells = tuple(structs.replace(cell, page_bytes=GIB) for cell in plan.vm.cells)
     plan = with_vm(plan, cpu_cache=GuestCache.EMULATED, topoext=True, page_bytes=GIB, cells=cells)
     after = rewrite(WITH_OVMF, plan)
@@ -391,7 +391,7 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         return with_vm(plan, record=structs.replace(vm.record, **values))
 
     def space(**values: int) -> Plan:
-        return replace(plan, aperture=replace(aperture, **values))
+        return structs.replace(plan, aperture=structs.replace(aperture, **values))
 
     at = expander.address
     assert at is not None
@@ -422,11 +422,11 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
     }
     return {f"vm.{name}": with_vm(plan, **{name: value}) for name, value in of_vm.items()} | {
         "vm.has_iommu": with_vm(plan, has_iommu=True, vcpus=256),
-        "host_fingerprint": replace(plan, host_fingerprint="f" * 64),
+        "host_fingerprint": structs.replace(plan, host_fingerprint="f" * 64),
         "record.layout": record(
             layout=structs.replace(plan.layout, siblings=Siblings.AS_THEY_WERE)
         ),
-        "kept": replace(plan, kept=()),
+        "kept": structs.replace(plan, kept=()),
         "record.objective": record(objective=Objective.LATENCY),
         "cells.id": with_vm(plan, cells=cells[::-1]),
         "cells.vcpus": cell(vcpus=CpuSet([0])),
@@ -445,7 +445,9 @@ def changed_plans(plan: Plan) -> dict[str, Plan]:
         "controllers.address": controller(address=far),
         "controllers.bus_nr": controller(bus_nr=expander.bus_nr + 1 if expander.bus_nr else 1),
         "controllers.cell": controller(cell=cells[1].id if expander.cell == 0 else cells[0].id),
-        "aperture": replace(plan, aperture=replace(ROOM, pcihole64_bytes=4096 * GIB)),
+        "aperture": structs.replace(
+            plan, aperture=structs.replace(ROOM, pcihole64_bytes=4096 * GIB)
+        ),
         "aperture.pcihole64_bytes": space(pcihole64_bytes=4096 * GIB),
         "aperture.physical_address_bits": space(physical_address_bits=48),
         "aperture.firmware_mmio64_mib": space(firmware_mmio64_mib=4_194_304),

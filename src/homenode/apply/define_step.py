@@ -5,10 +5,9 @@ definition or the new one, the journal says which two those are, and either lead
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.apply.domain_diff import difference_count, is_edited, is_printed, not_kept
 from homenode.apply.earlier_records import DEFINE
@@ -23,8 +22,7 @@ from homenode.hypervisor.virsh import RefusedError, Virsh
 from homenode.wording import command_line
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     """What was done, or would be. defined: as libvirt prints it now; None where nothing was done.
 
     original, tuned: where the saved documents lie (would lie). obstacles: why it would be refused.
@@ -42,8 +40,7 @@ class Applied:
     edited: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DomainChange:
+class DomainChange(Struct, frozen=True, kw_only=True):
     """What one domain is to become. original: what `virsh.definition` gave, from which `tuned` was
     made."""
 

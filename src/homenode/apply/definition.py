@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.apply.define_step import (
     Applied,
@@ -97,8 +97,7 @@ def apply_definitions(
     return tuple(step.applied() for step in steps)
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """What restore did. definition: as libvirt prints it now.
 
     exact: it is the original, byte for byte but for the order that libvirt prints devices in; False
@@ -118,8 +117,7 @@ class Restored:
     moved: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Restorable:
+class Restorable(Struct, frozen=True):
     """What restore would restore: the document as libvirt holds it, and the original.
 
     moved: devices that get another address, since theirs was on a bus of the layout.

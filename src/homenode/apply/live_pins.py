@@ -4,8 +4,9 @@ Memory stays where it is, and so does the definition: the next start has what is
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.apply.earlier_records import PIN
 from homenode.apply.store import DomainStore
@@ -23,8 +24,7 @@ from homenode.vm.model import Vm
 from homenode.wording import command_line
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """Threads that were moved, or would be: as they were, and as they are then, in one order.
 
     strangers: nodes where the running domain's memory may lie and the document's may not.

@@ -1,7 +1,8 @@
 """Obstacles: what stands against changing a domain's definition, each by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.domain.document import parse_document
 from homenode.domain.read import open_domain, vm_of
@@ -12,8 +13,7 @@ from homenode.vm.model import Vm
 from homenode.wording import command_line, operands
 
 
-@dataclass(frozen=True, slots=True)
-class Obstacle:
+class Obstacle(Struct, frozen=True):
     """One reason not to. id: stable. fix: what removes it."""
 
     id: str

@@ -7,7 +7,8 @@ guest then finds its devices broken.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_bytes, read_cells
@@ -21,8 +22,7 @@ from homenode.domain.memory import memory_device_bytes, read_memnodes, read_memo
 from homenode.vm.model import GuestPciController
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Broken:
+class Broken(Struct, frozen=True, order=True):
     """One reference or sum of a document that does not hold.
 
     id: stable, for tests and documentation. subject: the element, in the user's words.

@@ -9,9 +9,10 @@ and number of elements are bounded.
 import codecs
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import cached_property
 from xml.parsers import expat
+
+from msgspec import Struct, field
 
 from homenode.errors import InputError, ParseError
 from homenode.wording import printable
@@ -37,8 +38,7 @@ _TAG_END = re.compile(rb"<(?:[^>\"']|\"[^\"]*\"|'[^']*')*>")
 _ATTRIBUTE = re.compile(rb"(?<!\s)(\s+)([^\s=<>\"'/]+)\s*=\s*(\"[^\"]*\"|'[^']*')")
 
 
-@dataclass(frozen=True, slots=True)
-class Element:
+class Element(Struct, frozen=True):
     """One element and its place. Offsets count bytes of Document.text.
 
     name: the local name, or "{namespace}name". tag: the name as written, with its prefix.
@@ -90,8 +90,7 @@ class Element:
             stack.extend(reversed(element.children))
 
 
-@dataclass(frozen=True, slots=True)
-class AttributeSpan:
+class AttributeSpan(Struct, frozen=True):
     """Where an attribute is written. start: its leading white space; value: inside the quotes."""
 
     start: int
@@ -104,8 +103,7 @@ class AttributeSpan:
         return self.value_end + 1
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Struct, frozen=True, dict=True):
     """A well-formed document. text is UTF-8 whatever the file's own encoding is.
 
     source: what to call it in messages. codec, mark: how to write it again.
@@ -299,8 +297,7 @@ class _Builder:
         self.open[-1].text.append(data)
 
 
-@dataclass(slots=True)
-class _OpenElement:
+class _OpenElement(Struct):
     name: str
     tag: str
     attributes: tuple[tuple[str, str], ...]

@@ -6,7 +6,8 @@ indentation, the line ends and the quotes that the document already has.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.domain.document import Document, Element, parse_document
 
@@ -14,8 +15,7 @@ _BLANK = b" \t\r\n"
 _COMMENT_ON_LINE = re.compile(rb"(?:[ \t]*<!--(?:[^\r\n-]|-(?!->))*-->)+[ \t]*(?=[\r\n]|\Z)")
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """text[start:end] becomes `new`."""
 
     start: int
@@ -23,8 +23,7 @@ class Edit:
     new: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class New:
+class New(Struct, frozen=True):
     """An element to be written. With text it has no children."""
 
     name: str

@@ -5,9 +5,9 @@ the same reads the same here.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.domain.cells import cell_elements

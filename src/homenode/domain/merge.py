@@ -6,7 +6,8 @@ did, it stays. What both changed is a conflict, which the caller refuses.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.domain.crosscheck import crosscheck
 from homenode.domain.document import Document, Element
@@ -46,8 +47,7 @@ _IDENTITY: dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]] = {
 _Key = tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
+class Merged(Struct, frozen=True):
     """The document of now without the layout; as it is where there are conflicts.
 
     conflicts: what the layout and somebody else both changed, and references that would break, in
@@ -76,8 +76,7 @@ def take_out(original: Document, applied: Document, now: Document) -> Merged:
     return Merged(merged, tuple(broken), moved)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(Struct, frozen=True):
     """One merge: the edits to the document of now, and the conflicts."""
 
     original: Document

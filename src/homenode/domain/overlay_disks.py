@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.domain.document import Document, Element
 from homenode.domain.edits import (
@@ -23,8 +24,7 @@ _OVER = {"file": "file", "block": "dev"}
 """Disk types that an overlay can lie over, with the attribute that names what is under it."""
 
 
-@dataclass(frozen=True, slots=True)
-class WritableDisk:
+class WritableDisk(Struct, frozen=True):
     """A disk that the guest may write. target: its name in the guest. path: file or block device.
 
     format: of its content; "raw" where the document does not say, as libvirt takes it.

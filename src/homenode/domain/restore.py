@@ -9,9 +9,10 @@ between the two writes leaves that one in place.
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.durable import PRIVATE, check_links, replace_file
 from homenode.errors import HostError, InputError
@@ -21,8 +22,7 @@ from homenode.wording import command_line
 _LINE = re.compile(r"(# before: )?([0-9a-f]{64}) [ *](.+)\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedOriginal:
+class SavedOriginal(Struct, frozen=True):
     """Where a tuned document and its original lie."""
 
     output: Path

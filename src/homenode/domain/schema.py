@@ -1,10 +1,10 @@
 """Schema: whether a document passes the installed libvirt's own domain.rng. [I/O]"""
 
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from lxml import etree
+from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError, ToolError
 from homenode.gap import Gap
@@ -15,8 +15,7 @@ SCHEMA_PATH = "/usr/share/libvirt/schemas/domain.rng"
 """Where every distribution's libvirt-common puts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaError:
+class SchemaError(Struct, frozen=True):
     """One place where a document departs from the schema. line: of the document."""
 
     line: int

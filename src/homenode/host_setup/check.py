@@ -1,7 +1,8 @@
 """SetupCheck: whether a running host has the pages and the isolation that plans need."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -16,8 +17,7 @@ from homenode.wording import printable
 _SOURCE = "homenode host-setup"
 
 
-@dataclass(frozen=True, slots=True)
-class RunningSetup:
+class RunningSetup(Struct, frozen=True):
     """What of a setup only the host itself shows.
 
     hook: text of the installed libvirt hook; "" = none is there. hook_runs: it may be executed.

@@ -8,8 +8,9 @@ specific system management".
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.errors import UsageError
 from homenode.host_setup.needs import HostNeeds, NodePages
@@ -32,8 +33,7 @@ class Isolation(StrEnum):
     BOOT = "boot"  # always, by the kernel's command line
 
 
-@dataclass(frozen=True, slots=True)
-class SetupFile:
+class SetupFile(Struct, frozen=True):
     """One file. path: absolute. activate: the command that makes it count, to be run by hand."""
 
     path: str

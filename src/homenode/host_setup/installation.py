@@ -11,10 +11,10 @@ import errno
 import hashlib
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from homenode import formats
 from homenode.change.host_lock import host_locked
@@ -38,8 +38,7 @@ _NO_PARTS = (errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM)
 """Why a file cannot be written there first: for one, a mount below /etc."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileChange:
+class FileChange(Struct, frozen=True):
     """What an installation or its undo does to one path."""
 
     path: str

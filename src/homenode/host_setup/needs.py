@@ -1,7 +1,8 @@
 """HostNeeds: huge pages and PUs that a set of plans needs of one host."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -9,8 +10,7 @@ from homenode.plan.model import Plan
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class NodePages:
+class NodePages(Struct, frozen=True):
     """Huge pages of one size that all VMs together need on a node."""
 
     node: int
@@ -18,8 +18,7 @@ class NodePages:
     pages: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostNeeds:
+class HostNeeds(Struct, frozen=True):
     """domains: names of the VMs. vm_pus: PUs that their vCPUs are pinned to. host_pus: online PUs
     that are left for everything else."""
 

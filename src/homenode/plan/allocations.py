@@ -8,7 +8,8 @@ its name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -19,8 +20,7 @@ from homenode.plan.request import GuestRequest
 from homenode.topology import Host, RunningDomain
 
 
-@dataclass(frozen=True, slots=True)
-class DomainCores:
+class DomainCores(Struct, frozen=True):
     """The whole cores that the pins of one domain take: those of vCPUs, and all of them."""
 
     domain: str
@@ -28,8 +28,7 @@ class DomainCores:
     cores: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(Struct, frozen=True):
     """What others have. vcpu_cores: PUs of cores with pinned vCPUs; service_cores: PUs of cores
     with emulators or IOThreads only. devices: (function, domain), ascending; mediated:
     (UUID, domain)."""

@@ -1,10 +1,10 @@
 """Plan: where every vCPU, page and device of one VM goes, and why."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from msgspec import UNSET, UnsetType, structs
+from msgspec import UNSET, Struct, UnsetType, field, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import entry_of
@@ -24,8 +24,7 @@ from homenode.vm.model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Aperture:
+class Aperture(Struct, frozen=True):
     """Sizes that the devices' BARs and the memory ask of the guest's address space.
 
     pcihole64_bytes: of pcie-root. physical_address_bits: for <maxphysaddr>. firmware_mmio64_mib:
@@ -49,8 +48,7 @@ class PageReservation(NamedTuple):
     free_pages: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rejection:
+class Rejection(Struct, frozen=True):
     """A placement that was considered and refused, by the name of the constraint.
 
     nodes: the host nodes of the candidate. detail: expected against found, with numbers.
@@ -63,8 +61,7 @@ class Rejection:
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CostTerm:
+class CostTerm(Struct, frozen=True):
     """One term of a cost tuple, with its name, in the order of comparison.
 
     value: an integer, or the tie-breaking indices.
@@ -74,8 +71,7 @@ class CostTerm:
     value: int | tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerUp:
+class RunnerUp(Struct, frozen=True):
     """A feasible placement that cost more. decided_by: name of the first term that differs.
 
     devices: the functions of the VM there, where GPUs were to choose.
@@ -87,8 +83,7 @@ class RunnerUp:
     devices: tuple[Bdf, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFinding:
+class PlanFinding(Struct, frozen=True):
     """Something that the user should know of a plan that works.
 
     severity: "critical" (the VM or the host may fail: `homenode plan` exits with 1), "warning" or
@@ -123,8 +118,7 @@ def plan_finding(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The placement of one VM; the value that every later step reads."""
 
     vm: Vm
@@ -142,7 +136,7 @@ class Plan:
     """64-bit PCI window and address bits that the devices need; None = nothing to set."""
     page_reservations: tuple[PageReservation, ...]
     """Huge pages to reserve on host nodes before the VM starts."""
-    fallback: str = field(metadata={"name": "rung"})
+    fallback: str = field(name="rung")
     """Name of the fallback that the plan is on; stored as "rung"."""
     cost: tuple[CostTerm, ...]
     """In the order in which placements are compared."""

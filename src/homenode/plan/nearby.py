@@ -5,11 +5,11 @@ as much as a dozen plans at most, so it is done where people read it, and nowher
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import HomenodeError
@@ -38,8 +38,7 @@ class Gain(StrEnum):
     GPU_SETS = "unbroken GPU sets"
 
 
-@dataclass(frozen=True, slots=True)
-class NearbySize:
+class NearbySize(Struct, frozen=True):
     """Another number of vCPUs, or of GPUs, and what it wins."""
 
     count: int
@@ -82,8 +81,7 @@ def nearby_sizes(host: Host, request: GuestRequest, made: Plan) -> tuple[NearbyS
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shortfall:
+class _Shortfall(Struct, frozen=True):
     """What a plan lacks, what gave way for it, and what it spans: (packages, nodes)."""
 
     gains: frozenset[Gain]

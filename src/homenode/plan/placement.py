@@ -3,7 +3,7 @@
 place.py and manual.py make placements; assemble.py turns one into a Plan.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -13,8 +13,7 @@ from homenode.plan.model import CostTerm, PlanFinding, Rejection, RunnerUp
 from homenode.vm.layout import Layout
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """PUs and nodes for every thread of a VM.
 
     nodes: chosen host nodes in cell order (ascending); cell i of a mirrored guest lies on nodes[i].

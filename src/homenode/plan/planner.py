@@ -1,6 +1,6 @@
 """Planner: from a host and a request to the plan of one VM."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from homenode.plan.allocations import own_is_unknown
 from homenode.plan.model import Plan, Unplannable

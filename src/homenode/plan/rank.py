@@ -1,7 +1,8 @@
 """Rank: the hosts that could take a VM, the best first, by the same costs as the nodes of one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.plan.model import Unplannable
@@ -12,8 +13,7 @@ from homenode.plan.search.place import place
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class RankedHost:
+class RankedHost(Struct, frozen=True):
     """A host and what it could do: either a placement or the refusal.
 
     position: in the order in which the hosts were given.

@@ -1,8 +1,8 @@
 """GuestRequest: one VM to be placed, of its document and its user's options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -43,8 +43,7 @@ from homenode.vm.model import GuestHostdev, Vm
 _X86 = frozenset({"x86_64", "i686"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuestRequest:
+class GuestRequest(Struct, frozen=True, kw_only=True):
     """One VM to be placed.
 
     guest: the document's own facts. layout: docs/layouts.md; `options` names the one asked for.

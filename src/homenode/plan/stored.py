@@ -1,10 +1,10 @@
 """Stored plans: written with the host they are for, refused on another, counted as planned VMs."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode import formats
@@ -33,8 +33,7 @@ def encode_plan(plan: Plan, proof: Proof | NotProved | None = None) -> str:
     return document.removesuffix("\n}\n") + f',\n  "proof": {text}\n}}\n'
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Struct, frozen=True):
     """Why no placement fits, as a value to store; see Unplannable."""
 
     message: str

@@ -1,9 +1,9 @@
 """Division: which VM goes to which host and nodes, as a linear program in whole numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError

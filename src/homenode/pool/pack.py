@@ -7,11 +7,11 @@ packings on whole cores; the gap between the packing and the bound is printed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Annotated
 
 from msgspec import Meta, Struct, structs
+from msgspec.structs import replace
 
 from homenode.domain.read import read_vm
 from homenode.errors import InputError

@@ -1,9 +1,9 @@
 """Stranded GPUs: those that no combination of VMs with full locality can use on a host."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError

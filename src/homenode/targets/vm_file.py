@@ -158,7 +158,7 @@ def plan_for_target(vm: VmFile, options: PlanOptions, host: Host, target: str) -
     says_nothing = vm.kind != target or vm.guest.cpu_topology is None
     if module.one_socket and request.options.objective is None and says_nothing:
         guest = structs.replace(vm.guest, cpu_topology=(1, 1, vm.guest.vcpus, 1))
-        vm, request = replace(vm, guest=guest), replace(request, guest=guest)
+        vm, request = replace(vm, guest=guest), structs.replace(request, guest=guest)
     made = plan(host, request)
     _refuse_lost_vgpus(made, module)
     limits: tuple[PlanFinding, ...] = ()

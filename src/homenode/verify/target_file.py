@@ -1,9 +1,9 @@
 """TargetFile: a hypervisor's file, read back, and its guest, against the plan that it is for."""
 
-import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterator
 
+from msgspec import structs
 from msgspec.structs import replace
 
 from homenode.catalogue import entry_of, finding
@@ -244,7 +244,7 @@ def expectation_for_target(plan: Plan, target: str, host: Host | None = None) ->
         return replace(one, address=None) if chooses else one
 
     vm = replace(vm, hostdevs=tuple(map(placed, vm.hostdevs)))
-    return dataclasses.replace(
+    return structs.replace(
         expectation_of(vm, host=host),
         addresses_by=module.title if chooses else None,
         has_device_cells=Feature.DEVICE_CELLS not in lost,

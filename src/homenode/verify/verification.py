@@ -1,8 +1,9 @@
 """Verification: the command: reads document, plan, host and guest, and compares. [I/O]"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.domain.read import open_domain, vm_of
@@ -36,8 +37,7 @@ _SSH = "ssh:"
 Notify = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyRequest:
+class VerifyRequest(Struct, frozen=True):
     """What to verify. document, plan: files. host, guest: sources, as every command takes them;
     guest also "ssh:HOST". boot: None = no test guest is booted. target: whose guest it is and whose
     plan, by its name in targets/registry.py; None = libvirt's."""
@@ -51,8 +51,7 @@ class VerifyRequest:
     target: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """The answer. views: what guests report, compared with what was expected. guests: as hosts, to
     draw.
 

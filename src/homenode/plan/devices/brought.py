@@ -7,8 +7,9 @@ Source: NVIDIA, Fabric Manager User Guide (2025), chapter Full Passthrough Virtu
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, LinkKind, PciDevice
@@ -58,8 +59,7 @@ def _link_rate(device: PciDevice) -> float:
     return link.max_gt_per_s * link.max_width
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchedGpus:
+class SwitchedGpus(Struct, frozen=True):
     """All GPUs of a board, and the NVSwitches that join them."""
 
     gpus: frozenset[Bdf]
@@ -116,8 +116,7 @@ def link_groups(host: Host) -> dict[Bdf, Bdf]:
     return group_of
 
 
-@dataclass(frozen=True)
-class BroughtDevices:
+class BroughtDevices(Struct, frozen=True, dict=True):
     """What GPUs bring to one VM on a host where others have devices already."""
 
     host: Host

@@ -5,7 +5,8 @@ source does not give the GPUs' modules, only the number of GPUs can be judged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.discover.device_kinds import NVIDIA
@@ -35,8 +36,7 @@ Source: pci.ids; NVIDIA, Optimizing VM Configuration for AI Inference (H200).
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Fabric:
+class Fabric(Struct, frozen=True):
     """NVSwitches that join a host's GPUs. gpus: how many there are. module_of_gpu: the modules that
     are known, by function."""
 

@@ -1,10 +1,11 @@
 """GpuTies: which of GPUs that are equally near are chosen, by the GPU sets that they break."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from heapq import nsmallest
 from operator import itemgetter
+
+from msgspec import Struct
 
 from homenode.plan.bit_sets import members
 
@@ -21,16 +22,14 @@ _Value = tuple[int, int, int, int]
 """(link groups, sets broken, rank, GPUs (bits)): of one state the least is kept."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Alike:
+class _Alike(Struct, frozen=True):
     """GPUs of the same sets (bits). firsts: (rank, bits) of none, the first, the first two …"""
 
     sets: int
     firsts: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class GpuTies:
+class GpuTies(Struct, frozen=True, dict=True):
     """GPUs are bits. sets: of which a VM should take all or none. link_groups: of which it should
     take as few as can be, () = does not count. ranks: of each GPU; of equals the least sum counts.
     """

@@ -6,9 +6,11 @@ choose from.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError
@@ -26,8 +28,7 @@ from homenode.plan.request import GuestRequest
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCandidate:
+class GpuCandidate(Struct, frozen=True):
     """A GPU of the host that no other VM has. number: its position among these, and its bit.
 
     home: its node, None where the firmware gives none. weight: functions that come with it.
@@ -55,8 +56,7 @@ class GpuChoice(NamedTuple):
     is_complete: bool
 
 
-@dataclass(frozen=True)
-class DeviceOptions:
+class DeviceOptions(Struct, frozen=True, dict=True):
     """The functions that a VM gets, and the GPUs that it may get.
 
     named: functions that it gets in any case, host order. named_gpus: as bits of `gpus`, as far as
@@ -173,8 +173,7 @@ class DeviceOptions:
         )
 
 
-@dataclass(frozen=True)
-class DeviceInventory:
+class DeviceInventory(Struct, frozen=True, dict=True):
     """What the devices of a host are to the planner, whoever has them: equal for hosts with the
     same devices, so that a search over many states of one host makes it once.
 
@@ -323,8 +322,7 @@ def device_options(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Choices:
+class _Choices(Struct, frozen=True):
     """GPUs (bits) of which all are chosen, None = of all; and what to know of them."""
 
     groups: tuple[int, ...] | None

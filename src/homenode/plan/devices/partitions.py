@@ -9,8 +9,9 @@ Source: NVIDIA, Fabric Manager User Guide (2025), chapter GPU Partitions.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 
@@ -23,8 +24,7 @@ class Board(StrEnum):
     HGX_B200 = "hgx-b200"  # DGX B200; B300 boards
 
 
-@dataclass(frozen=True, slots=True)
-class FabricPartition:
+class FabricPartition(Struct, frozen=True):
     """One default partition. modules: physical (module) ids of its GPUs, 1-based.
 
     nvlinks: links of each GPU that are up; 0 for a single GPU.

@@ -6,10 +6,10 @@ proof says how many of the terms it covers, or why there is none.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.json_text import decode_json

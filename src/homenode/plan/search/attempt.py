@@ -6,10 +6,10 @@ stand the solution of a fallback, and the PUs, the memory and QEMU's threads tha
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap

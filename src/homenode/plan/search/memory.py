@@ -9,7 +9,9 @@ with the node of PUs that is nearest.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError
 from homenode.indices import NodeIndex

@@ -6,8 +6,10 @@ Same input, same placement.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from homenode.plan.allocations import Allocations, allocations
 from homenode.plan.devices.options import DeviceInventory, DeviceOptions, device_options

@@ -5,9 +5,9 @@ Hints come from the same sums as the refusal itself; no search is made to word o
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex

@@ -148,7 +148,7 @@ def without_first_gpu(
     groups = tuple(one for one in groups if one.bit_count() >= options.count)
     if not groups:
         return None
-    fewer = replace(options, open=options.open & ~without, groups=groups)
+    fewer = structs.replace(options, open=options.open & ~without, groups=groups)
     devices = structs.replace(problem.devices, options=fewer)
     other = structs.replace(problem, devices=devices)
     nodes = _nodes_of(best)

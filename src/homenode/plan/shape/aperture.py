@@ -7,7 +7,8 @@ device with a vIOMMU.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.gap import Gap
 from homenode.pci import PciDevice
@@ -35,8 +36,7 @@ _OWN_BARS = 6
 """Beyond are the ROM and the space for virtual functions, which a guest does not map."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApertureChoice:
+class ApertureChoice(Struct, frozen=True):
     """What to set and what it costs; None without devices."""
 
     aperture: Aperture | None

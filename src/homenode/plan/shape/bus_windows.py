@@ -6,8 +6,9 @@ Source: tried on libvirt 9.0 and QEMU 7.2; libvirt domain XML, <target busNr> is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.plan.model import Unplannable
 
@@ -27,8 +28,7 @@ class Window(NamedTuple):
     bus_count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpanderNeed:
+class ExpanderNeed(Struct, frozen=True):
     """An expander bus. buses: itself and every bus below it. bus_nr: None = to be chosen."""
 
     index: int

@@ -13,7 +13,9 @@ an emulated CPU (tests/verify/test_caches_boot.py).
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.gap import Gap
@@ -38,8 +40,7 @@ Groups = tuple[CpuSet, ...]
 """Sets of vCPUs that share a cache, by their first vCPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestCpu:
+class GuestCpu(Struct, frozen=True):
     """What decides how a Linux guest reads its L3.
 
     is_amd: by its CPUID vendor; None = not known. has_topoext: the feature is on. llc_bits: APIC
@@ -51,8 +52,7 @@ class GuestCpu:
     llc_bits: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class CacheChoice:
+class CacheChoice(Struct, frozen=True):
     """What the guest is shown of its L3, and what remains to be said.
 
     topoext: True = the guest needs the feature; False = it must not have it; None = as it was.
@@ -64,8 +64,7 @@ class CacheChoice:
     gaps: tuple[Gap, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class SharedLlcs:
+class SharedLlcs(Struct, frozen=True):
     """The LLCs under the vCPUs. groups: vCPUs of each; llcs: their indices, in the same order."""
 
     groups: Groups

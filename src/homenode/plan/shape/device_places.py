@@ -6,9 +6,10 @@ sits.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
@@ -35,8 +36,7 @@ class Section(IntEnum):
     VF_PARENT = 7  # its virtual functions are what is passed
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """A port for one host device.
 
     node: the device's. near: the cell is only the nearest one. functions: those of the host that
@@ -60,8 +60,7 @@ class Place:
         return (self.near, section, *self.order)
 
 
-@dataclass(slots=True)
-class _Tree:
+class _Tree(Struct):
     """Parents of every function, looked up once."""
 
     by_bdf: dict[Bdf, PciDevice]

@@ -1,8 +1,6 @@
 """Guest cells: vCPUs, memory and distances of each, and the huge pages to reserve for them."""
 
-from dataclasses import dataclass
-
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -28,8 +26,7 @@ _ORDINARY_GRANULES = (MIB, 4 * KIB, KIB)
 """libvirt rounds each cell up to 1 MiB on x86 and counts in KiB: finer sizes only where asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestMemory:
+class GuestMemory(Struct, frozen=True):
     """The cells of a guest, and what was found on the way."""
 
     cells: tuple[VmCell, ...]

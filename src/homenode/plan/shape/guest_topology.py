@@ -8,8 +8,9 @@ complains, with dies and without the L3 (<cache mode='disable'/>) as well: only 
 cuts are silent there.
 """
 
-from dataclasses import dataclass
 from math import gcd
+
+from msgspec import Struct
 
 from homenode.errors import InputError
 from homenode.plan.model import PlanFinding, plan_finding
@@ -25,8 +26,7 @@ AMD_VENDORS = frozenset({"AuthenticAMD", "HygonGenuine"})
 """CPUID vendors whose siblings are given by leaf 0x8000001E, which QEMU shows with topoext only."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopologyChoice:
+class TopologyChoice(Struct, frozen=True):
     """topology: None = the document's stays."""
 
     topology: GuestTopology | None

@@ -8,9 +8,8 @@ enhancement 199; ids of device_kinds in KubeVirt pkg/util/hardware/grace.go.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -34,8 +33,7 @@ QEMU_WITH_INITIATORS = (9, 0, 0)
 """First versions with <acpi nodeset=> in <hostdev>, and with acpi-generic-initiator."""
 
 
-@dataclass(frozen=True, slots=True)
-class InitiatorCells:
+class InitiatorCells(Struct, frozen=True):
     """The guest's cells with those of initiators behind them, and which are each GPU's."""
 
     cells: tuple[VmCell, ...]

@@ -1,7 +1,8 @@
 """Nearest cells: where devices go whose host node is none of the guest's."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.indices import NodeIndex
@@ -9,8 +10,7 @@ from homenode.plan.model import PlanFinding, plan_finding
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class NearestCell:
+class NearestCell(Struct, frozen=True):
     """The guest's cell that is nearest to a host node without one. distance: the host's SLIT."""
 
     cell: int

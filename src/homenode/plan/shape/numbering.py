@@ -6,10 +6,12 @@ online vCPUs are spread over them as all are. A socket has consecutive numbers, 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import gcd
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError
@@ -22,8 +24,7 @@ MOST_SOCKETS_PER_CELL = 4
 """Beyond, a vCPU more or less online in a cell is better than more sockets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Numbering:
+class Numbering(Struct, frozen=True):
     """placement: in the order of the numbers. cells: vCPUs of each guest cell. socket_vcpus: size
     of the sockets where they are what the cells took turns by; None = left open."""
 
@@ -113,8 +114,7 @@ def without_online(cells: Sequence[CpuSet], offline: CpuSet) -> Iterator[PlanFin
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(Struct, frozen=True):
     cells: tuple[CpuSet, ...]
     socket_vcpus: int | None
 

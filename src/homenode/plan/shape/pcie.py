@@ -6,8 +6,9 @@ not on which, and libvirt finds no gap to fill. They serve hot-plug too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -40,8 +41,7 @@ from homenode.vm.model import GuestAddress, GuestCellId, GuestPciController, Por
 MOST_SPARE_PORTS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class MirroredPcie:
+class MirroredPcie(Struct, frozen=True):
     """The guest's PCIe tree. address_of holds devices with a place only; cell_of likewise, and
     whatever else the document has put on a cell's expander bus."""
 

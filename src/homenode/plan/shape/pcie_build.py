@@ -1,6 +1,6 @@
 """The build of a guest's PCIe tree: the ideal tree of pcie_tree.py on what the document has."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.plan.model import Unplannable
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
@@ -12,8 +12,7 @@ LARGEST_INDEX = 255
 """libvirt writes a controller's index as `bus` of an address, which has 8 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Port:
+class _Port(Struct, frozen=True):
     """A controller of the tree. bus_nr: the document's, on expander buses."""
 
     index: int

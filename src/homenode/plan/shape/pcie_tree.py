@@ -7,7 +7,8 @@ slots 0 to 31, a port's own bus has slot 0 only.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.plan.options import PciGranularity
@@ -21,8 +22,7 @@ ExpanderKey = tuple[int, str, int]
 """Cell, root complex ("" where the cell has one tree), and number of the bus, 0 the first."""
 
 
-@dataclass(frozen=True, slots=True)
-class TreeNode:
+class TreeNode(Struct, frozen=True):
     """One controller.
 
     position: in the order of numbering. parent: position of what it is plugged into, None = pcie.0.
@@ -36,8 +36,7 @@ class TreeNode:
     slot: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PcieTree:
+class PcieTree(Struct, frozen=True):
     """Controllers in the order of numbering, and the port of each host function.
 
     leading_expanders: how many open every numbering. expanders: how many there are when every GPU

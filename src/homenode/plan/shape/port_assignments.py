@@ -1,6 +1,6 @@
 """Seats of the devices that a VM gets, and which of them the document has right already."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.plan.request import GuestRequest
@@ -10,8 +10,7 @@ from homenode.plan.shape.pcie_tree import PcieTree
 from homenode.vm.model import GuestAddress
 
 
-@dataclass(frozen=True, slots=True)
-class PortAssignment:
+class PortAssignment(Struct, frozen=True):
     """A port and what sits behind it. function_of: guest function of each host function, ascending
     by address."""
 

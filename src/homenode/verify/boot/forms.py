@@ -6,9 +6,9 @@ bridges, addresses. What needs the real host goes: KVM, host nodes, huge pages, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from xml.sax.saxutils import quoteattr
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -31,8 +31,7 @@ from homenode.verify.boot.stand_in import MOST_BYTES, SUBSTITUTE, CpuChoice, Sta
 from homenode.vm.model import GuestAddress
 
 
-@dataclass(frozen=True, slots=True)
-class BootFiles:
+class BootFiles(Struct, frozen=True):
     """Where a boot's files lie: what goes in, and the two texts that come out."""
 
     kernel: str

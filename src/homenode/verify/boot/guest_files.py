@@ -5,8 +5,9 @@ packages are fetched as they are and unpacked into a cache; nothing is installed
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.errors import HostError
 from homenode.input_files import read_plain, read_start
@@ -34,8 +35,7 @@ _HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GuestFiles:
+class GuestFiles(Struct, frozen=True):
     """What a test guest boots. stated: where the kernel comes from, for people."""
 
     kernel: Path

@@ -5,8 +5,9 @@ Source: Documentation/driver-api/early-userspace/buffer-format.rst of the Linux 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from homenode.errors import HostError
 from homenode.snapshot.collector import collector_script
@@ -39,8 +40,7 @@ poweroff -f
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One member of an archive. device: (major, minor) of a device node."""
 
     path: str

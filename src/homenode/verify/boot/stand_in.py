@@ -17,7 +17,6 @@ more than the 40 bits of TCG's CPUs, every size is divided by the same power of 
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,8 +44,7 @@ _L3 = ("emulate", "passthrough", "disable")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuChoice:
+class CpuChoice(Struct, frozen=True):
     """A test guest's <cpu>. mode: "custom" with a model, "host-passthrough" or "maximum".
 
     features: (name, on). l3: None = the model's own; "emulate", "passthrough" or "disable".
@@ -106,8 +104,7 @@ _LEAST_BAR_BYTES = 64 * MIB
 _LOW_BYTES = 4 * GIB
 
 
-@dataclass(frozen=True, slots=True)
-class AddressMap:
+class AddressMap(Struct, frozen=True):
     """bars: (function of the host, bytes) of each large BAR. memory_bytes: where memory ends.
 
     hole_bytes, window_mib: of the root bus and of OVMF; None = its own default. shift: by how many

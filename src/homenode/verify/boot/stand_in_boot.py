@@ -8,9 +8,9 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.discover import discover
@@ -77,8 +77,7 @@ _INSTALL = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BootOptions:
+class BootOptions(Struct, frozen=True):
     """connect: libvirt's URI; None = the system's where it answers; "none" = QEMU directly.
 
     keep: folder for the guest's files and texts afterwards. timeout_s: None = by vCPU count.
@@ -93,8 +92,7 @@ class BootOptions:
     libvirt_timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Booted:
+class Booted(Struct, frozen=True):
     """What came of a boot. guest: None where it did not come up; then `findings` say why.
 
     how: through what and with which accelerator, for people.
@@ -221,8 +219,7 @@ def boot_command(words: Sequence[str], source: str, options: BootOptions) -> Boo
     return Booted(stand_in, seen, how, time.monotonic() - started, (*refused, *said))
 
 
-@dataclass(frozen=True, slots=True)
-class _Guest:
+class _Guest(Struct, frozen=True):
     """One guest of a boot. source: what findings of it name. console, report: what it says."""
 
     stand_in: StandIn

@@ -1,7 +1,9 @@
 """Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -15,8 +17,7 @@ VFIO_EXTRA_BYTES = GIB
 """Beyond the guest's memory. Source: qemuDomainGetMemLockLimitBytes, libvirt 9.0."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Demand:
+class _Demand(Struct, frozen=True):
     """Memory that must come from some nodes. page_bytes: None = ordinary, 0 = the default size,
     which the host then gives."""
 

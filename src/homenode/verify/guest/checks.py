@@ -6,9 +6,8 @@ meets them, which is that of the vCPUs, whatever their cells are called.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -24,8 +23,7 @@ KERNEL_SHARE = 16
 """One part in so many of a node's memory may be the kernel's own tables."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One line of the comparison. finding: None where expected and observed agree."""
 
     subject: str
@@ -34,8 +32,7 @@ class Check:
     finding: Finding | None
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerance:
+class Tolerance(Struct, frozen=True):
     """What the observer must forgive.
 
     cpu_substituted: why sockets, siblings and LLCs say nothing; None where they do.

@@ -1,9 +1,9 @@
 """Expectation: what a guest must report if it is what was planned."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -14,8 +14,7 @@ from homenode.verify.guest.observation import GuestPath, path_of_address
 from homenode.vm.model import GuestHostdev, Vm, VmCell
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectedDevice:
+class ExpectedDevice(Struct, frozen=True):
     """A passed-through function. bdf: the host's. cell: None = the guest is to see no node for it.
 
     path: where it is in the guest, None = unknown. vendor_id, device_id: the host's
@@ -29,8 +28,7 @@ class ExpectedDevice:
     device_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
+class Expectation(Struct, frozen=True):
     """What to look for: a VM, and what it says to its guest by other things or on a host alone.
 
     l3: vCPUs of each L3 cache, () = there is none; None = not stated. absent: vCPUs that are not

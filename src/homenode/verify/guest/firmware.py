@@ -1,7 +1,8 @@
 """Firmware: the nodes that a hypervisor gave a guest, before its kernel made its own of them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.snapshot.protocol import Snapshot
 from homenode.tools.acpi_tables import ProximityDomain, parse_slit, parse_srat
@@ -11,8 +12,7 @@ from homenode.verify.guest.expectation import Expectation
 _TABLES = "/sys/firmware/acpi/tables"
 
 
-@dataclass(frozen=True, slots=True)
-class FirmwareNodes:
+class FirmwareNodes(Struct, frozen=True):
     """What a guest's ACPI tables say. distances: [from][to] by the domains' numbers, None = they
     say none."""
 

@@ -1,7 +1,8 @@
 """Observation: what a guest's kernel reports, and where its functions hang in its PCI tree."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -14,8 +15,7 @@ _EXPANDER = "pcie-expander-bus"
 _DEEPEST = 32
 
 
-@dataclass(frozen=True, slots=True)
-class GuestPath:
+class GuestPath(Struct, frozen=True):
     """A root bus, and (device, function) on each bus from there down to the function.
 
     Firmware gives out the bus numbers between, so they are left out. The root's own number is
@@ -81,8 +81,7 @@ def paths_of_guest(guest: Host) -> dict[GuestPath, Bdf]:
 _L3 = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """A guest's own discovery, read as what it says of its VM. PU numbers of the guest are vCPU
     numbers: QEMU lists them in order. at: its functions by their path."""
 

@@ -1,9 +1,9 @@
 """GuestView: a guest's own discovery compared with what was expected of it, line by line."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -26,8 +26,7 @@ STAND_IN_KERNEL_BYTES = 96 * MIB
 """What the kernel and its files take of a test guest's first node, and of the last one."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestView:
+class GuestView(Struct, frozen=True):
     """checks: every line, with and without finding. observation: what the guest reports."""
 
     title: str

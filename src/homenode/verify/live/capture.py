@@ -7,9 +7,10 @@ be read is a gap. Nothing is asked of QEMU or of the guest.
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -48,8 +49,7 @@ _ALWAYS_TOGETHER = 1 << 16
 """Bytes by which a mapping may exceed the memory in it: it is rounded up to pages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """What to look at next to the VM itself. pus: those of its vCPUs; () = no neighbours.
 
     seconds: how long to watch them. memory_bytes: of each cell, for a QEMU whose command line names
@@ -62,8 +62,7 @@ class Watch:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
+class _Task(Struct, frozen=True):
     process: int
     id: int
     name: str

@@ -1,7 +1,8 @@
 """Memory of a running VM: on which nodes its pages are, and how large they are."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -11,8 +12,7 @@ from homenode.verify.live.running_vm import BackendObject, RamArea, RunningVm
 from homenode.vm.model import MemoryDevice, Vm, VmCell
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPiece:
+class MemoryPiece(Struct, frozen=True):
     """Memory that QEMU maps at once: a guest cell's own, or that of a memory device.
 
     nodes, mode, page_bytes: as VmCell has them. device: libvirt's alias ("dimm0"), None for a
@@ -49,8 +49,7 @@ def memory_pieces(vm: Vm) -> tuple[MemoryPiece, ...]:
     return (*cells, *devices)
 
 
-@dataclass(frozen=True, slots=True)
-class CellMemory:
+class CellMemory(Struct, frozen=True):
     """A piece with the mapping that is its memory; area None where none of its size was left."""
 
     piece: MemoryPiece

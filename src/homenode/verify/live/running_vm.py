@@ -1,7 +1,8 @@
 """RunningVm: a running VM as its host's kernel shows it: threads, memory and neighbours."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -18,8 +19,7 @@ class ThreadKind(StrEnum):
     EMULATOR = "emulator"  # the main loop, and all that it starts
 
 
-@dataclass(frozen=True, slots=True)
-class VmThread:
+class VmThread(Struct, frozen=True):
     """A thread. name: its comm. number: of the vCPU or IOThread, None for the others.
 
     allowed: PUs that the scheduler may use, after pins and cgroups alike.
@@ -32,8 +32,7 @@ class VmThread:
     allowed: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class BackendObject:
+class BackendObject(Struct, frozen=True):
     """Memory that QEMU was asked for, by its command line. name: "ram-node0", "pc.ram".
 
     host_nodes: empty where it was not bound. policy: QEMU's word ("bind", "preferred", ...).
@@ -45,8 +44,7 @@ class BackendObject:
     policy: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RamArea:
+class RamArea(Struct, frozen=True):
     """A mapping of QEMU that is large enough to be guest memory.
 
     file: what backs it (hugetlbfs, memfd), None = anonymous. policy, policy_nodes: of mbind.
@@ -62,8 +60,7 @@ class RamArea:
     pages_by_node: tuple[tuple[NodeIndex, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceInterrupt:
+class DeviceInterrupt(Struct, frozen=True):
     """A host interrupt of a passed-through device. name: "vfio-msix[0]".
 
     allowed: PUs that may serve it; effective: those that do, None where the kernel does not say.
@@ -76,8 +73,7 @@ class DeviceInterrupt:
     effective: CpuSet | None
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbour:
+class Neighbour(Struct, frozen=True):
     """Threads of one other process that could meet the VM's threads on its cores.
 
     domain: name of the VM where it is a QEMU. threads: how many of its threads these are.
@@ -95,8 +91,7 @@ class Neighbour:
     busy_ratio: float
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlaces:
+class HostPlaces(Struct, frozen=True):
     """The host's PUs, as far as a running VM is judged by them. Ascending.
 
     nodes: (node, its PUs). siblings: PUs of each core.
@@ -116,8 +111,7 @@ class HostPlaces:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RunningVm:
+class RunningVm(Struct, frozen=True):
     """One running VM. process: of its QEMU. threads: ascending by id; emulator included.
 
     default_huge_bytes: the host's default huge page size. swapped_bytes: of QEMU, None = unknown.

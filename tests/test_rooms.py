@@ -16,7 +16,7 @@ ROOMS: tuple[tuple[str, frozenset[str]], ...] = (
     ("nccl", frozenset({"nccl"})),
     ("check", frozenset({"doctor", "verify", "watch"})),
     ("change", frozenset({"change", "apply", "host_setup", "record_folder"})),
-    ("plan", frozenset({"plan", "tuning", "targets.planned"})),
+    ("plan", frozenset({"plan", "tuning", "targets.vm_file"})),
     (
         "vm",
         frozenset(

@@ -173,7 +173,7 @@ PROGRAM = Command(
     """,
     commands=(
         Command("show", f"{_PLACE}ShowArguments", "show:show", PLACE),
-        Command("plan", f"{_PLACE}PlanArguments", "planning:plan", PLACE),
+        Command("plan", f"{_PLACE}PlanArguments", "plan:plan", PLACE),
         Command("apply", f"{_PLACE}ApplyArguments", "apply:apply", PLACE),
         Command("replan", f"{_PLACE}ReplanArguments", "replan:replan", PLACE),
         Command("restore", f"{_PLACE}RestoreArguments", "restore:restore", PLACE),

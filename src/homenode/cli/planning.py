@@ -23,7 +23,6 @@ from homenode.cli.terminal import (
 from homenode.errors import FINDINGS, UsageError
 from homenode.input_files import read_input
 from homenode.plan.model import Unplannable, is_critical
-from homenode.plan.options import refuse_objective
 from homenode.tuning import Tuning, tune, tune_manually
 
 if TYPE_CHECKING:
@@ -42,31 +41,36 @@ OPTIONS = "options"
 """What to call a VM of which only options say something."""
 
 
-def plan(asked: PlanArguments) -> None:
-    """Plan, write and print as it is asked."""
-    if asked.document is not None and asked.vm_file is not None:
-        raise UsageError("give either --vm or a VM file, not both")
-    refuse_objective(asked.options)
-    run(asked)
-
-
 def run(asked: PlanArguments, agreed: "Callable[[], bool] | None" = None) -> None:
+    """Plan for libvirt, write and print; see `tune_and_write`."""
+    tune_and_write(*read_original(asked), asked, agreed)
+
+
+def read_original(asked: PlanArguments) -> "tuple[bytes | None, str]":
+    """The document or VM file that is planned for, None where options say all; and what to call it.
+
+    Raises HostError, InputError and UsageError before anything is planned.
+    """
+    _check_outputs(asked)
+    document = asked.document or asked.vm_file
+    if asked.manual.sibling_pus and not asked.manual.node_pus:
+        raise UsageError("--sibling-pus: expected --node-pus as well, found none")
+    original = None if document is None else _read(document)
+    return original, OPTIONS if document is None else document
+
+
+def tune_and_write(
+    original: bytes | None,
+    source: str,
+    asked: PlanArguments,
+    agreed: "Callable[[], bool] | None" = None,
+) -> None:
     """Plan, write and print. Nothing is written unless everything before succeeded.
 
     agreed: asked before a tuned document is written, when all is printed; without it files are
     written first, so that whoever reads no more of what is printed has them.
     """
-    from homenode.cli import plan_target
-
-    _check_outputs(asked)
-    document, options = asked.document or asked.vm_file, asked.options
-    if asked.manual.sibling_pus and not asked.manual.node_pus:
-        raise UsageError("--sibling-pus: expected --node-pus as well, found none")
-    original = None if document is None else _read(document)
-    source = OPTIONS if document is None else document
-    if not plan_target.is_for_libvirt(original, source, asked.target):
-        plan_target.run(original, source, asked)
-        return
+    options = asked.options
     if original is None:
         _check_new_output(asked.output, force=asked.force)
     else:

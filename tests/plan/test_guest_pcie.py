@@ -1,5 +1,6 @@
 """The guest's PCIe tree: expander buses, ports, places, and what the document has already."""
 
+import random
 from collections import Counter
 from time import process_time
 
@@ -10,12 +11,17 @@ from msgspec.structs import replace
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
 from homenode.errors import InputError, UsageError
+from homenode.host_reserve import HostReserve
 from homenode.pci import DeviceKind, PciLink
 from homenode.plan.model import Unplannable
 from homenode.plan.options import PciGranularity
+from homenode.plan.planner import plan as plan_vm
 from homenode.plan.request import GuestRequest
+from homenode.plan.search.expander_slots import expander_slots
+from homenode.plan.search.place import Inventory
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.shape.bus_windows import ExpanderNeed, Window, assign_windows
+from homenode.units import GIB
 from homenode.vm.layout import PRESETS, GuestCells
 from homenode.vm.model import GuestAddress, GuestPciController, PortModel
 from tests.figures import numbers
@@ -413,3 +419,53 @@ def test_devices_of_a_hybrid_host_hang_on_the_cell_of_performance_cores() -> Non
         placement = placed((2, 2), nodes=(0, 0), pins=pins, devices=devices)
         plan = assemble(host, ask(devices), placement)
         assert [device.cell for device in plan.devices] == [cell]
+
+
+def test_nodes_that_need_more_expander_buses_than_pcie_0_has_slots_for_are_not_chosen() -> None:
+    """A GPU on each of 32 nodes: nearest are all 32, and pcie.0 has slots for 25 buses."""
+    gpus = [DeviceSpec(f"{16 + i:02x}:00.0", i, DeviceKind.GPU, i) for i in range(32)]
+    host = even_host(32, 1, 1, 2, 1, devices=gpus, name="wide")
+    names = bdfs(*(device.bdf for device in gpus))
+
+    def wanted(vcpus: int) -> GuestRequest:
+        guest = small_guest(vcpus, hostdevs=[str(bdf) for bdf in names])
+        return replace(small_request(vcpus, GIB, layout="pin-numa-pci"), guest=guest, devices=names)
+
+    made = plan_vm(host, wanted(32))
+    assert len({device.cell for device in made.devices}) <= len(made.nodes) <= 25
+    assert len(plan_vm(host, replace(wanted(32), layout=PRESETS["pin-numa"])).nodes) == 32
+    with pytest.raises(Unplannable) as refused:
+        plan_vm(host, asking(wanted(60), host_reserve=HostReserve(0, 0)))
+    assert "expander-buses" in [one.constraint for one in refused.value.rejections]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_search_knows_for_which_nodes_pcie_0_has_slots(seed: int) -> None:
+    """Whatever the nodes and the document, the tree can be built where the search says so, and
+    only there."""
+    draw = random.Random(seed)
+    homes = draw.sample(range(34), 32)
+    nics = [DeviceSpec(f"{16 + i:02x}:00.0", n, DeviceKind.NIC, n) for i, n in enumerate(homes)]
+    far = [[10 if a == b else draw.choice((12, 16, 20)) for b in range(34)] for a in range(34)]
+    distances = tuple(map(tuple, far)) if seed % 3 else None
+    host = even_host(34, devices=nics, distances=distances, tells_distances=seed % 3 > 0)
+    names = bdfs(*(device.bdf for device in nics))
+    request = ask(names, vcpus=68)
+    if seed % 2:  # the document has buses of an earlier plan
+        earlier = placed((2,) * 12, devices=names)
+        request = after(request, assemble(host, request, earlier))
+    options = Inventory(host).search(host, request).options
+    slots = expander_slots(host, request, options, [node.index for node in host.nodes])
+    assert slots is not None
+    said = set()
+    for _ in range(12):
+        nodes = tuple(sorted(draw.sample(range(34), draw.randint(20, 34))))
+        placement = placed((2,) * len(nodes), nodes=nodes, devices=names)
+        try:
+            assemble(host, replace(request, vcpus=2 * len(nodes)), placement)
+            is_built = True
+        except Unplannable:
+            is_built = False
+        assert slots.suffice(sum(1 << node for node in nodes)) is is_built, nodes
+        said.add(is_built)
+    assert said == {True, False}

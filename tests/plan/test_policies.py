@@ -1,5 +1,9 @@
 """Policies, balance and devices: which of several good nodes are taken."""
 
+import random
+import runpy
+from pathlib import Path
+
 import pytest
 
 from homenode.cpuset import CpuSet
@@ -147,3 +151,20 @@ def test_a_fallback_that_was_not_searched_to_its_end_leaves_it_unknown_what_is_b
     placement = place(host, small_request(16, 40 * GIB, layout="pin"))
     assert placement.fallback == "one package, uneven memory"
     assert placement.optimal is optimal
+
+
+@pytest.mark.parametrize("steps", [0, 3_000, 20_000])
+def test_a_better_fallback_whose_search_ran_out_leaves_it_unknown_what_is_best(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """With all of its work the search finds a fallback that spans 9 packages and not 10."""
+    corpus = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "plan_corpus.py"))
+    draw = random.Random(158)
+    host = corpus["host_of_seed"](draw)
+    request = corpus["request_of_seed"](draw, host)
+    best = place(host, request)
+    assert best.optimal is True
+    monkeypatch.setattr(problem, "MOST_STEPS", steps)
+    found = place(host, request)
+    assert found.cost != best.cost
+    assert found.optimal is None

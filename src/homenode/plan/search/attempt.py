@@ -86,9 +86,39 @@ class Attempt:
 
     @cached_property
     def _solved(self) -> tuple[Solution | None, bool]:
+        """(the solution, whether none fits where there is none). Nodes whose devices may need too
+        many expander buses are left out where the best of all do need them."""
+        if not self._needs_slots:
+            return self._unlimited
+        found, is_known = self._solve(self._limited)
+        assert self.search.slots is not None
+        if self.search.slots.count:  # other GPUs on nodes that were left out may need fewer
+            return found and replace(found, optimal=None), False
+        return found, is_known
+
+    @cached_property
+    def _unlimited(self) -> tuple[Solution | None, bool]:
+        return self._solve(self.problem)
+
+    @cached_property
+    def _limited(self) -> SearchProblem:
+        return structs.replace(self.problem, slots=self.search.slots)
+
+    def _solve(self, problem: SearchProblem) -> tuple[Solution | None, bool]:
         if not self.request.options.explicit_cells:
-            return solve(self.problem, self.search.work)
-        return solve_fixed(self.problem, self._nodes_of_cells, self.search.work), True
+            return solve(problem, self.search.work)
+        return solve_fixed(problem, self._nodes_of_cells, self.search.work), True
+
+    @cached_property
+    def _needs_slots(self) -> bool:
+        """Whether the devices of the best placing need more expander buses than there are."""
+        solution, slots = self._unlimited[0], self.search.slots
+        if solution is None or slots is None:
+            return False
+        best, host = solution.best, self.host
+        devices = self.problem.devices.options.chosen(best.gpus)
+        homes = {host.device_at[bdf].node for bdf in devices if bdf in host.device_at}
+        return not slots.suffice_for(sum(1 << node for node, _ in best.split), homes)
 
     @property
     def solution(self) -> Solution | None:
@@ -150,7 +180,8 @@ class Attempt:
                 "no nodes hold the cells as they are given",
                 "leave node= out, or make the cells smaller",
             )
-        return whole_host(self.host, self.request, self.problem, self.fallback)
+        problem = self._limited if self._needs_slots else self.problem
+        return whole_host(self.host, self.request, problem, self.fallback)
 
     @property
     def is_possible(self) -> bool:

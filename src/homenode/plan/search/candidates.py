@@ -175,6 +175,8 @@ class Candidates:
                 return False
             if min(capacities) < 1 or sum(capacities) < problem.groups:
                 return False
+        if not problem.has_slots(nodes):
+            return False
         if not self._limits_memory:
             return True
         return problem.holds_together(tuple(members(nodes))) and problem.holds_with_others(nodes)

@@ -165,13 +165,15 @@ def _unplaced(
 
 class _Walk:
     """One walk down the ladder. misses: fallbacks that hold the VM on no nodes. rejections: why,
-    and why single nodes of those that do hold it do not. brief: they are not asked for."""
+    and why single nodes of those that do hold it do not. brief: they are not asked for. is_sure:
+    whatever was passed over is known to be impossible or no better."""
 
     def __init__(self, search: PlacementSearch, *, brief: bool) -> None:
         self.search, self.brief = search, brief
         self.host, self.request = search.host, search.request
         self.rejections = list(unusable_nodes(self.host, self.request))
         self.misses: list[Attempt] = []
+        self.is_sure = True
 
     def placement(self) -> Placement:
         """The placement on the first fallback that holds the VM, or on one that is better.
@@ -180,7 +182,6 @@ class _Walk:
         """
         refused: set[tuple[object, ...]] = set()
         too_few: set[tuple[int, ...]] = set()
-        is_sure = True
         ladder = fallbacks(self.request, self.search.free[1])
         attempts = (Attempt(self.search, fallback) for fallback in ladder)
         for attempt in attempts:
@@ -192,14 +193,14 @@ class _Walk:
             if attempt.takes_host_core:
                 self.rejections.append(host_core(self.request, attempt.problem))
                 continue
-            is_sure &= attempt.knows_refusal
+            self.is_sure &= attempt.knows_refusal
             if attempt.solution is not None:
                 if not attempt.is_possible:
                     continue
                 self._reject_single_nodes(attempt)
                 best = self._better(attempt, attempts) or attempt
                 found = best.placement if self.brief else best.explained(self.rejections)
-                return found if is_sure else replace(found, optimal=None)
+                return found if self.is_sure else replace(found, optimal=None)
             refused.add(attempt.problem.key())
             if sum(supply[1:]) < supply[0]:
                 too_few.add(supply)
@@ -272,10 +273,19 @@ class _Walk:
                 or (shares and other.problem.whole_cores != problem.whole_cores)
             )
         ]
-        if not roomier or not (concerns(best)[-1] or may_be_nearer(roomier[-1].problem, best)):
+
+        def may_be_better(other: Attempt) -> bool:
+            return concerns(best)[-1] > 0 or may_be_nearer(other.problem, best)
+
+        if not roomier or not may_be_better(roomier[-1]):
             return None
         for other in roomier:
-            if other.takes_host_core or other.solution is None:
+            if other.takes_host_core:
+                continue
+            solution = other.solution
+            is_known = other.knows_refusal if solution is None else bool(solution.optimal)
+            self.is_sure &= is_known or not may_be_better(other)
+            if solution is None:
                 continue
             count = 1 if elsewhere or other.fallback.memory is MemoryRule.ELSEWHERE else None
             is_better = concerns(other.best.cost)[:count] < concerns(best)[:count]

@@ -18,6 +18,7 @@ from homenode.plan.search.cell_sizes import cell_sizes
 from homenode.plan.search.cost import Cost, request_order
 from homenode.plan.search.devices import Home, NamedDevice, SearchDevices
 from homenode.plan.search.distances import DistanceMatrix
+from homenode.plan.search.expander_slots import ExpanderSlots, expander_slots
 from homenode.plan.search.ladder import Fallback, MemoryRule
 from homenode.plan.search.memory import (
     NodeMemory,
@@ -80,6 +81,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     many. distances: between the nodes; their packages are numbered from 0. device_pages: (guest
     cell, pages) of each memory device, next to `pages`; the n-th cell is on the n-th of the nodes.
     shares: there are more groups than whole cores, so each node gives all of its whole cores first.
+    slots: for expander buses, None where any nodes may be chosen.
     """
 
     pack: bool
@@ -102,6 +104,7 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
     pages_anywhere: int = 0
     device_pages: tuple[tuple[int, int], ...] = ()
     shares: bool = False
+    slots: ExpanderSlots | None = None
 
     @cached_property
     def capacities(self) -> tuple[int, ...]:
@@ -134,6 +137,8 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         """For each node, the last node before it (as a bit) that is alike in all that a search
         compares; 0 where there is none. Nodes that devices lie on are like no other."""
         of_devices, homes = self.devices.home_nodes, self.devices.homes
+        if self.slots is not None:
+            of_devices |= self.slots.own_nodes
         between = self.distances.between
         result: list[int] = []
         last: dict[tuple[object, ...], list[int]] = {}
@@ -220,6 +225,10 @@ class SearchProblem(Struct, frozen=True, kw_only=True, dict=True):
         others.sort(reverse=True)
         more = max(0, self.most_nodes - len(own))
         return sum(own) + sum(others[:more]) >= self.pages_anywhere
+
+    def has_slots(self, nodes: int) -> bool:
+        """Whether pcie.0 has slots for the expander buses of a guest on these nodes (bits)."""
+        return self.slots is None or self.slots.suffice(nodes)
 
     def devices_of_cells(self, cells: int) -> tuple[int, ...]:
         """Pages of each cell's memory devices; those of a cell that is no more are cell 0's."""
@@ -447,6 +456,12 @@ class PlacementSearch(Struct, frozen=True, kw_only=True, dict=True):
             groups=0,
             equal=False,
         )
+
+    @cached_property
+    def slots(self) -> ExpanderSlots | None:
+        """For expander buses; None where they suffice on any nodes."""
+        nodes = [cores.index for cores in self.free[0].nodes]
+        return expander_slots(self.host, self.request, self.options, nodes)
 
     @cached_property
     def _between(self) -> DistanceMatrix:

@@ -145,6 +145,15 @@ def whole_host(
             "no nodes that hold the VM have all of its GPUs",
             f"take --device-locality {DeviceLocality.PREFER}, other GPUs or fewer vCPUs",
         )
+    if problem.slots is not None and fits(structs.replace(problem, slots=None)):
+        return Rejection(
+            "expander-buses",
+            indices,
+            "the devices lie next to more cells than pcie.0 has free slots for expander buses "
+            f"({problem.slots.free})",
+            "pass fewer devices, allow fewer nodes with --max-nodes, or take --layout pin-numa, "
+            "which leaves the PCI tree as it was",
+        )
     if problem.device_pages:
         return Rejection(
             "memory" if request.page_bytes is None else "pages",

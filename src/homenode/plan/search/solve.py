@@ -120,7 +120,7 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> 
     found = []
     for split in splits:
         nodes = sum(1 << node for node, _ in split)
-        first = problem.first_terms(nodes)
+        first = problem.first_terms(nodes) if problem.has_slots(nodes) else None
         if first is not None:
             placing = search.work_out(nodes, search.nearest.choices(nodes, _fixed(split)))
             found.append((first, search.rest_of(placing), placing))

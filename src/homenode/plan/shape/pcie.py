@@ -185,9 +185,9 @@ def mirror_cells(
 def _cells_with_bus(
     stated: PcieDocument, places: tuple[Place, ...], devices: tuple[Bdf, ...], cells: int
 ) -> tuple[int, ...]:
-    """Every cell; only those that get a device where pcie.0 has no slot for so many buses."""
-    buses = [c for c in stated.controllers.values() if c.model == PortModel.EXPANDER_BUS.value]
-    if cells <= len(stated.expander_slots()) + len(buses):
+    """Every cell; only those that get a device where pcie.0 has no slot for so many buses. The
+    search chooses no nodes for which these are too many (search/expander_slots.py)."""
+    if cells <= len(stated.expander_slots()) + len(stated.cells_with_bus):
         return tuple(range(cells))
     wanted = set(devices)
     return tuple(sorted({p.cell for p in places if not wanted.isdisjoint(p.functions)}))

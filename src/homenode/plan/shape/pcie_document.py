@@ -72,6 +72,12 @@ class PcieDocument:
         in_use = self.slots_of_bus.get(0, set())
         return [slot for slot in _EXPANDER_SLOTS if slot not in in_use]
 
+    @property
+    def cells_with_bus(self) -> frozenset[int]:
+        """Cells that an expander bus of the document belongs to."""
+        buses = (one for one in self.controllers.values() if one.model == EXPANDER)
+        return frozenset(one.cell for one in buses if one.cell is not None)
+
     def below_expanders(self) -> dict[int, int]:
         """For each controller under an expander bus, the index of that bus."""
         found: dict[int, int] = {}

@@ -7,12 +7,12 @@ best are worked out: the split over the nodes, then the GPUs. docs/decisions/001
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.plan.bit_sets import members
 from homenode.plan.search.branching import Branching
@@ -33,8 +33,7 @@ STEPS_TO_EXPLAIN = 20_000
 """For the runners-up, which no plan depends on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
+class Placing(Struct, frozen=True, kw_only=True):
     """One candidate. gpus: bits of problem.devices.options.gpus that were chosen."""
 
     split: Split
@@ -42,8 +41,7 @@ class Placing:
     cost: Cost
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+class Solution(Struct, frozen=True, kw_only=True):
     """The placing of least cost. optimal: None where not all were compared.
 
     runners_up: works out other sets of nodes, best first, at most MOST_RUNNERS_UP.
@@ -130,9 +128,9 @@ def solve_fixed(problem: SearchProblem, splits: Iterable[Split], work: Work) -> 
     placings = [placing for *_, placing in found]
     is_exact = search.exact and search.nearest.exact
     return Solution(
-        placings[0],
-        True if is_exact else None,
-        lambda: _distinct(placings)[:MOST_RUNNERS_UP],
+        best=placings[0],
+        optimal=True if is_exact else None,
+        runners_up=lambda: _distinct(placings)[:MOST_RUNNERS_UP],
     )
 
 
@@ -148,9 +146,9 @@ def without_first_gpu(
     groups = tuple(one for one in groups if one.bit_count() >= options.count)
     if not groups:
         return None
-    fewer = structs.replace(options, open=options.open & ~without, groups=groups)
-    devices = structs.replace(problem.devices, options=fewer)
-    other = structs.replace(problem, devices=devices)
+    fewer = replace(options, open=options.open & ~without, groups=groups)
+    devices = replace(problem.devices, options=fewer)
+    other = replace(problem, devices=devices)
     nodes = _nodes_of(best)
     if other.first_terms(nodes) is None:
         return None
@@ -280,7 +278,9 @@ class _Search:
             is_exact = branching.is_complete and self.exact and self.nearest.exact
         far.sort(key=bounds.__getitem__)
         return Solution(
-            done[0], True if is_exact else None, lambda: self._runners_up(done, far, bounds, others)
+            best=done[0],
+            optimal=True if is_exact else None,
+            runners_up=lambda: self._runners_up(done, far, bounds, others),
         )
 
     def _nearest_of(
@@ -385,7 +385,7 @@ class _Search:
             split = splits[ranges]
             self.work.spend(STEPS_OF_COST + 2 * len(split))
             cost = problem.cost(split, gpus, nearness, distance)
-            found.append(Placing(split, gpus.gpus, cost))
+            found.append(Placing(split=split, gpus=gpus.gpus, cost=cost))
         return min(found, key=self.rest_of)
 
 

@@ -7,8 +7,9 @@ said to be, with noise of a boot and of a sample that only depend on the boot's 
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from homenode.change.step import ChangeEntry, ChangeState
 from homenode.description.parse import parse_description

@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import yaml  # type: ignore[import-untyped]
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -234,7 +234,7 @@ ALONE = Experiment("shared-1gpu-n1-alone-r1", Mode.ALONE, ("n1",), "parts", 1, c
 
 def options_refused(**fields: object) -> bool:
     try:
-        check_options(replace(StudyOptions(), **fields))  # type: ignore[arg-type]
+        check_options(replace(StudyOptions(), **fields))
     except UsageError:
         return True
     return False

@@ -1,9 +1,9 @@
 """Link registers of QEMU's own root port and endpoint are read, and written in two fields only."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.discover.lspci import host_from_lspci

@@ -1,6 +1,5 @@
 """Retraining writes two fields of one port, and can be undone."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -247,7 +246,7 @@ def test_somebody_elses_target_after_an_interruption_is_said() -> None:
     lines: list[ChangeEntry] = []
     RetrainStep(plan, space, NoTime()).do(lines.append)
     entry = structs.replace(lines[0], before="0x1043")
-    plan = dataclasses.replace(plan, before=dataclasses.replace(plan.before, control_2=0x1041))
+    plan = structs.replace(plan, before=structs.replace(plan.before, control_2=0x1041))
     assert "somebody else" in explain_interrupted(entry, plan.before).observed
 
 

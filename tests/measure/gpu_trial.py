@@ -5,8 +5,9 @@ A guest has the cells, ports and expander buses of the definition that it was bo
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives_of
 from homenode.analyse.collective_causes import Diagnosis, diagnose

@@ -187,7 +187,7 @@ def test_the_default_is_seven_settings_and_the_whole_twenty() -> None:
     whole = settings_of(Depth.FULL)
     assert len(set(whole)) == 20 and set(settings_of(Depth.NORMAL)) <= set(whole)
     assert len({one.name for one in whole}) == 20
-    assert replace(CollectiveSettings(), ring=True) in whole
+    assert structs.replace(CollectiveSettings(), ring=True) in whole
 
 
 def channels_in(run: Run, settings: str) -> set[float]:

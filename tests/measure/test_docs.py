@@ -27,6 +27,6 @@ def test_every_metric_of_the_probe_is_documented(command: str) -> None:
 def test_every_field_of_a_record_is_documented(record: type, heading: str) -> None:
     sections = read_page("docs/formats/bench.md").sections()
     (section,) = (text for title, text in sections.items() if title == heading)
-    fields = set(record.__dataclass_fields__)  # type: ignore[attr-defined]
+    fields = set(record.__struct_fields__)  # type: ignore[attr-defined]
     listed = {word for cell in first_column(section) for word in cell.split(", ")}
     assert fields <= listed

@@ -1,10 +1,10 @@
 """What a run was taken under: looks before and after, and what is found before it begins."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError, UsageError

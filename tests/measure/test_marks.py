@@ -3,10 +3,10 @@
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.measure import runner
 from homenode.measure.progress import Progress

@@ -1,10 +1,10 @@
 """What orders come to on a machine: its head, its tests, the plan of a guest."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet

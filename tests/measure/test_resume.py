@@ -3,7 +3,6 @@
 import itertools
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.errors import HomenodeError, HostError, UsageError
 from homenode.measure import runner

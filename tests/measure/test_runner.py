@@ -3,11 +3,11 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ToolError, UsageError

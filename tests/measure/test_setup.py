@@ -78,7 +78,7 @@ def source_of(tools: Path) -> ToolSource:
     (source,) = (one for one in SOURCES if one.name == "nvbandwidth")
     content = (tools.parent / "archive.tar.gz").read_bytes()
     changed = {"sha256": hashlib.sha256(content).hexdigest()}
-    return ToolSource(**{f: getattr(source, f) for f in source.__slots__} | changed)
+    return ToolSource(**{f: getattr(source, f) for f in source.__struct_fields__} | changed)
 
 
 def plan_of(tools: Path, prefix: Path) -> SetupPlan:

@@ -12,11 +12,11 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import ToolError
 from homenode.measure.access.local import LocalMachine

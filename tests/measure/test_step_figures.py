@@ -1,9 +1,9 @@
 """What the outputs of GPU tools come to, as the runner asks for it."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError

@@ -5,11 +5,11 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.analyse.comparison import EvidenceLevel
 from homenode.analyse.machine_facts import facts_of_runs

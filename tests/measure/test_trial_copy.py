@@ -8,10 +8,10 @@ import stat
 import subprocess
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
 from homenode.domain.read import read_vm

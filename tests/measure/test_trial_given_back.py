@@ -2,10 +2,10 @@
 
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.apply.definition import apply_definition, restore_definition, saved_original
 from homenode.change.step import ChangeState

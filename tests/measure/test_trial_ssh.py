@@ -1,9 +1,9 @@
 """A trial that reaches its guest by ssh: a real sshd, with this machine in the guest's place."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.hypervisor.virsh import Virsh
 from homenode.measure import runner as bench_runner

@@ -1,11 +1,11 @@
 """What homenode bench prints, on wide and on narrow terminals."""
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.doc import Doc
 from homenode.gap import Gap

@@ -5,11 +5,11 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.cli.main import main
 from homenode.errors import UsageError

@@ -2,12 +2,12 @@
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from homenode.errors import HostError, InputError
 from homenode.measure.bindings.folder import StudyEntry, StudyFolder, _Hosts, attempts

@@ -7,10 +7,10 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from homenode.analyse.study_report import study_report
 from homenode.measure.bindings.evidence import parse_record

@@ -6,11 +6,11 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from homenode.analyse.alternative import alternatives
 from homenode.analyse.compare import compare
@@ -288,7 +288,7 @@ def job(mode: Mode, rate: float, **fields: object) -> JobEvidence:
         run_of(name, *samples, **head),
         homes=((str(gpu), 0),),
     )
-    return replace(one, **fields)  # type: ignore[arg-type]
+    return replace(one, **fields)
 
 
 @pytest.mark.parametrize(

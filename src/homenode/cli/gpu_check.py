@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from homenode.cli.arguments.measure import GpuCheckArguments
 from homenode.cli.progress import shown_progress
@@ -21,8 +22,7 @@ TOOL = "nvbandwidth"
 RUN, TORCH_RUN = "gpu-check", "gpu-check-torch"
 
 
-@dataclass(slots=True)
-class Visit:
+class Visit(Struct):
     """What has been done so far. checked: a line for each part that ended, passed or not.
 
     groups: of tests, None = all of GPUs.

@@ -1,9 +1,9 @@
 """homenode nccl-topo: a guest's topology file for NCCL or RCCL, and what becomes of it. [I/O]"""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.cli.arguments.cluster import NcclTopoArguments
@@ -65,8 +65,7 @@ def nccl_topo(asked: NcclTopoArguments) -> None:
     _print_made(made, asked.output, as_json=asked.json)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
+class _Wanted(Struct, frozen=True):
     """What the file is made from."""
 
     host: str | None

@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.change.journal import default_root
 from homenode.cli.arguments.measure import (

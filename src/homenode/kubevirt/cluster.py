@@ -4,7 +4,8 @@ Source: kubevirt.io/v1, KubeVirtConfiguration; pkg/virt-config/featuregate of v1
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from homenode.errors import InputError
 from homenode.pods.objects import down, read_object
@@ -33,8 +34,7 @@ MACHINES = {
 where the CR says neither: pkg/virt-config."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """gates: that are on. version: as observed, None where the CR says none. permitted: resource
     names of permittedHostDevices, None where there is no such list. machines: what
     emulatedMachines allows by architecture, default_machines: its machineType; by "" for all.

@@ -7,8 +7,8 @@ as well as a plugin's MutateDomain.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.bdf import Bdf
@@ -59,8 +59,7 @@ LAYOUT = Layout(
 Place = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Struct, frozen=True):
     """A document with its devices placed; the input's own bytes where nothing was to be done.
 
     notes: what to know of it, one sentence each; warnings open with "warning: ".
@@ -70,8 +69,7 @@ class Placed:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CellNodes:
+class CellNodes(Struct, frozen=True):
     """cell_of_node: the cell that stands for a host node; nodes without one are left out.
 
     node_of_cell: the one node that a cell stands for, None where that is several or not known.

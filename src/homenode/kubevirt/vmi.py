@@ -6,8 +6,9 @@ KubeVirt 1.8.4.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import InputError, ParseError
@@ -37,8 +38,7 @@ _TYPES: Mapping[str, type] = {
 """Of what is below spec.domain: the API server refuses others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Vmi:
+class Vmi(Struct, frozen=True):
     """A VMI, or the template of a VM.
 
     spec: as given. annotations: name -> text. guest_addresses: guest PCI addresses that the user
@@ -164,8 +164,7 @@ Source: KubeVirt, virt-controller/services/renderresources.go, WithCPUPinning.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """vcpus: of the guest. threads: of its topology. pus: dedicated ones asked of kubelet, those of
     the emulator and of a pool of IOThreads included. memory_bytes, page_bytes: None where not said.
     most_memory_bytes: to which memory may be plugged in while it runs; None = it is not to grow.

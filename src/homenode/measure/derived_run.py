@@ -6,11 +6,11 @@ nothing is lost or counted twice however often a run was cut short.
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -49,8 +49,7 @@ _EMULATION_UNKNOWN = Gap(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Derived:
+class Derived(Struct, frozen=True):
     """A run as it stands, and what to say of it."""
 
     run: Run
@@ -58,8 +57,7 @@ class Derived:
     gaps: tuple[Gap, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
+class _Read(Struct, frozen=True):
     """A step that gave figures."""
 
     step: StepRecord

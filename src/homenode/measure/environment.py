@@ -9,7 +9,8 @@ identification of "max") and hw/arm/virt.c (the product's name); seen on Debian 
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -35,8 +36,7 @@ _INVENTED_REVISIONS = frozenset({"0x1", "0x1000065", "0xffffffff"})
 _THROTTLE_FILES = ("core_throttle_count", "package_throttle_count")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkState:
+class LinkState(Struct, frozen=True):
     """A GPU's link as the driver shows it. Idle GPUs slow their links down: compare like states."""
 
     device: Bdf
@@ -45,8 +45,7 @@ class LinkState:
     performance_state: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """One look. None where the machine does not say.
 
     memory_bytes: all nodes together; a balloon moves it. huge_pages: (page size, pages) over nodes.
@@ -73,8 +72,7 @@ class Environment:
     emulated: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(Struct, frozen=True):
     """Of the time of some PUs between two looks, from 0 to 1."""
 
     busy: float
@@ -326,8 +324,7 @@ MEMORY_KEPT = 0.90
 _BUSY_STATES = ("P0", "P1", "P2")
 
 
-@dataclass(frozen=True, slots=True)
-class Looks:
+class Looks(Struct, frozen=True):
     """Two looks at an idle machine, some time apart, and where it is to be measured."""
 
     first: Environment

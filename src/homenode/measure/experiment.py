@@ -6,9 +6,11 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.errors import InputError, NoAnswerError
@@ -81,8 +83,7 @@ class Executor(Protocol):
         """Begin what waits, in this order: the first to its end, or as many as a queue takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """poll_s: between two looks. blocked_s: how long an experiment waits where everything waits for
     somebody, or the queue is silent. wait_s: in all; None = as long as it takes."""
 

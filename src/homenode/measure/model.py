@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.gap import Gap
@@ -80,8 +82,7 @@ class Reader(StrEnum):
     OPENSSL = "openssl speed"
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveSettings:
+class CollectiveSettings(Struct, frozen=True):
     """What NCCL runs with. All False: the study's settings, but for its script's binding.
 
     file: a topology file is given. several: a process for each GPU, else one for all. peers: P2P
@@ -129,8 +130,7 @@ def intended_channels(numbers: Sequence[int]) -> int | None:
     return counts[0][0]
 
 
-@dataclass(frozen=True, slots=True)
-class BenchTest:
+class BenchTest(Struct, frozen=True):
     """One command. id: unique in the suite. seconds: about how long it takes.
 
     environment: variables next to the usual. timeout_s: then it is stopped, and that is its result:
@@ -179,16 +179,14 @@ class BenchTest:
         return (self, *self.alternatives)
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
+class Suite(Struct, frozen=True):
     """Tests in a fixed order (the schedule mixes them), and what this machine does not get."""
 
     tests: tuple[BenchTest, ...]
     left_out: tuple[Gap, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteOptions:
+class SuiteOptions(Struct, frozen=True):
     """groups: () = all that can be. largest_message_bytes: of collectives.
 
     python: the Python whose PyTorch measures where a tool is missing or fails. topology: text of a

@@ -1,6 +1,6 @@
 """Orders: what one run of the suite is asked for, and what comes of it."""
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError
@@ -16,8 +16,7 @@ MAX_NAME = 120
 """Letters of a run's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppOrder:
+class AppOrder(Struct, frozen=True):
     """The user's own program as a test. argv: no shell sees it.
 
     metric: a regular expression with one group, searched line by line in what the program prints;
@@ -31,8 +30,7 @@ class AppOrder:
     timeout_s: float = APP_TIMEOUT_S
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
+class BenchOptions(Struct, frozen=True):
     """One run: results/<system>/<name>/.
 
     switches: of the layout; those of the plan where one is given and these are unknown. plan: of
@@ -69,8 +67,7 @@ class BenchOptions:
     block: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BenchOutcome:
+class BenchOutcome(Struct, frozen=True):
     """What came of it. folder (a path), run: None where the guest is another: nothing is measured.
 
     findings: of verifying and preflight, and of the run itself. gaps: tests that this machine does

@@ -6,9 +6,9 @@ machine. What lies outside of it is not measured, and no test is bound to it.
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -47,8 +47,7 @@ from homenode.vm.model import Vm
 APP_TEST = "app"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """record: what would be run. host: the machine as the run may use it. pus: that measure.
 
     mismatch: how a guest differs from its plan; not empty = nothing should be measured.

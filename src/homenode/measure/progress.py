@@ -1,9 +1,10 @@
 """Progress: how far each task of an experiment is, and how long the rest takes."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
+
+from msgspec import Struct
 
 
 class TaskState(StrEnum):
@@ -24,8 +25,7 @@ class TaskState(StrEnum):
 UNSETTLED = frozenset({TaskState.WAITING, TaskState.PENDING, TaskState.RUNNING})
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStatus:
+class TaskStatus(Struct, frozen=True):
     """One task. part: of several that one job measures at once, from 0. job: its number in the
     queue. reason: why it is not done, "" where nothing gives one. needs_somebody: it does not begin
     by itself. is_behind: it waits for others of this experiment."""
@@ -43,8 +43,7 @@ class TaskStatus:
         return self.id if self.part == 0 else f"{self.id} task {self.part}"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Every task, in order. now: what runs. seconds_left: as far as is known, None where nothing
     is. silent_s: how long the queue has not answered, 0 where it does."""
 

@@ -7,11 +7,11 @@ Samples are derived from these and the outputs; nothing is known that is not in 
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.findings import Finding
@@ -33,8 +33,7 @@ class StepStatus(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
-class RunRecord:
+class RunRecord(Struct, frozen=True):
     """What was ordered, and of which machine. head: without what only the measuring gives.
 
     machine: fingerprint of what is measured, a guest for one; a run goes on there alone. marks: why
@@ -54,8 +53,7 @@ class RunRecord:
     bus_ids: tuple[tuple[Bdf, Bdf], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LookRecord:
+class LookRecord(Struct, frozen=True):
     """The machine before or after some steps. findings: of the preflight, before them."""
 
     number: int
@@ -64,8 +62,7 @@ class LookRecord:
     findings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Struct, frozen=True):
     """One step that ended. test: the id of what was scheduled; attempt: of what gave the output.
 
     output: file in raw/ with what it printed; sha256 of that. said: why there are no figures, or
@@ -87,8 +84,7 @@ class StepRecord:
     started_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BenchEntry:
+class BenchEntry(Struct, frozen=True):
     """One line of the journal: a look or a step."""
 
     look: LookRecord | None = None

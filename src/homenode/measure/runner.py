@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from homenode.discover import discover
 from homenode.domain.read import read_running_domain

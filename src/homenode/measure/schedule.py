@@ -8,7 +8,8 @@ bracketed by them.
 
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import UsageError
 
@@ -18,8 +19,7 @@ CONTROL_MOVES = 0.03
 """A control that differs by more than this between its two sides of a round marks the round."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ScheduledTask:
+class ScheduledTask(Struct, frozen=True, order=True):
     """One variant in one round. round: from 0; a control of round -1 stands before the first.
 
     number: the task's place in the schedule, from 0.
@@ -31,8 +31,7 @@ class ScheduledTask:
     is_control: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """What is run, in order. The same variants, rounds and seed give the same schedule."""
 
     seed: int

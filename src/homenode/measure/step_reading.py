@@ -7,12 +7,12 @@ by its content.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -355,8 +355,7 @@ def _log(
     return lambda text, name: of_run(parse(text))
 
 
-@dataclass(frozen=True, slots=True)
-class ToolOutput:
+class ToolOutput(Struct, frozen=True):
     """How a tool's output is read. sign: what only it prints, for files; "" where none is looked
     for. of_log: the figures of a file and its name. of_step: of a test of the suite, which also
     knows its GPUs, its binding and the machine."""

@@ -4,7 +4,8 @@ The probe measures processors and memory everywhere; GPUs are in gpu_suite.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
 from homenode.errors import UsageError

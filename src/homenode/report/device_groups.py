@@ -7,7 +7,8 @@ instead of a matrix. Devices have the same names in tree, picture and plan.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf, PciAddress
 from homenode.indices import NodeIndex
@@ -27,8 +28,7 @@ KIND_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCard:
+class DeviceCard(Struct, frozen=True):
     """Functions of one device (same slot), the one that gives it its kind first.
 
     virtual_functions: SR-IOV functions of it that have no card of their own.
@@ -42,8 +42,7 @@ class DeviceCard:
         return self.functions[0]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchGroup:
+class SwitchGroup(Struct, frozen=True):
     """Devices below one PCIe switch, or with none between them and the root complex.
 
     switch: the lowest switch's upstream port. above: upstream ports of the switches between it and
@@ -55,8 +54,7 @@ class SwitchGroup:
     cards: tuple[DeviceCard, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RootComplexGroup:
+class RootComplexGroup(Struct, frozen=True):
     """One root complex, as far as it serves one node. others: functions without a card that are no
     bridges."""
 
@@ -66,8 +64,7 @@ class RootComplexGroup:
     others: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDevices:
+class NodeDevices(Struct, frozen=True):
     """PCI devices whose node is `node` (None: unknown), by root complex.
 
     complexes: those with at least one card. quiet_complexes: how many have none; quiet_functions:

@@ -1,7 +1,9 @@
 """HostGroups: cores by package, node and LLC, what runs on each PU, and a host in single lines."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -25,8 +27,7 @@ from homenode.wording import number_list, plural
 KIND_WORDS = {CoreKind.PERFORMANCE: "P cores", CoreKind.EFFICIENCY: "E cores"}
 
 
-@dataclass(frozen=True, slots=True)
-class CoreGroup:
+class CoreGroup(Struct, frozen=True):
     """Cores of one node that share an LLC and a kind. cores_of_llc: on all nodes together."""
 
     llc: Llc | None
@@ -40,8 +41,7 @@ class CoreGroup:
         return CpuSet(pu for core in self.cores for pu in core.pus)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBlock:
+class NodeBlock(Struct, frozen=True):
     """A node with PUs, or the PUs whose node is unknown (node None), and what hangs on it."""
 
     node: NumaNode | None
@@ -50,8 +50,7 @@ class NodeBlock:
     devices: NodeDevices | None
 
 
-@dataclass(frozen=True, slots=True)
-class PackageFrame:
+class PackageFrame(Struct, frozen=True):
     """Nodes of one package; packages has several where one node spans them, none if unknown."""
 
     packages: tuple[PackageIndex, ...]
@@ -113,8 +112,7 @@ def package_frames(host: Host, devices: Sequence[NodeDevices]) -> tuple[PackageF
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PuUse:
+class PuUse(Struct, frozen=True):
     """Who is on a PU. The empty use is a free PU.
 
     vcpus: of the plan, in vCPU order; cell: the guest cell of the first one. beside_cell: free, but

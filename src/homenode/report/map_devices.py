@@ -1,7 +1,8 @@
 """MapDevices: root complexes, switches and devices, hung under their node by a wire."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.pci import DeviceKind, PciDevice
@@ -35,8 +36,7 @@ _TRUNK, _DROP = 22.0, 12.0
 _LABEL = 17.0  # height of a frame's label line
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class DeviceFacts(Struct, frozen=True):
     """What the cards of a host say next to the device itself.
 
     planned: the plan's devices by address. used_by: running domains' names by address.

@@ -1,7 +1,8 @@
 """MapNodes: packages as frames; in them nodes with their memory, LLCs, cores, PUs and devices."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.indices import NodeIndex
 from homenode.plan.model import Plan
@@ -30,8 +31,7 @@ _CAPTION_SIZE = 10.0
 _EDGE, _SPACE, _CORE_GAP = 5.0, 8.0, 3.0
 
 
-@dataclass(frozen=True, slots=True)
-class CellSize:
+class CellSize(Struct, frozen=True):
     """Size of one PU's box and of the text in it. labelled: False draws squares without text."""
 
     width: float
@@ -269,8 +269,7 @@ _PAD, _GAP = 12.0, 12.0
 _CHIP = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(Struct, frozen=True):
     """What every part of the picture looks up."""
 
     host: Host

@@ -1,7 +1,8 @@
 """PoolPage: a pool as a page: the sums, what still fits, a map of each host, a row for each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.doc import Doc, Gallery, Items, Part, Picture, Section, Span, Text, Words
 from homenode.pci import PciDevice
@@ -25,8 +26,7 @@ _BAR_AT, _BAR, _GPUS_AT = 50.0, 82.0, 142.0
 _PER_ROW = int((_WIDTH - _GPUS_AT) // (_GPU + _GAP))
 
 
-@dataclass(frozen=True, slots=True)
-class _Vm:
+class _Vm(Struct, frozen=True):
     """A VM on a map: its number there, and what its row says."""
 
     number: int

@@ -4,7 +4,8 @@ Source: gres.conf(5) of 22.05.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -41,8 +42,7 @@ _REWRITTEN = {"gres-cores-missing", "gres-cores-wrong", "gres-cores-are-pus"}
 _LINKS = {"gres-links-missing", "gres-links-wrong"}
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """What was found, and both files as they should be; the same text where nothing changes.
 
     included: (name, text as it is, as it should be) of files that these include.

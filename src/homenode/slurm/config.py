@@ -11,8 +11,9 @@ do (DebugFlags=GLOB_SILENCE of 23.11.4 is about it).
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.errors import InputError, ParseError
 
@@ -32,8 +33,7 @@ _ESCAPED = re.compile(r"\\(.?)", re.DOTALL)
 _CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*(\\)\s*\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigLine:
+class ConfigLine(Struct, frozen=True):
     """One logical line that says something.
 
     first, last: numbers of the physical lines that it is made of, from 1. source: of which file.
@@ -69,8 +69,7 @@ class NotRead(NamedTuple):
     where: str
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """A configuration file. text: as it was given. lines: without blank ones and comments.
 
     included: files that Include lines name, whose lines stand in `lines` in place of these.

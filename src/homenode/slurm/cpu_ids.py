@@ -7,7 +7,8 @@ Source: scontrol(1), CPU_IDs; gres.conf(5), Cores ("the logical core number seen
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.tools.scontrol import NodeShape
@@ -16,8 +17,7 @@ from homenode.topology import Host
 _MANY = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class CoreOrder:
+class CoreOrder(Struct, frozen=True):
     """A host's cores as Slurm numbers them. pus: of each core, by its number."""
 
     pus: tuple[CpuSet, ...]

@@ -8,7 +8,8 @@ Source: gres.conf(5) of 22.05, AutoDetect, Cores, Links.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -28,26 +29,31 @@ MAX_LOOKS = 10_000_000
 """Lines without NodeName=, times nodes."""
 
 
-@dataclass(frozen=True, slots=True)
-class GresLine:
+class GresLine(Struct, frozen=True, eq=False):
     """One line of gres.conf.
 
     nodes: whom it is about; None = every node that reads the file. name: "gpu", "nic", ...; None
     on a line that only sets AutoDetect. files: device files in their order. cores: Slurm's core
     numbers (Cores=, or CPUs= as it was once called); None where not given. links: of the one
-    device of the line to each other one. What may have thousands of names is compared by `line`.
+    device of the line to each other one. It is compared by its line: some have thousands of names.
     """
 
     line: ConfigLine
-    nodes: Mapping[str, None] | None = field(compare=False)
+    nodes: Mapping[str, None] | None
     autodetect: str | None
     name: str | None
     type: str | None
-    files: tuple[str, ...] = field(compare=False)
+    files: tuple[str, ...]
     cores: CpuSet | None
     links: tuple[int, ...] | None
     count: int | None
     is_multiple: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GresLine) and self.line == other.line
+
+    def __hash__(self) -> int:
+        return hash(self.line)
 
     @property
     def devices(self) -> int:
@@ -163,8 +169,7 @@ _OWN_WORDS = frozenset(
 """Of a line about GPUs: what right_lines writes itself, or what a line with files needs not."""
 
 
-@dataclass(frozen=True, slots=True)
-class RightGpu:
+class RightGpu(Struct, frozen=True):
     """What is right for one GPU. node, cores: None where the host does not give its node.
 
     cores: Slurm's numbers of all cores of the node. near: of those that the firmware calls local
@@ -330,8 +335,7 @@ def _link_counts(host: Host) -> dict[frozenset[Bdf], int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOrder:
+class DeviceOrder(Struct, frozen=True):
     """A cluster's gres.conf, for this question."""
 
     lines: tuple[GresLine, ...]

@@ -4,7 +4,8 @@ Made from what Slurm gives and a host (here), or from what a job's own record sa
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -21,8 +22,7 @@ from homenode.tools.slurm_job import Job, NodeShare
 from homenode.topology import Host
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedGpu:
+class AllocatedGpu(Struct, frozen=True):
     """A GPU of a job. index: Slurm's number on the node. node: with CPUs; None where unknown."""
 
     index: int | None
@@ -34,8 +34,7 @@ class AllocatedGpu:
         return f"{number}({'address unknown' if self.bdf is None else self.bdf})"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeTree:
+class NodeTree(Struct, frozen=True):
     """As much of a machine as an audit needs.
 
     pus_of_node: of every node; none on nodes that are memory only. gpus_of_node: how many GPUs
@@ -52,8 +51,7 @@ class NodeTree:
         return tuple(n for n, own in self.pus_of_node.items() if not own.isdisjoint(pus))
 
 
-@dataclass(frozen=True, slots=True)
-class JobAllocation:
+class JobAllocation(Struct, frozen=True):
     """What a job has on one node.
 
     job: its id. subject: how to call it in a finding. memory_nodes: mems_allowed of its tasks;
@@ -82,8 +80,7 @@ class JobAllocation:
         return f"job {self.job} ({self.name or 'no name'}){again} on {self.node}"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMachine:
+class NodeMachine(Struct, frozen=True):
     """A host as the audit looks at it: worked out once for all nodes that are like it."""
 
     host: Host

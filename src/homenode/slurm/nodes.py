@@ -1,7 +1,8 @@
 """Nodes: what Slurm takes the shape of its nodes to be, and nodes of which it says the same."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.errors import InputError, ParseError
 from homenode.slurm.config import Config, ConfigLine
@@ -11,8 +12,7 @@ from homenode.tools.slurm_hostlist import Hostlists, compress_hostlist
 from homenode.tools.slurm_job import gpu_types, has_slices
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDefinition:
+class NodeDefinition(Struct, frozen=True):
     """A NodeName line of slurm.conf. shape: None where the line leaves it to slurmd.
 
     gpu_types: how many GPUs of each type Gres= promises; empty where it names none. sliced: some
@@ -75,8 +75,7 @@ def _memory(text: str | None, line: ConfigLine) -> int | None:
     return int(text)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeClass:
+class NodeClass(Struct, frozen=True):
     """names: () where the files name no nodes. lines: of gres.conf, about their GPUs.
 
     autodetect: what detects them. definition: their line of slurm.conf; None where it has none.

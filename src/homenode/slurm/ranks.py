@@ -13,7 +13,8 @@ src/plugins/task/affinity/dist_tasks.c, lllp_distribution.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.catalogue import finding
@@ -46,8 +47,7 @@ _MEMORY_BYTES = 1 << 20
 has some will do."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankGpu:
+class RankGpu(Struct, frozen=True):
     """index: the driver's number, by address. node: with CPUs; None where the host gives none."""
 
     index: int
@@ -55,8 +55,7 @@ class RankGpu:
     node: NodeIndex | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """A task by its number on the node. cores: how many. pus: its mask. nodes: of its memory.
 
     naive: nodes that "GPU i belongs to node i / (GPUs per node)" would give; None = as it is.
@@ -70,8 +69,7 @@ class Rank:
     naive: tuple[NodeIndex, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """All tasks of a node. gpus_on_node: all that it has, so that Slurm's numbers are theirs."""
 
     ranks: tuple[Rank, ...]
@@ -79,8 +77,7 @@ class Binding:
     findings: tuple[Finding, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RankOptions:
+class RankOptions(Struct, frozen=True):
     """gpus: the driver's numbers; None = all. cores: of each task; None = as many as all can have.
 
     siblings: also the other threads of its cores. node: where all of them are to be bound, rather

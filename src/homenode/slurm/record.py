@@ -15,7 +15,9 @@ srun(1), --overlap; scontrol(1), listpids; proc(5).
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet
@@ -30,8 +32,7 @@ MAX_SLICES = 64
 """Of a GPU; the hardware has 7."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRecord:
+class TaskRecord(Struct, frozen=True):
     """A task as it started. task: "STEP.RANK". pus, memory_nodes: as /proc/self/status allows.
 
     policy: of its memory, as /proc/self/numa_maps says ("default", "bind:0"); None = unknown.
@@ -43,8 +44,7 @@ class TaskRecord:
     policy: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class JobRecord:
+class JobRecord(Struct, frozen=True):
     """A job on a node. start_s, end_s: seconds since 1970; None where it has not ended.
 
     pus_of_node: of every NUMA node. gpus: every GPU of the node, by the driver's number.
@@ -68,8 +68,7 @@ class JobRecord:
     restart: int = 0
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A record whose lines are still being read."""
 
     said: dict[str, str] = field(default_factory=dict)

@@ -4,9 +4,10 @@ import secrets
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from homenode.cli.arguments.slurm import SlurmStudyArguments
 from homenode.cli.progress import shown_progress
@@ -148,7 +149,7 @@ def _others(found: "Study", options: "StudyOptions", host: str | None) -> list[s
     """
     unsaid = type(options)()
     passed = {"homenode", *(["account"] if options.account is None else [])}
-    names = [name for name in unsaid.__dataclass_fields__ if name not in passed]
+    names = [name for name in unsaid.__struct_fields__ if name not in passed]
     said = [name for name in names if getattr(options, name) != getattr(unsaid, name)]
     if not said and host is None:
         return []

@@ -4,8 +4,9 @@ Source: PCI Local Bus 3.0, 6.7 (capability list); PCIe 6.0, 7.5.3.6 to 7.5.3.8 a
 7.5.3.20 (Link Capabilities, Control, Status, and the same 2).
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import HostError
@@ -44,8 +45,7 @@ class ConfigSpace(Protocol):
         """Writes exactly that register, in one access."""
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRegisters:
+class LinkRegisters(Struct, frozen=True):
     """What the link registers of a function say.
 
     at: where its PCI Express capability begins. speeds: codes of Link Capabilities' maximum and,

@@ -4,8 +4,9 @@ A line is written before the first register is, so that an interrupted run is ex
 continued by the next one; what was found first is what is restored.
 """
 
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.change.step import ChangeEntry, ChangeState, Note
@@ -41,8 +42,7 @@ class Clock(Protocol):
         """Waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetrainResult:
+class RetrainResult(Struct, frozen=True):
     """log: each register that was changed, before and after. findings: () where all is well."""
 
     registers: LinkRegisters

@@ -5,7 +5,8 @@ Control has the bit that starts the training; of both registers only these field
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.doctor.links.path import Link
@@ -34,15 +35,13 @@ class Refused(HomenodeError):
         self.reasons = reasons
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """Who has a function. holders: processes with its VFIO group open; None = is unknown."""
 
     holders: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class RetrainPlan:
+class RetrainPlan(Struct, frozen=True):
     """What is to be written. port: the downstream port; device: the function right below it.
 
     before: the port's registers as found. target_code: to write. expected_width: what the link must

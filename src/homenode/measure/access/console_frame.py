@@ -11,8 +11,9 @@ import gzip
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from shlex import quote
+
+from msgspec import Struct
 
 from homenode.measure.access.remote import octal_script
 
@@ -35,8 +36,7 @@ SUMMERS = ("sha256sum", "md5sum", "cksum")
 Debian's busybox has no cksum, and others nothing but it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damaged:
+class Damaged(Struct, frozen=True):
     """A frame that did not arrive as it was sent. why: for a message."""
 
     why: str

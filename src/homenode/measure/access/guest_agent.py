@@ -5,10 +5,10 @@ Source: qga/qapi-schema.json of QEMU (guest-exec, guest-exec-status), `virsh qem
 
 import base64
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from homenode.errors import HomenodeError, HostError, ToolError
 from homenode.hypervisor.virsh import Virsh
@@ -28,8 +28,7 @@ _DISABLED = (
 _DISABLED += "BLOCK_RPCS or --block-rpcs in /etc/sysconfig/qemu-ga"
 
 
-@dataclass(frozen=True, slots=True)
-class GuestAgent:
+class GuestAgent(Struct, frozen=True):
     """See machine.channel.Channel. uuid: of the running domain."""
 
     virsh: Virsh

@@ -4,8 +4,9 @@ A channel is a way to a shell on another machine, by which RemoteMachine reaches
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from homenode.process import Completed
 from homenode.snapshot.protocol import Snapshot
@@ -43,8 +44,7 @@ class Machine(Protocol):
         """One look at it, as discovery reads it. Raises ToolError when unreachable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """What a script said. Texts are decoded as UTF-8, what is none replaced."""
 
     stdout: str

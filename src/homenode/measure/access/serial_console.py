@@ -15,7 +15,8 @@ import time
 import tty
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.domain.document import Document, Element
 from homenode.errors import InputError, ToolError
@@ -36,8 +37,7 @@ from homenode.process import ToolTimeoutError
 _CONNECT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class SerialAddress:
+class SerialAddress(Struct, frozen=True):
     """Where the near end is. kind: "pty", "unix" or "tcp". place: a path, or "host:port"."""
 
     kind: str

@@ -6,9 +6,10 @@ them. From then on it must be that key, through every boot and at any address.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+
+from msgspec import Struct
 
 from homenode.durable import replace_file
 from homenode.errors import ToolError, UsageError
@@ -45,8 +46,7 @@ class HostKeyError(ToolError):
     """Another machine answers than the one that was measured before, as far as its key shows."""
 
 
-@dataclass(frozen=True, slots=True)
-class SshChannel:
+class SshChannel(Struct, frozen=True):
     """See machine.channel.Channel. Each script is a connection of its own.
 
     key: a private key's file; None = what ssh has by itself. known_hosts: a file of ours for host

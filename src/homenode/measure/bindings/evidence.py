@@ -15,11 +15,11 @@ pairs of a node are slow, it is that node's side of them.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from statistics import fmean
 
-from msgspec import structs
+from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -52,8 +52,7 @@ _SAID = re.compile(r"\d+ of \d+ steps done\b|wrote |[^(]{1,2000}\(bench-[a-z-]{1
 """What homenode bench says on standard error where nothing is wrong, and findings of its run."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRecord:
+class AttemptRecord(Struct, frozen=True):
     """What a job wrote down before it measured; None where it did not.
 
     others: jobs of others on the node. queue_wait_s: from when it could have started. gpu_hours:
@@ -68,8 +67,7 @@ class AttemptRecord:
     gaps: tuple[Gap, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NearestNic:
+class NearestNic(Struct, frozen=True):
     """How near a GPU's nearest NIC is."""
 
     gpu: Bdf
@@ -77,8 +75,7 @@ class NearestNic:
     nearness: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobEvidence:
+class JobEvidence(Struct, frozen=True):
     """One task of an experiment.
 
     name: unique in the study. node: of the cluster. bound_to: the NUMA node that it was bound to;
@@ -447,8 +444,7 @@ def _with_homes(jobs: list[JobEvidence]) -> tuple[JobEvidence, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(Struct, frozen=True):
     """Peaks of bus bandwidth, in bytes/s. nodes: alone. pairs: (a, b). all: None where not run.
 
     gpu_hours: of the job that measured them; None where it does not say.

@@ -7,8 +7,10 @@ its jobs run one after another, in an order of their own. Over all nodes: one jo
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import UsageError
 from homenode.measure.app_metric import check_metric
@@ -41,8 +43,7 @@ class Mode(StrEnum):
     COLLECTIVE = "collective"  # all nodes of the study, whole
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """A job of the shared queue. gpus: of one job. jobs: at once on a node."""
 
     gpus: int
@@ -61,8 +62,7 @@ class Shape:
         return f"shared-{self.gpus}slice-{self.gres.rpartition(':')[2]}"
 
 
-@dataclass(frozen=True, slots=True)
-class StudyOptions:
+class StudyOptions(Struct, frozen=True):
     """What the user asks for. None: the cluster's or the host's own.
 
     rounds: jobs of each kind on each node; a verdict is measured from three on. numa: NUMA nodes to
@@ -93,8 +93,7 @@ class StudyOptions:
     setup: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """One job or job array. after: experiments that must have ended, well or not.
 
     numa: the NUMA node that it binds itself to. block: the round on its node, counted over all
@@ -117,8 +116,7 @@ class Experiment:
     gpu_type: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Study:
+class Study(Struct, frozen=True):
     """Everything that a study's journal holds.
 
     whole, shared: the nodes of both queues. host: the description of a node that the user named;

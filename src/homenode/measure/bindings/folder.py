@@ -18,8 +18,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.durable import open_folder, replace_file
@@ -57,15 +59,13 @@ _FULL = "the jobs go on without homenode; free some space and start the command 
 _ATTEMPT = re.compile(r"(\d{1,12})\.(\d{1,6})", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class StudyHead:
+class StudyHead(Struct, frozen=True):
     """The first line: the study as it was made."""
 
     study: Study
 
 
-@dataclass(frozen=True, slots=True)
-class StudyEntry:
+class StudyEntry(Struct, frozen=True):
     """One line: the experiments that were planned, or what became of one of them.
 
     submitted: an experiment, with its job's id. refused: an experiment, with sbatch's reason.
@@ -275,8 +275,7 @@ def attempts(folder: Path, experiment: str, task: int) -> tuple[Path, ...]:
 MAX_FILE_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class StudySources:
+class StudySources(Struct, frozen=True):
     """missing: jobs without results. unmeasured: (job, what it was asked for and has no figure of).
 
     gaps: what is open, with the job's name.

@@ -9,7 +9,8 @@ The queue forgets jobs after minutes, and a controller that is restarted may hav
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from homenode.errors import InputError, NoAnswerError, ToolError, UsageError
 from homenode.measure.bindings import queue_client

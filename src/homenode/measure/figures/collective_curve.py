@@ -1,7 +1,8 @@
 """Collective curve: what a sweep over message sizes says: its peak, its start, and a flat one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.findings import Finding, Severity
@@ -10,8 +11,7 @@ from homenode.tools.nccl_tests_records import NcclRow, NcclTests
 from homenode.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveCurve:
+class CollectiveCurve(Struct, frozen=True):
     """half_peak_bytes: the first size with half of the peak. flat_from_bytes: where a plateau
     begins that begins too early, None where none does."""
 

@@ -6,8 +6,9 @@ that it was of fails by name.
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.errors import ParseError
@@ -30,8 +31,7 @@ _LEAST_BYTES = 64 << 20
 """Less than this gives no share of a node."""
 
 
-@dataclass(frozen=True, slots=True)
-class Looks:
+class Looks(Struct, frozen=True):
     """Of one machine meanwhile. allocated: bytes more than before, the most, by node. busy: PUs on
     which threads ran. guest: bytes of the guest's memory by node of its host."""
 
@@ -40,8 +40,7 @@ class Looks:
     guest: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(Struct, frozen=True):
     """What happened meanwhile. host: of a guest's host, None where it was not seen."""
 
     facts: LogFacts

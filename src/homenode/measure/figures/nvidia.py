@@ -11,9 +11,10 @@ nvbandwidth Version: v0.6
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -36,8 +37,7 @@ from homenode.tools.study_programs import GpuCopies
 _PINNED = re.compile(r"\bPINNED to (\d{1,5})\b", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """Nodes of the PUs and of the memory that the process might use."""
 
     cpu_nodes: tuple[int, ...]
@@ -60,8 +60,7 @@ class Binding:
         return (Condition("memory binding", "one node" if is_strict else "several nodes"),)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """One run of nvbandwidth in a log. line: of its version, from 1."""
 
     text: str

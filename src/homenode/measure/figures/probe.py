@@ -5,8 +5,9 @@ threads ran and `peer_node` where the memory was.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet
@@ -30,8 +31,7 @@ _PLAIN_CURVE = ("auto", "local")
 """The curve that levels are read from: the largest pages allowed, no page walks."""
 
 
-@dataclass(frozen=True, slots=True)
-class BracketedSample:
+class BracketedSample(Struct, frozen=True):
     """A sample with the bracket around it; None where it has none, and so no state.
 
     at_ns: when it was taken, within its document.
@@ -42,8 +42,7 @@ class BracketedSample:
     at_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepReading:
+class StepReading(Struct, frozen=True):
     """What a step's output comes to, whoever printed it: samples, each with its bracket.
 
     placed: in the order of time where brackets are. findings: the probe's own doubts among them.

@@ -1,18 +1,17 @@
 """Figures: what a tool's output comes to, before it is known of which run it is."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from homenode.findings import Finding
 from homenode.gap import Gap
 from homenode.results.model import Condition, Sample
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """Samples of one or more outputs. gpu_names: as printed; gpus decide under which system.
 
     conditions: what must be equal for these samples to be comparable. findings: what the figures

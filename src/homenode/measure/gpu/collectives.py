@@ -11,8 +11,10 @@ keeps NCCL's log; one whose log contradicts its settings gives no figure (measur
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import product
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.gap import Gap
 from homenode.indices import NodeIndex
@@ -34,8 +36,7 @@ _REPEATS = {Depth.QUICK: 20, Depth.NORMAL: 100, Depth.FULL: 300}
 _PER_GPU = "a process for each GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class HostBinding:
+class HostBinding(Struct, frozen=True):
     """words: for people. node: the one node of a whole process, None where there is none."""
 
     words: str

@@ -8,7 +8,7 @@ These get their own text on standard input.
 No file of ours need be where they run: a guest, a job, a container.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from homenode.indices import NodeIndex
 from homenode.measure.model import SECONDS, TORCH, BenchTest, Group, Reader, SuiteOptions
@@ -23,8 +23,7 @@ _START_S = 30.0
 """Importing PyTorch from a cold file system, and making contexts on all GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
-class TorchPython:
+class TorchPython(Struct, frozen=True):
     """The Python that has PyTorch."""
 
     program: str
@@ -111,8 +110,7 @@ def is_nvidia(gpus: tuple[PciDevice, ...]) -> bool:
     return gpus[0].vendor_id == NVIDIA
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMachine:
+class GpuMachine(Struct, frozen=True):
     """The GPUs that are measured, all of one vendor, and what there is to measure them with.
 
     hidden: GPUs of this vendor that the driver does not give to us.

@@ -7,7 +7,9 @@ order: those that the driver shows are measured.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.errors import ParseError
@@ -43,8 +45,7 @@ _GROUPS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ShownGpus:
+class ShownGpus(Struct, frozen=True):
     """addresses: by the driver's number. reason: why there are none, in the driver's words."""
 
     addresses: tuple[Bdf, ...]

@@ -7,8 +7,10 @@ import codecs
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.errors import InputError, of_os
 from homenode.gap import Gap
@@ -29,8 +31,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[mK]")
 _LABEL = re.compile(r"( {0,4}\d{1,5}:) ?(?=nvbandwidth |# |policy:)", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFolders:
+class FoundFolders(Struct, frozen=True):
     """Folders with texts, in the order of their paths, and what was left out."""
 
     folders: tuple[SourceFolder, ...]

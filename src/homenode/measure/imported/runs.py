@@ -18,10 +18,10 @@ Source: run_vcpu_benchmark.sh of revision 8476fab. What follows from it and not 
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, field, structs
+from msgspec.structs import replace
 
 from homenode.errors import InputError, ParseError
 from homenode.gap import Gap
@@ -54,8 +54,7 @@ _MADE_UP = "# synthesised"
 _RESULTS_FOLDERS = frozenset({"results", "data", ""})
 
 
-@dataclass(frozen=True, slots=True)
-class SourceFolder:
+class SourceFolder(Struct, frozen=True):
     """One folder's files. path: as people call it, from the named folder on, "/" between names.
 
     above: the name of the folder above it. texts: by file name.
@@ -67,8 +66,7 @@ class SourceFolder:
     texts: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportOptions:
+class ImportOptions(Struct, frozen=True):
     """What the user knows and the files do not say. layouts: switches by run name."""
 
     system: str | None = None
@@ -77,8 +75,7 @@ class ImportOptions:
     layouts: Mapping[str, Switches] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """One run, the files that it was read from, and what they left open."""
 
     run: Run
@@ -133,8 +130,7 @@ def _layouts(asked: Mapping[str, Switches], names: Sequence[str]) -> dict[str, S
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
+class _Draft(Struct, frozen=True):
     """A run before its last name and layout. files: names that it was read from."""
 
     head: RunHead

@@ -9,11 +9,10 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from homenode.apply.definition import (
     apply_definition,
@@ -83,8 +82,7 @@ ORIGINAL = "original.xml"
 """Next to the journal: the user's domain as libvirt printed it when the trial was begun."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrialDomain:
+class TrialDomain(Struct, frozen=True):
     """The domain that a trial works on. root: of apply's records. stop_s: how long its guest may
     take to be off. notify: gets a line about everything that is worth one."""
 
@@ -152,8 +150,7 @@ def rollback(
     TrialDomain(virsh, head, journal, root, stop_s, notify).undo()
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStep:
+class CopyStep(Struct, frozen=True):
     """The copy of a domain, with its throw-away disks. See ChangeStep."""
 
     on: TrialDomain
@@ -193,8 +190,7 @@ class CopyStep:
         return is_there(self.on.virsh, entry.subject)
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutStep:
+class LayoutStep(Struct, frozen=True):
     """A layout's definition in the place of the domain's; apply's own record keeps the first
     original. See ChangeStep. check: raises where the layout no longer fits the host."""
 
@@ -246,8 +242,7 @@ class LayoutStep:
         return "byte for byte" if done.exact else "printed otherwise by this libvirt"
 
 
-@dataclass(frozen=True, slots=True)
-class BootStep:
+class BootStep(Struct, frozen=True):
     """A guest that runs. See ChangeStep. Its facts: the domain's `name`, `number` of the boot in
     the trial, libvirt's `run_id` of the instance, `boot` and `host_boot` as the guest and the host
     call theirs.

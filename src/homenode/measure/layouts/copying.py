@@ -3,8 +3,9 @@
 import errno
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.domain.copy import copied_uuid, copy_domain
 from homenode.domain.overlay_disks import WritableDisk, with_overlays, writable_disks
@@ -31,8 +32,7 @@ _MOST_NVRAM_BYTES = 64 << 20
 _BLOCK_FOLDER = Path("/var/lib/libvirt/images")
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(Struct, frozen=True):
     """A copy that is still to be made. document: its definition. disks: under the overlays.
 
     nvram: (the original's file, the copy's); None where it has none.

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.cpuset import CpuSet
@@ -39,8 +38,7 @@ what is available then."""
 _LEAST_GUEST_MIB = math.ceil(_STREAM_BYTES / _SHARE_OF_STREAM / MIB)
 
 
-@dataclass(frozen=True, slots=True)
-class Fitted:
+class Fitted(Struct, frozen=True):
     """A layout planned. tuning: None where no placement fits. against: why it cannot be booted, the
     planner's answer where there is no tuning."""
 

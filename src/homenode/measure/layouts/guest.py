@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
+
+from msgspec import Struct
 
 from homenode.domain.read import open_domain
 from homenode.errors import HostError, InputError, ToolError
@@ -45,8 +46,7 @@ class Reach(Protocol):
         """Take it out again, as far as the guest still answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class GuestReach:
+class GuestReach(Struct, frozen=True):
     """Guests by ssh, through their agent or at their serial console. See Reach.
 
     probe: the program to put there. known_hosts: a file of the trial's own: the host key of its

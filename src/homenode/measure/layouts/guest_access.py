@@ -1,7 +1,8 @@
 """GuestAccess: how a trial talks to its guest, and how long it waits for it."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 ANSWER_S = 300.0
 STOP_S = 60.0
@@ -15,8 +16,7 @@ class Transport(StrEnum):
     CONSOLE = "console"
 
 
-@dataclass(frozen=True, slots=True)
-class GuestAccess:
+class GuestAccess(Struct, frozen=True):
     """How to reach the guest. address: None = as libvirt's leases say. key: a file's path."""
 
     transport: Transport = Transport.SSH

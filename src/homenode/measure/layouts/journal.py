@@ -9,9 +9,10 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from homenode.change.journal import Journal
 from homenode.change.step import ChangeEntry, ChangeHead, ChangeState
@@ -53,8 +54,7 @@ STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """The copy that a trial works on. overlays, nvram: files that were made for it."""
 
     uuid: str
@@ -63,8 +63,7 @@ class Copy:
     nvram: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """What a trial is. id: its own name. domain, uuid: what it works on, a copy where `copy` says
     so. source, source_uuid: the domain that the user named. results: folder."""
 
@@ -87,8 +86,7 @@ class Head:
         return domain_argument(self.source, self.source_uuid or self.uuid)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One line. at: UTC, ISO 8601. number: of the boot, None where it is about all of them.
 
     run: name of the results. samples: how many were measured. findings: why a guest was not
@@ -109,8 +107,7 @@ class Entry:
     host_boot: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """How a trial stands. outcomes: what came of each boot, by its number. changes: steps that are
     to be undone, in the order in which they were begun. ended: nothing is left to undo or to do."""
 
@@ -167,8 +164,7 @@ def state_of(entries: Iterable[Entry], changes: Iterable[ChangeEntry] = ()) -> S
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """A trial that is on disk. reason: why it cannot be read; then there is no head."""
 
     folder: Path

@@ -1,8 +1,10 @@
 """Beginning: what is looked at and kept before the first boot, and read to go on. [I/O]"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.apply.definition import preview_definition
 from homenode.domain.read import open_domain, read_vm
@@ -33,8 +35,7 @@ from homenode.wording import command_line
 _BEGUN, _COPY = "begun.json", "copy.xml"
 
 
-@dataclass(frozen=True, slots=True)
-class TrialRequest:
+class TrialRequest(Struct, frozen=True):
     """What the user asks for. id: the trial's name. layouts, boots, seed: of the schedule.
 
     placing: of the placement; the layout in it is replaced. apply_words: the same as options.
@@ -56,8 +57,7 @@ class TrialRequest:
     plan_words: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Preflight:
+class Preflight(Struct, frozen=True):
     """What a trial would be: nothing is written yet. obstacles: why it cannot be."""
 
     head: Head

@@ -8,8 +8,10 @@ the end.
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from homenode.discover import discover
 from homenode.domain.read import open_domain, vm_of
@@ -62,16 +64,14 @@ from homenode.vm.layout import Pinning
 from homenode.wording import command_line
 
 
-@dataclass(frozen=True, slots=True)
-class Tuned:
+class Tuned(Struct, frozen=True):
     """A layout of the trial: its plan and the document to define."""
 
     plan: Plan
     document: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reopened:
+class Reopened(Struct, frozen=True):
     """A trial that was begun, as it was. copy: what is to be made first, None in place."""
 
     head: Head
@@ -80,8 +80,7 @@ class Reopened:
     copy: Prepared | None
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What every boot needs.
 
     root: of the state folder. on_boot: called before each boot, and at the end; on_progress: before

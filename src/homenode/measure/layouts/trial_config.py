@@ -4,7 +4,9 @@ Every layout is booted once a round, in a seeded order.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode import formats
 from homenode.cpuset import CpuSet
@@ -37,8 +39,7 @@ def trial_schedule(layouts: Sequence[str], boots: int, seed: int) -> tuple[Sched
     return made.tasks
 
 
-@dataclass(frozen=True, slots=True)
-class Measuring:
+class Measuring(Struct, frozen=True):
     """What is measured in each boot. seed: of the order of tests. answer_s: how long a guest may
     take until it answers; stop_s: until it is off."""
 
@@ -50,8 +51,7 @@ class Measuring:
     stop_s: float = STOP_S
 
 
-@dataclass(frozen=True, slots=True)
-class TrialConfig:
+class TrialConfig(Struct, frozen=True):
     """Everything but the documents and the plans. disks, nvram: of the copy, see copying.Prepared.
 
     apply_words: options of `homenode apply` that the layouts were planned with. plan_words: of

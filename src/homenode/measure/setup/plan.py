@@ -5,8 +5,9 @@ machine's own GPUs and nothing else. Everything lies below one prefix.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from homenode.errors import UsageError
 
@@ -18,8 +19,7 @@ class Vendor(StrEnum):
     AMD = "AMD"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSource:
+class ToolSource(Struct, frozen=True):
     """One tool at one version. program: what is installed; the build leaves
     it in build/.
 
@@ -39,8 +39,7 @@ class ToolSource:
     commit: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetupStep:
+class SetupStep(Struct, frozen=True):
     """One command. input: for its standard input. tool: whose step it is.
 
     fetches: from the network, maybe through a proxy.
@@ -53,8 +52,7 @@ class SetupStep:
     fetches: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetupPlan:
+class SetupPlan(Struct, frozen=True):
     """steps in order. installs: programs below the prefix. lacks: what keeps a tool from being
     built, in words; there: tools that are there already."""
 

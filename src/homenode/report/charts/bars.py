@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.report.svg_canvas import CHART_WIDTH, TEXT, SvgCanvas, text_width
 
@@ -14,8 +15,7 @@ _SCALES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
+class Scale(Struct, frozen=True):
     """An axis from start to end (user units). low, high: figures at its ends. log: both above 0."""
 
     low: float
@@ -127,8 +127,7 @@ _SPACE = 8.0
 _HEIGHT = 11.0
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Struct, frozen=True):
     """One alternative's figure.
 
     low, high: of everything that was measured, or of what was printed; None where one figure.
@@ -146,8 +145,7 @@ class Bar:
     is_range: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BarGroup:
+class BarGroup(Struct, frozen=True):
     """Bars under one heading; "" has none."""
 
     name: str
@@ -238,8 +236,7 @@ _ROUND = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 """Ends that the axis may have."""
 
 
-@dataclass(frozen=True, slots=True)
-class ForestRow:
+class ForestRow(Struct, frozen=True):
     """One effect. gain: a ratio above 1 is better, whatever the metric's direction.
 
     low, high: of the interval of the gain, None where there is none. said: the effect in words.

@@ -3,8 +3,9 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import groupby
+
+from msgspec import Struct
 
 from homenode.report.charts.bars import (
     Scale,
@@ -25,8 +26,7 @@ _MOST_DOTS = 64
 """Of a series; longer curves have no dots."""
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """One series: points are (size_bytes, value), by size. series: number of colour and dash."""
 
     label: str
@@ -34,8 +34,7 @@ class Curve:
     series: int
 
 
-@dataclass(frozen=True, slots=True)
-class Level:
+class Level(Struct, frozen=True):
     """A range of sizes with a name, such as a cache level."""
 
     name: str
@@ -141,8 +140,7 @@ _LEAST_RANGE = 0.9
 """The colours span a tenth at least: figures that are equal but for noise look equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     """Figures by row and column; None where there is none.
 
     rows, columns: names. row_title, column_title: what they are.

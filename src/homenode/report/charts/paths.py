@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.analyse.alternative import Alternative
 from homenode.pci import DeviceKind, PciDevice
@@ -21,8 +22,7 @@ _MOST = 16
 """Nodes or cells that are drawn one by one."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostNode:
+class HostNode(Struct, frozen=True):
     """A node of the host. devices: how many GPUs (or passed-through functions) are on it."""
 
     name: str
@@ -30,8 +30,7 @@ class HostNode:
     devices: int
 
 
-@dataclass(frozen=True, slots=True)
-class GuestCell:
+class GuestCell(Struct, frozen=True):
     """A cell of the guest, or what has no place in it (index None).
 
     detail: vCPUs and memory in a few words. nodes: where its memory is bound; where it is not
@@ -45,8 +44,7 @@ class GuestCell:
     devices_of_node: tuple[tuple[int | None, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Paths:
+class Paths(Struct, frozen=True):
     """Both sides. noun: "GPU" or "device"."""
 
     title: str

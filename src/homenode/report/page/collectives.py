@@ -6,8 +6,9 @@ ground.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.analyse.collective_causes import diagnose
 from homenode.analyse.comparison import EvidenceLevel
@@ -27,8 +28,7 @@ class ChainLink(NamedTuple):
     method: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
+class _Figures(Struct, frozen=True):
     """Of one machine, in bytes/s. nodes: of its host."""
 
     name: str

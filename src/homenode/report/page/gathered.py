@@ -5,9 +5,10 @@ reads them. What is broken, half-written or foreign is left out with its reason;
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec import Struct
 
 from homenode.errors import HomenodeError, InputError
 from homenode.evidence.model import Publication
@@ -38,8 +39,7 @@ MOST_GUESTS = 2
 """Captures of guests that are read for one machine: each becomes a large picture."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(Struct, frozen=True):
     """Runs with what lies next to each, topologies by name or fingerprint, and what was left out.
 
     imported: how many of the runs were read from other tools' files.

@@ -6,9 +6,8 @@ by the host that they name.
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
-from msgspec import structs
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from homenode.analyse.alternative import Alternative, alternatives
@@ -40,16 +39,14 @@ UNNAMED = ""
 _SHORT_HASH = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Struct, frozen=True):
     """What lies next to a run: the plan that it was made under; the machine that it saw."""
 
     plan: Plan | None = None
     guest: Host | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """One machine's part of a report.
 
     name: unlike those of the others. chosen: its alternatives, the baseline first. rest: figures of

@@ -270,7 +270,6 @@ class _Reading:
         self.rest = list(words)
         self.positions: list[str] = []
         self.values: dict[tuple[str, ...], Any] = {}
-        self.texts: dict[tuple[str, ...], str] = {}
 
     def read(self) -> None:
         while self.rest:
@@ -317,10 +316,6 @@ class _Reading:
             said = self.values.get(one.path, ())
             self.values[one.path] = (*said, self.value(one, text, name))
             return
-        if self.texts.setdefault(one.path, text) != text:
-            raise WrongCall(
-                self.path, f"{name}: expected once, found {self.texts[one.path]!r} and {text!r}"
-            )
         self.values[one.path] = self.value(one, text, name)
 
     def value(self, one: Parameter, text: str, name: str) -> Any:

@@ -81,7 +81,6 @@ def verify(asked: VerifyArguments) -> None:
 
 def _with_nccl(verified: "Verified") -> "Verified":
     """With what NCCL will do in a guest of several GPUs."""
-    from dataclasses import replace
 
     from homenode.findings import Severity, in_order
     from homenode.nccl.explanation import explain, statements_of
@@ -98,7 +97,7 @@ def _with_nccl(verified: "Verified") -> "Verified":
             found = structs.replace(
                 found, checked=checked, findings=in_order([*found.findings, *more])
             )
-    return replace(verified, findings=found)
+    return structs.replace(verified, findings=found)
 
 
 def _refuse_idle(asked: VerifyArguments) -> None:

@@ -28,6 +28,7 @@ _REPLACED = {
     ("dataclasses", "replace"): "replace",
     ("enum", "StrEnum"): "StrEnum",
     ("msgspec", "Struct"): "Struct",
+    ("msgspec", "field"): "field",
     ("msgspec", "structs"): "structs",
     ("msgspec", "UNSET"): "UNSET",
     ("msgspec.structs", "replace"): "replace",

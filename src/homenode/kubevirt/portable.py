@@ -32,9 +32,11 @@ UNSET: Any = object()
 """msgspec.UNSET: an argument that is not given, where None says something."""
 
 
-def field(*, default_factory: Callable[[], Any] | None = None, metadata: Any = None) -> Any:
-    """dataclasses.field, with the options that the package uses. metadata: not needed here."""
-    return _NO_DEFAULT if default_factory is None else Made(default_factory)
+def field(
+    *, default: Any = _NO_DEFAULT, default_factory: Callable[[], Any] | None = None, name: str = ""
+) -> Any:
+    """msgspec.field. name: in documents, which the hook has none of."""
+    return default if default_factory is None else Made(default_factory)
 
 
 def dataclass(cls: Any = None, *, order: bool = False, kw_only: bool = False, **_: bool) -> Any:
@@ -101,8 +103,8 @@ def replace(value: Any, **changes: Any) -> Any:
 class Struct:
     """msgspec.Struct as far as the package's records use it."""
 
-    def __init_subclass__(cls, kw_only: bool = False, **_: bool) -> None:
-        dataclass(cls, kw_only=kw_only)
+    def __init_subclass__(cls, kw_only: bool = False, order: bool = False, **_: bool) -> None:
+        dataclass(cls, order=order, kw_only=kw_only)
 
 
 class structs:  # noqa: N801 - in place of a module

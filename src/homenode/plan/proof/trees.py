@@ -1,7 +1,8 @@
 """Trees: how a proof splits the placings of a step into families that the verifier excludes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from homenode.plan.proof.family import AWAY, Family
 from homenode.plan.proof.statement import Facts, Goal, Splits, Step
@@ -19,8 +20,7 @@ class NotProvedError(Exception):
     """Says why there is no proof."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placing:
+class Placing(Struct, frozen=True):
     """What to branch on first: nodes, GPUs and groups of the nodes, of the facts."""
 
     nodes: tuple[int, ...] = ()

@@ -14,9 +14,10 @@ siblings and others none.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+
+from msgspec import Struct
 
 from homenode.errors import UsageError
 from homenode.plan.options import Policy
@@ -48,8 +49,7 @@ class Concession(StrEnum):
     UNEQUAL_CELLS = "unequal cells"
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(Struct, frozen=True):
     """One step. grouping: what a sibling group is; groups: how many the VM needs.
 
     mixed: of several kinds of core. shares: there are more vCPUs than whole cores, so that some
@@ -101,8 +101,7 @@ def check_layout(layout: Layout, policy: Policy) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cores:
+class _Cores(Struct, frozen=True):
     """How sibling groups are made on one fallback."""
 
     grouping: Grouping

@@ -9,8 +9,8 @@ with the node of PUs that is nearest.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.errors import InputError, UsageError
@@ -37,8 +37,7 @@ _PAGE_TABLE_DIVISOR = 512
 _OVERHEAD_STEP_BYTES = 64 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True):
     """What one node of PUs can give, its attached nodes of memory included.
 
     pages: pages that are free or can be made so; None = unknown, so no limit.
@@ -172,8 +171,7 @@ def node_memory(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class HeldMemory:
+class HeldMemory(Struct, frozen=True):
     """What domains have on each node: (domain, bytes). others: those that count; own: the VM that
     is planned, where it runs, and what it replaces."""
 

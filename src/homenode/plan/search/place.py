@@ -6,9 +6,9 @@ Same input, same placement.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from homenode.plan.allocations import Allocations, allocations
@@ -40,8 +40,7 @@ from homenode.topology import LOCAL_DISTANCE, Host
 from homenode.vm.layout import GuestCells, MemoryBinding, Pinning, with_siblings
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(Struct, frozen=True, dict=True):
     """What a search needs to know of a host, whoever has what of it: hosts with the same nodes,
     cores and devices can share it. Each part is worked out when it is first asked for."""
 

@@ -13,9 +13,10 @@ cores first, then those of which others have a part. Second groups are shared ou
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.indices import NodeIndex, PackageIndex
@@ -52,8 +53,7 @@ class CoreShape(NamedTuple):
     llc_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class NodeCores:
+class NodeCores(Struct, frozen=True, dict=True):
     """A node of PUs. shapes: those of its cores with free PUs; shaped: (free PUs, shape) of each,
     ascending."""
 
@@ -69,8 +69,7 @@ class NodeCores:
         return tuple(FreeCore(free, *shape[1:]) for free, shape in self.shaped)
 
 
-@dataclass(frozen=True, slots=True)
-class Usable:
+class Usable(Struct, frozen=True):
     """The PUs that the VM may use. isolated: PUs in isolcpus or nohz_full, usable or not.
 
     cores_without_vcpus: cores of the host, whosever, on which no vCPU is pinned.
@@ -86,8 +85,7 @@ HostCore = tuple[int, NodeIndex | None, CoreShape]
 """A core of the host, whosever it is: PUs as bits, node, its shape while all of them are free."""
 
 
-@dataclass(frozen=True)
-class CoreInventory:
+class CoreInventory(Struct, frozen=True, dict=True):
     """The cores of a host, whoever has them: equal for hosts with the same cores. allowed,
     isolated: PUs, as bits."""
 
@@ -347,8 +345,7 @@ def _per_llc(wanted: int, llcs: int, used: Mapping[int, int], tier: Tier | None)
     return each if len(used) + wide >= llcs else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Supply:
+class Supply(Struct, frozen=True):
     """The sibling groups of one node. parts: one per package, so several where it spans packages.
 
     groups: all of them. whole_cores: free whole cores, for the balance.

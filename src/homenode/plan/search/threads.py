@@ -17,8 +17,9 @@ it shares with the emulator.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
+
+from msgspec import Struct
 
 from homenode.cpuset import CpuSet
 from homenode.plan.bit_sets import members
@@ -29,8 +30,7 @@ from homenode.topology import CoreKind
 EMULATOR_CORES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadPlaces:
+class ThreadPlaces(Struct, frozen=True):
     """emulator_pus: None = not pinned. iothread_pus: per IOThread."""
 
     emulator_pus: CpuSet | None
@@ -38,8 +38,7 @@ class ThreadPlaces:
     findings: tuple[PlanFinding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadRequest:
+class ThreadRequest(Struct, frozen=True):
     """What to place. own_cores: of a node (position), how many cores of its own an emulator may
     have there. service_cores: PUs of cores that serve other emulators, the nearest first.
     housekeeping: the emulator goes to those or to the host's core, wherever it is.

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from homenode.description.render import render
 from homenode.description.shipped import load_shipped

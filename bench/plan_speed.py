@@ -12,8 +12,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -210,7 +212,7 @@ def cases() -> list[Case]:
         Case(
             f"64 unlike nodes, {shape}, 31 GPUs of 64, {layout}{' unequal' if unequal else ''}",
             unlike(distances),
-            replace(
+            asking(
                 small_request(700, 2000 * GIB, layout=layout),
                 gpu_count=31,
                 unequal_cells=unequal,

@@ -182,7 +182,7 @@ def test_what_the_hook_does_not_reach_is_not_in_the_file(hook: Path) -> None:
     texts = modules(hook)
     assert {ENTRY[0], PORTABLE} <= texts.keys()
     assert not [name for name in texts if ".search" in name or ".cli.main" in name]
-    assert "def rewrite(" not in "".join(texts.values())
+    assert "def edit_cputune" not in "".join(texts.values())
     assert len(hook.read_bytes()) < 202_000
 
 

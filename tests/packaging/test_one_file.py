@@ -381,7 +381,7 @@ def test_where_all_other_users_look_alike_nothing_is_unpacked(place: Place, dige
 def test_libraries_that_the_user_added_are_found(place: Place) -> None:
     added = place.root / f"srv/roots/.local/share/homenode/{NAME}"
     added.mkdir(parents=True)
-    (added / "jinja2.py").write_text("raise SystemExit('added by the user')")
+    (added / "weasyprint.py").write_text("raise SystemExit('added by the user')")
     words = ("report", "--published", "-o", "/srv/roots/report.pdf")
     assert "added by the user" in place.run("./homenode.pyz", *words, HOME="/srv/roots").stderr
     added.chmod(0o777)

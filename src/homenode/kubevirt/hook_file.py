@@ -253,9 +253,27 @@ class _Bundle:
         return ast.unparse(ast.fix_missing_locations(ast.Module(body, [])))
 
 
+_ROWS = "homenode.domain.codec"
+_STEPS_FROM = {"Row": 3, "_row": 3, "_once": 3}
+"""From which argument on a row names the steps that write it. The hook has steps of its own
+(PCIE_STEPS): it needs only how rows are read."""
+
+
+class _WithoutSteps(ast.NodeTransformer):
+    """The rows of a domain document without what writes them."""
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        if isinstance(node.func, ast.Name) and node.func.id in _STEPS_FROM:
+            node.args = node.args[: _STEPS_FROM[node.func.id]]
+        return node
+
+
 def _read_module(name: str, text: str) -> _Module:
     module = _Module(name, [], {}, {})
-    for statement in ast.parse(text, name).body:
+    tree = ast.parse(text, name)
+    if name == _ROWS:
+        _WithoutSteps().visit(tree)
+    for statement in tree.body:
         match statement:
             case ast.Expr(value=ast.Constant()):
                 continue  # a docstring, of the module or of the constant above

@@ -278,7 +278,7 @@ _COLLECTIVE = re.compile(
 def tool_of(text: str) -> Reader | None:
     """Whose output a text is; None where it is of none that is read."""
     signs = ((tool, one.sign) for tool, one in TOOLS.items())
-    return next((tool for tool, sign in signs if sign and re.search(sign, text, re.M)), None)
+    return next((tool for tool, sign in signs if sign is not None and sign.search(text)), None)
 
 
 def figures_of(tool: Reader, text: str, name: str) -> Figures:
@@ -356,47 +356,48 @@ def _log(
 
 
 class ToolOutput(Struct, frozen=True):
-    """How a tool's output is read. sign: what only it prints, for files; "" where none is looked
+    """How a tool's output is read. sign: what only it prints, for files; None where none is looked
     for. of_log: the figures of a file and its name. of_step: of a test of the suite, which also
     knows its GPUs, its binding and the machine."""
 
-    sign: str = ""
+    sign: re.Pattern[str] | None = None
     of_log: Callable[[str, str], Figures] = _no_log
     of_step: Callable[[BenchTest, str, Host], Figures] = _no_step
 
 
-_NVBANDWIDTH = r'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:|'
-_TABLE = rf"^{TABLE_LINE.pattern}[ \t]*$"
-_MLC = r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat"
-_CUDA = r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-"
-_ROCM = r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:"
-_TRANSFER_BENCH = r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v"
+_NVBANDWIDTH = re.compile(
+    rf'^nvbandwidth Version: |^[ \t]*"nvbandwidth" *:|^{TABLE_LINE.pattern}[ \t]*$', re.M
+)
+_NCCL_TESTS = re.compile(r'^# nThread \d|"nccl_version" *:', re.M)
+_MLC = re.compile(r"^Intel\(R\) Memory Latency Checker|^Measuring idle lat", re.M)
+_STREAM = re.compile(r"^STREAM version |^Function +(?:Best )?Rate ", re.M)
+_SYSBENCH = re.compile(r"^sysbench \d+\.\d+", re.M)
+_LIKWID = re.compile(r"^LIKWID MICRO BENCHMARK", re.M)
+_CUDA = re.compile(r"^\[CUDA Bandwidth Test\]|^ +Transfer Size \(Bytes\)|^bandwidthTest-", re.M)
+_ROCM = re.compile(r"^[ \t]*RocmBandwidthTest Version|^=+ Src Device Id:", re.M)
+_TRANSFER_BENCH = re.compile(
+    r"^(?:Uni|Bi)directional copy peak bandwidth GB/s \[|^TransferBench v", re.M
+)
+_TORCH = re.compile(r'^\{"format": ?"homenode\.torch/', re.M)
+_OPENSSL = re.compile(r"^ +sign +verify .*sign/s|^type +\d+ bytes", re.M)
 
 TOOLS = {
-    Reader.NVBANDWIDTH: ToolOutput(_NVBANDWIDTH + _TABLE, _nvbandwidth_log, _nvbandwidth),
-    Reader.NCCL_TESTS: ToolOutput(r'^# nThread \d|"nccl_version" *:', _nccl_log, _nccl),
+    Reader.NVBANDWIDTH: ToolOutput(_NVBANDWIDTH, _nvbandwidth_log, _nvbandwidth),
+    Reader.NCCL_TESTS: ToolOutput(_NCCL_TESTS, _nccl_log, _nccl),
     Reader.NCCL_CHOICES: ToolOutput(of_step=_choices),
     Reader.COLLECTIVE: ToolOutput(of_step=_watched_collective),
     Reader.INTEL_MLC: ToolOutput(_MLC, _log(intel_mlc.parse, cpu_figures.of_mlc)),
-    Reader.STREAM: ToolOutput(
-        r"^STREAM version |^Function +(?:Best )?Rate ", _log(stream.parse, cpu_figures.of_stream)
-    ),
-    Reader.SYSBENCH: ToolOutput(
-        r"^sysbench \d+\.\d+", _log(sysbench.parse, cpu_figures.of_sysbench)
-    ),
-    Reader.LIKWID: ToolOutput(
-        r"^LIKWID MICRO BENCHMARK", _log(likwid_bench.parse, cpu_figures.of_likwid)
-    ),
+    Reader.STREAM: ToolOutput(_STREAM, _log(stream.parse, cpu_figures.of_stream)),
+    Reader.SYSBENCH: ToolOutput(_SYSBENCH, _log(sysbench.parse, cpu_figures.of_sysbench)),
+    Reader.LIKWID: ToolOutput(_LIKWID, _log(likwid_bench.parse, cpu_figures.of_likwid)),
     Reader.CUDA: ToolOutput(_CUDA, _log(cuda_bandwidth_test.parse, gpu_figures.of_cuda)),
     Reader.ROCM: ToolOutput(_ROCM, _log(rocm_bandwidth_test.parse, amd_figures.of_rocm), _rocm),
     Reader.TRANSFER_BENCH: ToolOutput(
         _TRANSFER_BENCH, _log(transferbench.parse, amd_figures.of_transferbench), _transferbench
     ),
-    Reader.TORCH: ToolOutput(
-        r'^\{"format": ?"homenode\.torch/', _log(torch_report.parse, torch_figures.of_torch), _torch
-    ),
+    Reader.TORCH: ToolOutput(_TORCH, _log(torch_report.parse, torch_figures.of_torch), _torch),
     Reader.OPENSSL: ToolOutput(
-        r"^ +sign +verify .*sign/s|^type +\d+ bytes",
+        _OPENSSL,
         _log(openssl_speed.parse, cpu_figures.of_openssl),
     ),
 }

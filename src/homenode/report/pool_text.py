@@ -297,9 +297,11 @@ def places_text(
 def refusal_text(refused: RefusedHosts) -> str:
     """How many hosts refuse a VM, why, and how near the nearest of them is.
 
-    >>> refusal_text(RefusedHosts("fewer than 8 free GPUs", ("a", "b"), "b", "7 of 8 free"))
+    >>> few = {"reason": "fewer than 8 free GPUs", "hosts": ("a", "b"), "detail": "7 of 8 free"}
+    >>> refusal_text(RefusedHosts(nearest="b", **few))
     '2 hosts (a, b): fewer than 8 free GPUs; nearest: b, 7 of 8 free'
-    >>> refusal_text(RefusedHosts("too few free cores", ("a",), "a", "needs 40, 16 free"))
+    >>> one = {"reason": "too few free cores", "hosts": ("a",), "detail": "needs 40, 16 free"}
+    >>> refusal_text(RefusedHosts(nearest="a", **one))
     'a: too few free cores: needs 40, 16 free'
     """
     hosts = refused.hosts

@@ -102,7 +102,7 @@ def progress_view(progress: Progress, what: str = "jobs") -> Doc:
 def missing_lines(missing: Iterable[TaskStatus]) -> Iterator[str]:
     """Tasks without results by state and reason, a line for each.
 
-    >>> from dataclasses import replace
+    >>> from msgspec.structs import replace
     >>> one = TaskStatus("look-n1", 0, TaskState.PENDING, "7", "Priority")
     >>> list(missing_lines([one, replace(one, id="look-n2", job="8")]))
     ['2 pending: Priority: look-n1 (job 7), look-n2 (job 8)']

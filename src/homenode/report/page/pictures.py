@@ -292,9 +292,10 @@ def _names(places: Sequence[MatrixPlace]) -> tuple[str, ...]:
     """Short enough for a column: of addresses, the parts in which they differ.
 
     >>> from homenode.bdf import Bdf
-    >>> _names([Place(Axis.GPU, 0, Bdf(0, 0x19, 0, 0)), Place(Axis.GPU, 0, Bdf(0, 0x3B, 0, 0))])
+    >>> gpus = [MatrixPlace(Axis.GPU, 0, Bdf(0, bus, n, 0)) for bus, n in ((0x19, 0), (0x3B, 0))]
+    >>> _names(gpus)
     ('19', '3b')
-    >>> _names([Place(Axis.GPU, 0, Bdf(0, 0x19, 0, 0)), Place(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
+    >>> _names([gpus[0], MatrixPlace(Axis.GPU, 0, Bdf(0, 0x19, 1, 0))])
     ('19:00', '19:01')
     """
     if len(places) < 2 or any(place.address is None for place in places):

@@ -1,9 +1,9 @@
 """Memory: nodes that exist and hold what is bound to them, huge pages there, and locked memory."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.catalogue import finding
 from homenode.cpuset import CpuSet

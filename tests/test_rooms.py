@@ -58,7 +58,6 @@ UPWARDS = {
     "doctor.links.load_program -> measure.gpu.machine",
     "doctor.links.load_program -> measure.program_text",
     "nccl.memory -> evidence.model",
-    "plan.fingerprint -> plan.search.certain_nodes",
     "pool.answers_file -> ",
     "snapshot.capture -> ",
 }

@@ -93,7 +93,7 @@ def _name(descriptor: int, name: str, part: str, place: int) -> bool:
 
 def try_lock(descriptor: int) -> bool:
     """Lock an open file or folder; False where another process holds it. A file that is being
-    written is locked: nobody takes it for what a kill left."""
+    written is locked, so that it does not pass for what a kill left."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from homenode.bdf import Bdf
 from homenode.cpuset import CpuSet, PuIndex
@@ -368,4 +369,18 @@ def summarise(host: Host) -> HostSummary:
         gpus=kinds.count(DeviceKind.GPU),
         nics=kinds.count(DeviceKind.NIC),
         nvswitches=kinds.count(DeviceKind.NVSWITCH),
+    )
+
+
+def with_certain_nodes(host: Host) -> Host:
+    """The host with every device of a one-node host on that node.
+
+    Firmware of one-node hosts often gives none (numa_node says -1), but there is no other node. The
+    Host keeps what was read; planning uses what follows from it.
+    """
+    if len(host.nodes) != 1 or all(device.node is not None for device in host.pci_devices):
+        return host
+    only = host.nodes[0].index
+    return replace(
+        host, pci_devices=tuple(replace(device, node=only) for device in host.pci_devices)
     )

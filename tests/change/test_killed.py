@@ -301,7 +301,7 @@ class Link:
         journal = retrain_journal(self.port, str(self.folder / f"run{self.episode}"))
         entry = open_retrain(journal)
         is_written = self.space.read(self.port, LINK_CONTROL_2, 2) != 0x1042
-        assert not is_written or entry is not None or journal.to_undo(), "nobody knows of it"
+        assert not is_written or entry is not None or journal.to_undo(), "no record of it"
         assert entry is None or entry.before == "0x1042"
 
     def edit(self, number: int) -> None:

@@ -14,7 +14,7 @@ SOON = Patience(poll_s=0.001, blocked_s=0.02)
 
 @dataclass
 class Place:
-    """An executor whose tasks end as they are told to. ends: the states that a task comes to, one
+    """An executor whose tasks end as the test says. ends: the states that a task comes to, one
     for each time that it is begun; at_once: how many are begun together. silent: looks that are not
     answered."""
 

@@ -142,7 +142,7 @@ class DefineStep:
         return entry
 
     def take_back(self, note: Note) -> None:
-        """Have the definition from before `do`, where that has happened and nobody edited it."""
+        """Have the definition from before `do`, where that has happened and it was not edited."""
         if self._entry is not None:  # begun, and no more
             note(self._last or self._entry.now(ChangeState.REFUSED))
         elif self._is_done and not self._is_edited and self._is_still(self._now):
@@ -202,7 +202,7 @@ class DefineStep:
         return entry
 
     def _begin(self, entry: ChangeEntry, expected: bytes, note: Note) -> None:
-        """Writes the line of an act, then looks once more that nobody edited it meanwhile.
+        """Writes the line of an act, then checks once more that it was not edited meanwhile.
 
         libvirt cannot be asked to replace a definition only where it is still the same one: an edit
         within the milliseconds from here to its answer is lost. Raises InputError.

@@ -27,8 +27,7 @@ from homenode.nccl.topology import (
     NcclVariant,
 )
 from homenode.pci import DeviceKind, PciDevice, PciLink, PortType
-from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.topology import Host
+from homenode.topology import Host, with_certain_nodes
 
 AMD_VENDOR = 0x1002
 _ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "arm64", "ppc64le": "ppc64", "ppc64": "ppc64"}

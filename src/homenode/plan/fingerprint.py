@@ -2,8 +2,7 @@
 
 import hashlib
 
-from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.topology import Host
+from homenode.topology import Host, with_certain_nodes
 
 RECORDED = 16
 """So much of a fingerprint is in the record of a domain."""

@@ -17,11 +17,10 @@ from homenode.plan.devices.options import DeviceInventory
 from homenode.plan.model import Plan
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.place import Inventory, place
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host
+from homenode.topology import Host, with_certain_nodes
 from homenode.vm.layout import Pinning
 
 MOST_STEPS = 4

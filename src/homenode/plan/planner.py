@@ -6,10 +6,9 @@ from homenode.plan.allocations import own_is_unknown
 from homenode.plan.model import Plan, Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
-from homenode.topology import Host
+from homenode.topology import Host, with_certain_nodes
 
 
 def plan(host: Host, request: GuestRequest) -> Plan:

@@ -10,7 +10,6 @@ from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.options import EmulatorPolicy
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.ladder import Concession
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.plan.search.place import place
@@ -19,6 +18,7 @@ from homenode.pool.model import Pool
 from homenode.pool.planner import Planner
 from homenode.pool.solver import IntegerProgram
 from homenode.pool.state import HostState
+from homenode.topology import with_certain_nodes
 from homenode.units import MIB
 from homenode.vm.layout import Pinning, Siblings
 

@@ -11,13 +11,12 @@ from homenode.bdf import Bdf
 from homenode.errors import HomenodeError, InputError
 from homenode.json_text import NotJsonError, decode_json
 from homenode.plan.planner import as_placed
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.stored import domain_of_placement
 from homenode.pool.flavour import Flavour, SizeTable, Text
 from homenode.pool.place import LostFits, PoolPlaces, RankedPlace
 from homenode.toml_text import decode_value
-from homenode.topology import RunningDomain
+from homenode.topology import RunningDomain, with_certain_nodes
 
 MOST_BYTES = 1 << 16
 MOST_PLACEMENTS = 40_000

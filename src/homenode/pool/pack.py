@@ -19,7 +19,6 @@ from homenode.plan.model import Plan, Unplannable
 from homenode.plan.options import EmulatorPolicy
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.plan.shape.assemble import assemble
 from homenode.plan.stored import domain_of_plan
@@ -39,6 +38,7 @@ from homenode.pool.place import PoolPlaces
 from homenode.pool.planner import Planner
 from homenode.pool.solver import solve
 from homenode.toml_text import Table, decode_toml
+from homenode.topology import with_certain_nodes
 from homenode.wording import plural
 
 MOST_VMS = 5000

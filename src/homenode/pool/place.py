@@ -11,7 +11,6 @@ from homenode.errors import InputError
 from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import plan
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.place import place
 from homenode.pool.answers import Answers
 from homenode.pool.bounds import Bounds
@@ -19,7 +18,7 @@ from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost
 from homenode.pool.planner import FillStep, Planner
 from homenode.pool.state import HostState
-from homenode.topology import Host, RunningDomain
+from homenode.topology import Host, RunningDomain, with_certain_nodes
 
 
 class LostFits(Struct, frozen=True):

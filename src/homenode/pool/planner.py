@@ -12,7 +12,6 @@ from homenode.plan.model import Unplannable
 from homenode.plan.placement import Placement
 from homenode.plan.planner import as_placed
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.cost import INDICES
 from homenode.plan.search.memory import overhead_bytes, reserve_bytes
 from homenode.plan.search.place import place
@@ -22,7 +21,7 @@ from homenode.pool.answers import Answers
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import Pool, PoolHost, passable_gpus
 from homenode.pool.state import OTHERS, HostState, HostStates, holder
-from homenode.topology import LOCAL_DISTANCE, Host
+from homenode.topology import LOCAL_DISTANCE, Host, with_certain_nodes
 from homenode.vm.layout import MemoryBinding, Pinning
 
 _POOL_TERM = "gpu_sets_lost"

@@ -18,13 +18,12 @@ from homenode.indices import NodeIndex
 from homenode.plan.allocations import allocations, other_domains
 from homenode.plan.gpu_parts import functions_of_parts
 from homenode.plan.request import GuestRequest
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.memory import free_memory
 from homenode.plan.search.place import Inventory
 from homenode.pool.flavour import Flavour
 from homenode.pool.model import NodeMemoryState, Pool, PoolHost, passable_gpus
 from homenode.pool.symmetry import Symmetry, symmetry
-from homenode.topology import Host, NumaNode, PagePool, RunningDomain
+from homenode.topology import Host, NumaNode, PagePool, RunningDomain, with_certain_nodes
 from homenode.units import MIB
 
 MEMORY_STEP_BYTES = 64 * MIB

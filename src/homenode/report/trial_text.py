@@ -75,7 +75,7 @@ def progress_line(progress: Progress, what: str = "jobs") -> str:
 
 
 def progress_view(progress: Progress, what: str = "jobs") -> Doc:
-    """The line; where tasks run beside each other, above it one for each, with its state, job and
+    """The line; where several tasks run at once, above it one for each, with its state, job and
     reason. Of many, what needs a look comes first, and what is done is only counted."""
     line = Text(progress_line(progress, what), "bold")
     if progress.now:

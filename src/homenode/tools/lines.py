@@ -114,6 +114,6 @@ class Lines:
         return self.take(name, read, expected) if name in self._values else None
 
     def untaken(self) -> Iterator[tuple[str, str, Line]]:
-        """Names whose values nobody took, in their order."""
+        """Names whose values were not taken, in their order."""
         for name, (word, line) in self._values.items():
             yield name, word, line

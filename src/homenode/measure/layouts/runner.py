@@ -286,7 +286,7 @@ class _BootedVm:
         _refuse_running_original(trial)
         note = trial.journal.changes.write
         tuned = trial.layouts[step.variant]
-        # From the look at the host to the guest's start nobody else takes what the layout needs.
+        # From the look at the host to the guest's start no other VM gets what the layout needs.
         with domain.host_locked() as host_lock:
             try:
                 LayoutStep(domain, tuned.document, lambda: _refuse_taken(trial, tuned)).do(note)

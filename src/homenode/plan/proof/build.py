@@ -36,13 +36,12 @@ from homenode.plan.proof.trees import NotProvedError, Placing, deepest, least_se
 from homenode.plan.proof.verifier import FalseProofError, check_chosen, roots
 from homenode.plan.request import GuestRequest
 from homenode.plan.search.attempt import Attempt
-from homenode.plan.search.certain_nodes import with_certain_nodes
 from homenode.plan.search.devices import Home as SearchHome
 from homenode.plan.search.ladder import Concession, Fallback, MemoryRule, fallbacks
 from homenode.plan.search.place import Inventory
 from homenode.plan.search.problem import PlacementSearch, SearchProblem
 from homenode.plan.stored import encode_plan
-from homenode.topology import Host
+from homenode.topology import Host, with_certain_nodes
 from homenode.vm.layout import with_siblings
 
 NODE_COSTS = (

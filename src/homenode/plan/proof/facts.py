@@ -6,8 +6,7 @@ from homenode.cpuset import CpuSet
 from homenode.errors import HomenodeError
 from homenode.pci import DeviceKind
 from homenode.plan.proof.statement import Facts, Proof, Step
-from homenode.plan.search.certain_nodes import with_certain_nodes
-from homenode.topology import Host, MemoryKind, NumaNode
+from homenode.topology import Host, MemoryKind, NumaNode, with_certain_nodes
 
 _LOCAL, _REMOTE = 10, 20
 

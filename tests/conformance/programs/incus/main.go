@@ -1,6 +1,6 @@
 // Incus' own code reads instances: their keys, their devices, and the QEMU that it would start.
 //
-// taken.go is made beside it: functions of packages that need all of Incus' daemon; what they import
+// taken.go is made next to it: functions of packages that need all of Incus' daemon; what they import
 // is named here, too. The module has
 // a path below Incus' own, so that it may import what is internal there. Reads a line of JSON for
 // each instance, writes one with what was understood or why it was refused.
